@@ -1,0 +1,56 @@
+"""One contiguous float32 array that holds all parameters (or all gradients) of a model."""
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samovar.core.layout import Entry, Layout
+
+
+class FlatBuffer:
+    """A layout over N float32 elements; the views share memory with `tensor_N`.
+
+    `array_N` and `tensor_N` are the same memory as NumPy array and torch tensor.
+    """
+
+    def __init__(self, layout: Layout, array_N: npt.NDArray[np.float32]) -> None:
+        assert array_N.dtype == np.float32, array_N.dtype
+        assert array_N.shape == (layout.num_elements,), array_N.shape
+        self.layout = layout
+        self.array_N = array_N
+        self.tensor_N = torch.from_numpy(array_N)
+        self._views = {e.spec.name: _view(self.tensor_N, e) for e in layout.entries}
+
+    @classmethod
+    def zeros(cls, layout: Layout) -> "FlatBuffer":
+        return cls(layout, np.zeros(layout.num_elements, np.float32))
+
+    def view(self, name: str) -> torch.Tensor:
+        """The parameter `name` in its logical shape (strided where it is stored channels-last)."""
+        return self._views[name]
+
+    def logical(self, name: str) -> npt.NDArray[np.float32]:
+        """A C-contiguous copy of `name` in its logical shape."""
+        copy: npt.NDArray[np.float32] = self._views[name].contiguous().numpy().copy()
+        return copy
+
+    def sha256(self, names: tuple[str, ...] | None = None) -> str:
+        """SHA-256 of the values as little-endian float32 in logical order.
+
+        `names` gives the order of parameters (default: the layout's).
+        """
+        order = names if names is not None else tuple(e.spec.name for e in self.layout.entries)
+        digest = hashlib.sha256()
+        for name in order:
+            digest.update(self.logical(name).astype("<f4", copy=False).tobytes())
+        return digest.hexdigest()
+
+
+def _view(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
+    run = tensor_N[entry.offset : entry.stop]
+    if not entry.spec.channels_last:
+        return run.view(entry.spec.shape)
+    out_channels, channels, height, width = entry.spec.shape
+    return run.view(out_channels, height, width, channels).permute(0, 3, 1, 2)

@@ -1,0 +1,14 @@
+"""The ordered set of ranks that train together."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`world_size` ranks, of which this is number `rank` (0-based)."""
+
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.world_size, (self.rank, self.world_size)

@@ -1,0 +1,97 @@
+"""Where each parameter lies in the flat buffer, and how buckets cut it.
+
+Offsets and sizes count elements of 4 bytes (float32). Every parameter starts on 64 bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector register
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """A parameter as its owner describes it; `channels_last` stores a 4-D shape (O, C, H, W) as O, H, W, C."""
+
+    name: str
+    shape: tuple[int, ...]
+    channels_last: bool = False
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A parameter's place: elements [offset, offset + spec.size) of the flat buffer."""
+
+    spec: ParameterSpec
+    offset: int
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.spec.size
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Consecutive whole parameters, exchanged as one: elements [start, stop), padding included."""
+
+    index: int
+    entries: tuple[Entry, ...]
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All parameters in the order in which backward finishes them."""
+
+    entries: tuple[Entry, ...]
+    num_elements: int
+
+    @classmethod
+    def pack(cls, specs: Iterable[ParameterSpec]) -> "Layout":
+        """Place the specs one behind the other, each start rounded up to 64 bytes."""
+        entries = []
+        offset = 0
+        for spec in specs:
+            entries.append(Entry(spec, offset))
+            offset += _rounded_up(spec.size)
+        return cls(tuple(entries), offset)
+
+    def buckets(self, bucket_size_bytes: int | None = None) -> tuple[Bucket, ...]:
+        """Cut into buckets of at least `bucket_size_bytes` (the last may be smaller); None is one bucket.
+
+        A parameter is never split, so 1 gives one bucket per parameter.
+        """
+        if not self.entries:
+            return ()
+        limit = self.num_elements if bucket_size_bytes is None else max(1, bucket_size_bytes // 4)
+        groups: list[list[Entry]] = [[]]
+        for entry in self.entries:
+            if groups[-1] and _rounded_up(groups[-1][-1].stop) - groups[-1][0].offset >= limit:
+                groups.append([])
+            groups[-1].append(entry)
+        return tuple(_bucket(index, group) for index, group in enumerate(groups))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes, order and offsets: ranks with equal layouts have equal fingerprints."""
+        rows = [[e.spec.name, list(e.spec.shape), e.spec.channels_last, e.offset] for e in self.entries]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def _bucket(index: int, entries: Sequence[Entry]) -> Bucket:
+    return Bucket(index, tuple(entries), entries[0].offset, _rounded_up(entries[-1].stop))
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
