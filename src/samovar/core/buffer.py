@@ -1,12 +1,15 @@
 """One contiguous float32 array that holds all parameters (or all gradients) of a model."""
 
 import hashlib
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from samovar.core.errors import InputError
 from samovar.core.layout import Entry, Layout
+from samovar.core.stateful import State, StateValue
 
 
 class FlatBuffer:
@@ -35,6 +38,23 @@ class FlatBuffer:
         """A C-contiguous copy of `name` in its logical shape."""
         copy: npt.NDArray[np.float32] = self._views[name].contiguous().numpy().copy()
         return copy
+
+    def state_dict(self) -> State:
+        """A logical copy of every parameter, by name."""
+        return {entry.spec.name: self.logical(entry.spec.name) for entry in self.layout.entries}
+
+    def load_state_dict(self, state: Mapping[str, StateValue], what: str) -> None:
+        """Take back what `state_dict` gave; InputError where a name or a shape differs, nothing loaded then."""
+        names = {entry.spec.name for entry in self.layout.entries}
+        if names != set(state):
+            missing, unknown = sorted(names - set(state)), sorted(set(state) - names)
+            raise InputError(f"{what}: missing {missing}, unknown {unknown}; is it of another net?")
+        for entry in self.layout.entries:
+            shape = np.shape(state[entry.spec.name])
+            if shape != entry.spec.shape:
+                raise InputError(f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}")
+        for name, value in state.items():
+            self.view(name).numpy()[...] = value
 
     def sha256(self, names: tuple[str, ...] | None = None) -> str:
         """SHA-256 of the values as little-endian float32 in logical order.

@@ -1,0 +1,1 @@
+"""When and what workers exchange, and where the update runs."""

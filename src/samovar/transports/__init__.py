@@ -1,0 +1,1 @@
+"""How bytes move: one module per transport, all behind the protocols of `base`."""

@@ -1,0 +1,147 @@
+// Plain buffers in, plain buffers out. The GIL is released in everything that moves, adds or waits.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "kernels.hpp"
+#include "window.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using samovar::Segment;
+using samovar::Window;
+
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyBuffer = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using ConstBuffer = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
+
+// Waits are cut into slices so that Python's signal handlers run while a rank waits.
+constexpr std::uint64_t kSliceNs = 50'000'000;
+
+std::uint64_t nanoseconds(double seconds) { return seconds <= 0 ? 0 : static_cast<std::uint64_t>(seconds * 1e9); }
+
+template <typename Wait>
+auto wait_in_slices(Wait wait, double timeout_s) -> decltype(wait(0)) {
+  std::uint64_t left = nanoseconds(timeout_s);
+  for (;;) {
+    const std::uint64_t slice = std::min(left, kSliceNs);
+    {
+      nb::gil_scoped_release released;
+      if (auto result = wait(slice)) return result;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (left <= slice) return std::nullopt;
+    left -= slice;
+  }
+}
+
+template <typename Number>
+void reduce(Array<Number> destination, const std::vector<Array<const Number>>& sources) {
+  std::vector<const Number*> pointers;
+  for (const auto& source : sources) {
+    if (source.size() != destination.size())
+      throw std::invalid_argument("reduce: a source has " + std::to_string(source.size()) + " elements, the destination " +
+                                  std::to_string(destination.size()));
+    pointers.push_back(source.data());
+  }
+  if (pointers.empty()) throw std::invalid_argument("reduce needs at least one source");
+  samovar::reduce(destination.data(), pointers.data(), pointers.size(), destination.size());
+}
+
+void sgd_momentum(Array<float> weights, Array<const float> gradients, Array<float> history,
+                  Array<const std::uint64_t> starts, Array<const std::uint64_t> sizes, Array<const float> rates,
+                  Array<const float> decays, float momentum, float gradient_scale) {
+  const std::size_t num_runs = starts.size();
+  if (sizes.size() != num_runs || rates.size() != num_runs || decays.size() != num_runs)
+    throw std::invalid_argument("sgd_momentum: starts, sizes, rates and decays must have one entry per run");
+  if (gradients.size() != weights.size() || history.size() != weights.size())
+    throw std::invalid_argument("sgd_momentum: weights, gradients and history must have equal sizes");
+  std::vector<samovar::Run> runs;
+  for (std::size_t k = 0; k < num_runs; ++k) {
+    const std::uint64_t start = starts.data()[k];
+    const std::uint64_t size = sizes.data()[k];
+    if (start > weights.size() || size > weights.size() - start)
+      throw std::out_of_range("sgd_momentum: run " + std::to_string(k) + " lies outside the buffer");
+    runs.push_back({start, size, rates.data()[k], decays.data()[k]});
+  }
+  samovar::sgd_momentum(weights.data(), gradients.data(), history.data(), runs.data(), runs.size(), momentum,
+                        gradient_scale);
+}
+
+void die_with_parent() {
+  if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) throw std::system_error(errno, std::generic_category(), "prctl");
+}
+
+void bind_window(nb::module_& module) {
+  nb::class_<Window>(module, "Window")
+      .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t, std::uint32_t, std::uint64_t, std::uint64_t>(),
+           "segment"_a, "rank"_a, "file_offset"_a, "num_slots"_a, "bytes_per_rank"_a, "spin_ns"_a, WithoutGil())
+      .def_static("file_bytes", &Window::file_bytes, "world_size"_a, "num_slots"_a, "bytes_per_rank"_a)
+      .def(
+          "memory",
+          [](nb::object self, std::uint32_t rank) {
+            auto& window = nb::cast<Window&>(self);
+            return Bytes(reinterpret_cast<std::uint8_t*>(window.memory(rank)), {window.bytes_per_rank()}, self);
+          },
+          "rank"_a)
+      .def(
+          "put",
+          [](Window& self, std::uint32_t peer, std::uint64_t offset, ConstBuffer source) {
+            self.put(peer, offset, source.data(), source.nbytes());
+          },
+          "peer"_a, "offset_bytes"_a, "source"_a, WithoutGil())
+      .def(
+          "get",
+          [](const Window& self, std::uint32_t peer, std::uint64_t offset, AnyBuffer destination) {
+            self.get(peer, offset, destination.data(), destination.nbytes());
+          },
+          "peer"_a, "offset_bytes"_a, "destination"_a, WithoutGil())
+      .def("fetch_add", &Window::fetch_add, "peer"_a, "offset_bytes"_a, "value"_a)
+      .def("compare_swap", &Window::compare_swap, "peer"_a, "offset_bytes"_a, "expected"_a, "desired"_a)
+      .def("notify", &Window::notify, "peer"_a, "slot"_a, "value"_a)
+      .def(
+          "wait",
+          [](Window& self, std::uint32_t slot, std::uint64_t at_least, double timeout_s) {
+            return wait_in_slices([&](std::uint64_t ns) { return self.wait(slot, at_least, ns); }, timeout_s);
+          },
+          "slot"_a, "at_least"_a, "timeout_s"_a)
+      .def(
+          "wait_any",
+          [](Window& self, std::uint32_t first, std::uint32_t count, double timeout_s) {
+            return wait_in_slices([&](std::uint64_t ns) { return self.wait_any(first, count, ns); }, timeout_s);
+          },
+          "first"_a, "count"_a, "timeout_s"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  module.doc() = "Shared-memory windows, notifications and one-pass kernels.";
+  nb::class_<Segment>(module, "Segment")
+      .def(nb::init<int, std::uint32_t>(), "fd"_a, "world_size"_a)
+      .def_static("head_bytes", &Segment::head_bytes, "world_size"_a)
+      .def("post", &Segment::post, "row"_a, "word"_a, "value"_a)
+      .def("read", &Segment::read, "row"_a, "word"_a);
+  bind_window(module);
+  module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a, WithoutGil());
+  module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a, WithoutGil());
+  module.def("sgd_momentum", &sgd_momentum, "weights"_a.noconvert(), "gradients"_a.noconvert(), "history"_a.noconvert(),
+             "starts"_a.noconvert(), "sizes"_a.noconvert(), "rates"_a.noconvert(), "decays"_a.noconvert(), "momentum"_a,
+             "gradient_scale"_a, WithoutGil());
+  module.def("die_with_parent", &die_with_parent);
+}

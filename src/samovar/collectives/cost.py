@@ -1,0 +1,86 @@
+"""What a plan costs, counted from the plan itself."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samovar.collectives.plan import Notify, Plan, Put, Reduce, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`steps`: messages on the longest chain, where a rank sends one message after the other.
+
+    `bytes_sent[r]`: payload put by rank r. `num_messages`: puts and notifications of all ranks.
+    """
+
+    steps: int
+    bytes_sent: tuple[int, ...]
+    num_messages: int
+
+
+def cost(plans: Sequence[Plan], num_elements: int, element_bytes: int = 4) -> Cost:
+    """The cost of one collective, given the plans of ranks 0 to P-1.
+
+    A message carries its sender's step number; a wait takes over the larger one. Raises ValueError, with who
+    waits for whom, where the plans deadlock.
+    """
+    ranks = [_Rank(plan) for plan in plans]
+    arrived: dict[tuple[int, int], int] = {}  # (receiver, slot) -> step number
+    ready = deque(range(len(plans)))
+    while ready:
+        rank = ready.popleft()
+        for peer, slot, step in ranks[rank].advance(rank, arrived, num_elements):
+            arrived[peer, slot] = step
+            if ranks[peer].waits_on == slot:
+                ready.append(peer)
+    stuck = [f"rank {r} for slot {state.waits_on}" for r, state in enumerate(ranks) if state.waits_on is not None]
+    if stuck:
+        raise ValueError(f"{plans[0].name}: deadlock, waiting: {', '.join(stuck)}")
+    return Cost(
+        steps=max((state.step for state in ranks), default=0),
+        bytes_sent=tuple(state.elements_sent * element_bytes for state in ranks),
+        num_messages=sum(state.num_messages for state in ranks),
+    )
+
+
+class _Rank:
+    """How far one rank has come in its plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.step = 0
+        self.elements_sent = 0
+        self.num_messages = 0
+        self.waits_on: int | None = None
+        self._next = 0
+
+    def advance(
+        self, rank: int, arrived: dict[tuple[int, int], int], num_elements: int
+    ) -> list[tuple[int, int, int]]:
+        """Go on until something has not arrived; returns the messages sent as (peer, slot, step)."""
+        sent = []
+        self.waits_on = None
+        while self._next < len(self.plan.operations):
+            operation = self.plan.operations[self._next]
+            match operation:
+                case Wait(slot=slot):
+                    if (rank, slot) not in arrived:
+                        self.waits_on = slot
+                        break
+                    self.step = max(self.step, arrived[rank, slot])
+                case Put(peer=peer, chunk=chunk, slot=slot):
+                    start, stop = self.plan.chunk_bounds(chunk, num_elements)
+                    self.elements_sent += stop - start
+                    sent.append(self._message(peer, slot))
+                case Notify(peer=peer, slot=slot):
+                    sent.append(self._message(peer, slot))
+                case Reduce():
+                    pass
+            self._next += 1
+        return sent
+
+    def _message(self, peer: int, slot: int) -> tuple[int, int, int]:
+        self.step += 1
+        self.num_messages += 1
+        return peer, slot, self.step

@@ -1,0 +1,143 @@
+"""Forward and backward on flat buffers, and the moment at which each bucket's gradient is final."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+from samovar.core.buffer import FlatBuffer
+from samovar.core.layout import Bucket, Layout, ParameterSpec
+from samovar.core.stateful import State, StateValue
+from samovar.model.direct import GradientSink
+from samovar.model.output import NetOutput
+
+BucketHook = Callable[[Bucket], None]
+
+
+def _ignore(_bucket: Bucket) -> None:
+    """The hook of a part in which nothing becomes final."""
+
+
+def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
+    """The layout of parameters given in forward order: stored in reverse, as backward finishes them.
+
+    Four-dimensional weights lie channels-last, where torch's convolutions are fastest on CPU.
+    """
+    backward_order = reversed(parameters.items())
+    return Layout.pack(ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order)
+
+
+class Model:
+    """A net whose parameters are views into `weights`, and whose gradients end up in `gradients`.
+
+    Values move: the module's current weights are copied into `weights` at construction. A gradient either is
+    written into `gradients` by its layer (`samovar.model.direct`) or is taken from autograd with one copy.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        weights: FlatBuffer,
+        gradients: FlatBuffer,
+        buckets: tuple[Bucket, ...],
+    ) -> None:
+        self.net = net
+        self.weights = weights
+        self._gradients = gradients
+        self._buckets = buckets
+        self._parameters = dict(parameters)
+        self._bucket_of = {e.spec.name: bucket for bucket in buckets for e in bucket.entries}
+        self._unwritten: dict[int, set[str]] = {}
+        self._announced: set[int] = set()
+        self._before_forward: BucketHook = _ignore
+        self._gradient_final: BucketHook = _ignore
+        for name, parameter in self._parameters.items():
+            self._adopt(name, parameter)
+        self._hook_forward()
+
+    def forward_backward(
+        self,
+        batch: Mapping[str, torch.Tensor],
+        *,
+        loss_scale: float,
+        first_part: bool,
+        last_part: bool,
+        before_forward: BucketHook,
+        gradient_final: BucketHook,
+    ) -> float:
+        """Gradients of loss_scale * loss, stored by the first part of a step and added by later ones.
+
+        `before_forward(bucket)` runs before the bucket's first layer of the step, `gradient_final(bucket)` when
+        the last part's backward has completed its gradient; buckets that no gradient reached get zero.
+        Returns the loss, not scaled.
+        """
+        if first_part:
+            self._announced.clear()
+        self._before_forward = before_forward
+        self._gradient_final = gradient_final if last_part else _ignore
+        self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
+        for parameter in self._parameters.values():
+            parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
+        output: NetOutput = self.net(batch)
+        assert output.loss is not None, "the net has no loss to train on"
+        output.loss.backward(torch.tensor(loss_scale))  # type: ignore[no-untyped-call]
+        self._finish_unreached(first_part)
+        return float(output.loss.detach())
+
+    def state_dict(self) -> State:
+        return self.weights.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        self.weights.load_state_dict(state, "weights")
+
+    def _adopt(self, name: str, parameter: nn.Parameter) -> None:
+        view = self.weights.view(name)
+        view.copy_(parameter.data)
+        parameter.data = view
+        parameter.gradient_sink = GradientSink(  # type: ignore[attr-defined]
+            view=self._gradients.view(name), accumulate=False, written=partial(self._gradient_written, name)
+        )
+        parameter.register_post_accumulate_grad_hook(_take_gradient)
+
+    def _hook_forward(self) -> None:
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        for module in self.net.modules():
+            owned = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
+            buckets = {self._bucket_of[name].index: self._bucket_of[name] for name in owned}
+            if buckets:
+                module.register_forward_pre_hook(partial(self._announce, tuple(buckets.values())))
+
+    def _announce(self, buckets: tuple[Bucket, ...], _module: nn.Module, _inputs: object) -> None:
+        for bucket in buckets:
+            if bucket.index not in self._announced:
+                self._announced.add(bucket.index)
+                self._before_forward(bucket)
+
+    def _gradient_written(self, name: str) -> None:
+        bucket = self._bucket_of[name]
+        unwritten = self._unwritten[bucket.index]
+        unwritten.discard(name)
+        if not unwritten:
+            self._gradient_final(bucket)
+
+    def _finish_unreached(self, first_part: bool) -> None:
+        for bucket in self._buckets:
+            for name in tuple(self._unwritten[bucket.index]):
+                if first_part:
+                    self._gradients.view(name).zero_()
+                self._gradient_written(name)
+
+
+def _take_gradient(parameter: torch.Tensor) -> None:
+    """Move the gradient that autograd made into the flat buffer, and give its memory back."""
+    sink: GradientSink = parameter.gradient_sink  # type: ignore[attr-defined]
+    gradient = parameter.grad
+    assert gradient is not None
+    if sink.accumulate:
+        sink.view.add_(gradient)
+    else:
+        sink.view.copy_(gradient)
+    parameter.grad = None
+    sink.written()

@@ -1,0 +1,60 @@
+"""Synchronous SGD: every worker applies the mean of all gradients."""
+
+from collections.abc import Callable, Sequence
+
+from samovar.collectives.execute import Channel
+from samovar.collectives.plan import PlanFunction
+from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.tree import tree_all_reduce
+from samovar.core.clock import Deadline
+from samovar.core.layout import Bucket
+from samovar.strategies.base import Update
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.base import Region, Transport
+
+_ALL_REDUCE: dict[str, PlanFunction] = {"ring": ring_all_reduce, "tree": tree_all_reduce}
+
+
+class Sync:
+    """g = (1/P) sum_i g_i, added in the plan's fixed order; x -= solver(g) on every rank.
+
+    Weights stay bitwise equal on all ranks: each sum is made once and copied. Every rank's weights are the
+    ones evaluated and saved.
+
+    Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), ring 2(P-1)/P * S bytes
+    sent per rank. Nobody waits for anyone but its plan neighbours; there is no barrier.
+    """
+
+    def __init__(
+        self,
+        config: StrategyConfig,
+        transport: Transport,
+        buckets: Sequence[Bucket],
+        gradients: Region,
+        deadline: Callable[[], Deadline],
+    ) -> None:
+        plan = _ALL_REDUCE[config.collective](transport.group.rank, transport.group.world_size)
+        self._channels = [
+            (bucket, Channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)))
+            for bucket in buckets
+        ]
+        self._gradient_scale = 1.0 / transport.group.world_size
+        self._deadline = deadline
+        self._num_final = 0
+
+    def begin_step(self, step: int) -> None:
+        """Nothing: the weights are already equal everywhere."""
+
+    def before_forward(self, bucket: Bucket) -> None:
+        """Nothing: the update ran at the end of the last step."""
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        self._num_final += 1
+
+    def finish_step(self, step: int, update: Update) -> None:
+        assert self._num_final == len(self._channels), f"step {step}: {self._num_final} buckets are final"
+        self._num_final = 0
+        deadline = self._deadline()
+        for bucket, channel in self._channels:
+            channel.run(deadline)
+            update(bucket, self._gradient_scale)

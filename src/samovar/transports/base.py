@@ -1,0 +1,100 @@
+"""What a transport offers: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+
+Array: TypeAlias = npt.NDArray[Any]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """`value` stored in slot `slot` of the peer, after the data of the same call."""
+
+    slot: int
+    value: int
+
+
+class Window(Protocol):
+    """`num_bytes` bytes and `num_slots` notification slots on every rank.
+
+    Data put before a notification is visible to the peer when the notification is. A put returns when the
+    source may be overwritten. Offsets count bytes.
+    """
+
+    @property
+    def local(self) -> npt.NDArray[np.uint8]:
+        """This rank's own memory."""
+        ...
+
+    def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        """Write `source` into the peer's memory at `offset`, then notify if asked."""
+        ...
+
+    def get(self, peer: int, offset: int, destination: Array) -> None:
+        """Read the peer's memory at `offset` into `destination`."""
+        ...
+
+    def fetch_add(self, peer: int, offset: int, value: int) -> int:
+        """Add to the peer's 64-bit word at `offset` (a multiple of 8) atomically; returns the old value."""
+        ...
+
+    def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
+        """Store `desired` if the 64-bit word equals `expected`, atomically; returns the old value."""
+        ...
+
+    def notify(self, peer: int, notification: Notification) -> None:
+        """Store the value in the peer's slot and wake the peer."""
+        ...
+
+    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
+        """Wait until own slot `slot` holds `at_least` or more; returns its value.
+
+        `peer` is the rank that will notify. Raises DeadlineExceeded, which names it.
+        """
+        ...
+
+    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
+        """Wait until one of the own slots is not zero; resets it and returns (slot, value)."""
+        ...
+
+
+class Transport(Protocol):
+    """One rank's access to the memory of its group."""
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes put into other ranks' memory so far."""
+        ...
+
+    def open_window(self, name: str, num_bytes: int, num_slots: int) -> Window:
+        """A new window; every rank opens the same windows in the same order with the same sizes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A typed array that lies at `offset` bytes in this rank's part of `window` (and equally in every peer's)."""
+
+    window: Window
+    offset: int
+    array: Array
+
+    @classmethod
+    def of(cls, window: Window, offset: int, count: int, dtype: type[_Scalar]) -> "Region":
+        """`count` elements of `dtype` from byte `offset` on."""
+        size = count * np.dtype(dtype).itemsize
+        return cls(window, offset, window.local[offset : offset + size].view(dtype))
+
+    def part(self, start: int, stop: int) -> "Region":
+        """Elements [start, stop) of this region."""
+        return Region(self.window, self.offset + start * self.array.itemsize, self.array[start:stop])

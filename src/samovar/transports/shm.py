@@ -1,0 +1,138 @@
+"""Windows in the shared memory of one machine.
+
+The memory is an anonymous file (memfd): nothing is ever named, so nothing is left behind by any kill. Ranks
+inherit its descriptor from the launcher; `join` hands it to processes that come later.
+"""
+
+import fcntl
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar import _native
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.group import Group
+from samovar.transports.base import Notification
+
+# One measured wake-up by futex: spinning longer costs more than sleeping.
+SPIN_NS = 50_000
+
+
+def create_segment(world_size: int) -> int:
+    """A new anonymous memory file with the head for `world_size` ranks; returns its descriptor.
+
+    The file can grow but never shrink, so no mapping of it can ever fault. Raises InputError where shared
+    memory is short.
+    """
+    descriptor = os.memfd_create("samovar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        _native.Segment(descriptor, world_size)
+    except OSError as error:
+        os.close(descriptor)
+        raise InputError(f"shared memory for {world_size} ranks cannot be had: {error}") from error
+    return descriptor
+
+
+class Board:
+    """Numbers that ranks and launcher show each other: 8 words of 64 bits a row; the launcher's row is the last."""
+
+    def __init__(self, descriptor: int, world_size: int) -> None:
+        self._segment = _native.Segment(descriptor, world_size)
+        self.launcher_row = world_size
+
+    def post(self, row: int, word: int, value: int) -> None:
+        self._segment.post(row, word, value)
+
+    def read(self, row: int, word: int) -> int:
+        return self._segment.read(row, word)
+
+
+class ShmTransport:
+    """This rank's access to the segment behind `descriptor` (see `samovar.transports.base.Transport`).
+
+    Waits spin for one wake-up time first, unless there are more ranks than cores (`oversubscribed`).
+    """
+
+    def __init__(self, descriptor: int, group: Group, *, oversubscribed: bool) -> None:
+        self.group = group
+        self.bytes_sent = 0
+        self._segment = _native.Segment(descriptor, group.world_size)
+        self._end = _native.Segment.head_bytes(group.world_size)
+        self._spin_ns = 0 if oversubscribed else SPIN_NS
+
+    def open_window(self, name: str, num_bytes: int, num_slots: int) -> "ShmWindow":
+        """A new window behind the earlier ones.
+
+        Cost: world_size * (num_bytes + 64 * num_slots) bytes of shared memory, allocated at once. Raises
+        SamovarError where another rank opened it with other sizes, InputError where memory is short.
+        """
+        rank, world_size = self.group.rank, self.group.world_size
+        try:
+            native = _native.Window(self._segment, rank, self._end, num_slots, num_bytes, self._spin_ns)
+        except ValueError as error:
+            raise SamovarError(f"rank {rank}: window {name!r}: {error}; do all ranks train one net?") from error
+        except OSError as error:
+            needed = _native.Window.file_bytes(world_size, num_slots, num_bytes)
+            raise InputError(
+                f"rank {rank}: window {name!r} needs {needed:,} bytes of shared memory: {error}; "
+                "use fewer workers or raise the memory limit"
+            ) from error
+        self._end += _native.Window.file_bytes(world_size, num_slots, num_bytes)
+        return ShmWindow(self, name, native)
+
+
+class ShmWindow:
+    """See `samovar.transports.base.Window`."""
+
+    def __init__(self, transport: ShmTransport, name: str, native: _native.Window) -> None:
+        self._transport = transport
+        self._name = name
+        self._native = native
+        self._rank = transport.group.rank
+        self.local: npt.NDArray[np.uint8] = native.memory(self._rank)
+
+    def put(
+        self, peer: int, offset: int, source: npt.NDArray[Any], notification: Notification | None = None
+    ) -> None:
+        self._native.put(peer, offset, source)
+        if peer != self._rank:
+            self._transport.bytes_sent += source.nbytes
+        if notification is not None:
+            self._native.notify(peer, notification.slot, notification.value)
+
+    def get(self, peer: int, offset: int, destination: npt.NDArray[Any]) -> None:
+        self._native.get(peer, offset, destination)
+
+    def fetch_add(self, peer: int, offset: int, value: int) -> int:
+        return self._native.fetch_add(peer, offset, value)
+
+    def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
+        return self._native.compare_swap(peer, offset, expected, desired)
+
+    def notify(self, peer: int, notification: Notification) -> None:
+        self._native.notify(peer, notification.slot, notification.value)
+
+    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
+        waiting_s = deadline.remaining_s()
+        value = self._native.wait(slot, at_least, waiting_s)
+        if value is None:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self._name!r} within "
+                f"{waiting_s:.1f} s; is rank {peer} stopped or much slower? See its log, or raise --timeout"
+            )
+        return value
+
+    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
+        assert slots.step == 1, slots
+        waiting_s = deadline.remaining_s()
+        fired = self._native.wait_any(slots.start, len(slots), waiting_s)
+        if fired is None:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "
+                f"{self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
+            )
+        return fired

@@ -1,0 +1,1 @@
+"""One rank: its step, its training loop, its share of a test."""
