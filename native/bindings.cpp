@@ -8,6 +8,9 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -33,7 +36,10 @@ using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 // Waits are cut into slices so that Python's signal handlers run while a rank waits.
 constexpr std::uint64_t kSliceNs = 50'000'000;
 
-std::uint64_t nanoseconds(double seconds) { return seconds <= 0 ? 0 : static_cast<std::uint64_t>(seconds * 1e9); }
+// Not-a-number is no time at all, infinity is 30 years.
+std::uint64_t nanoseconds(double seconds) {
+  return seconds > 0 ? static_cast<std::uint64_t>(std::min(seconds, 1e9) * 1e9) : 0;
+}
 
 template <typename Wait>
 auto wait_in_slices(Wait wait, double timeout_s) -> decltype(wait(0)) {
@@ -83,6 +89,15 @@ void sgd_momentum(Array<float> weights, Array<const float> gradients, Array<floa
                         gradient_scale);
 }
 
+// What the system refused is an OSError with its number, as everywhere in Python.
+void raise_os_error(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::system_error& error) {
+    PyErr_SetObject(PyExc_OSError, nb::make_tuple(error.code().value(), error.what()).ptr());
+  }
+}
+
 void die_with_parent() {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) throw std::system_error(errno, std::generic_category(), "prctl");
 }
@@ -110,7 +125,7 @@ void bind_window(nb::module_& module) {
           [](const Window& self, std::uint32_t peer, std::uint64_t offset, AnyBuffer destination) {
             self.get(peer, offset, destination.data(), destination.nbytes());
           },
-          "peer"_a, "offset_bytes"_a, "destination"_a, WithoutGil())
+          "peer"_a, "offset_bytes"_a, "destination"_a.noconvert(), WithoutGil())
       .def("fetch_add", &Window::fetch_add, "peer"_a, "offset_bytes"_a, "value"_a)
       .def("compare_swap", &Window::compare_swap, "peer"_a, "offset_bytes"_a, "expected"_a, "desired"_a)
       .def("notify", &Window::notify, "peer"_a, "slot"_a, "value"_a)
@@ -132,14 +147,17 @@ void bind_window(nb::module_& module) {
 
 NB_MODULE(_native, module) {
   module.doc() = "Shared-memory windows, notifications and one-pass kernels.";
+  nb::register_exception_translator(raise_os_error);
+  // torch keeps tensors over window memory alive to the very end of the interpreter, past nanobind's check.
+  nb::set_leak_warnings(false);
   nb::class_<Segment>(module, "Segment")
       .def(nb::init<int, std::uint32_t>(), "fd"_a, "world_size"_a)
       .def_static("head_bytes", &Segment::head_bytes, "world_size"_a)
       .def("post", &Segment::post, "row"_a, "word"_a, "value"_a)
       .def("read", &Segment::read, "row"_a, "word"_a);
   bind_window(module);
-  module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a, WithoutGil());
-  module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a, WithoutGil());
+  module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
+  module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("sgd_momentum", &sgd_momentum, "weights"_a.noconvert(), "gradients"_a.noconvert(), "history"_a.noconvert(),
              "starts"_a.noconvert(), "sizes"_a.noconvert(), "rates"_a.noconvert(), "decays"_a.noconvert(), "momentum"_a,
              "gradient_scale"_a, WithoutGil());

@@ -22,6 +22,9 @@
 namespace samovar {
 namespace {
 
+// Sizes up to here can be rounded and added up without overflow.
+constexpr std::uint64_t kLargestFileBytes = std::uint64_t{1} << 62;
+
 struct alignas(kLineBytes) WindowHeader {
   std::atomic<std::uint64_t> num_slots_plus_one;
   std::atomic<std::uint64_t> bytes_per_rank_plus_one;
@@ -144,6 +147,8 @@ Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64
                std::uint32_t num_slots, std::uint64_t bytes_per_rank, std::uint64_t spin_ns)
     : segment_(std::move(segment)), rank_(rank), num_slots_(num_slots), bytes_per_rank_(bytes_per_rank), spin_ns_(spin_ns) {
   if (rank >= world_size()) throw std::out_of_range("no such rank: " + std::to_string(rank));
+  if (bytes_per_rank > kLargestFileBytes / world_size())
+    throw std::system_error(EFBIG, std::generic_category(), "shared memory cannot be allocated");
   const std::uint64_t size = file_bytes(world_size(), num_slots, bytes_per_rank);
   grow_file(segment_->fd(), file_offset, size);
   mapping_ = std::make_unique<Mapping>(segment_->fd(), file_offset, size);

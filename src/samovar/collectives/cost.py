@@ -34,7 +34,9 @@ def cost(plans: Sequence[Plan], num_elements: int, element_bytes: int = 4) -> Co
             arrived[peer, slot] = step
             if ranks[peer].waits_on == slot:
                 ready.append(peer)
-    stuck = [f"rank {r} for slot {state.waits_on}" for r, state in enumerate(ranks) if state.waits_on is not None]
+    stuck = [
+        f"rank {r} for slot {state.waits_on}" for r, state in enumerate(ranks) if state.waits_on is not None
+    ]
     if stuck:
         raise ValueError(f"{plans[0].name}: deadlock, waiting: {', '.join(stuck)}")
     return Cost(

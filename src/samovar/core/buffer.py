@@ -52,7 +52,9 @@ class FlatBuffer:
         for entry in self.layout.entries:
             shape = np.shape(state[entry.spec.name])
             if shape != entry.spec.shape:
-                raise InputError(f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}")
+                raise InputError(
+                    f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}"
+                )
         for name, value in state.items():
             self.view(name).numpy()[...] = value
 

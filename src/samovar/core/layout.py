@@ -75,7 +75,7 @@ class Layout:
         """
         if not self.entries:
             return ()
-        limit = self.num_elements if bucket_size_bytes is None else max(1, bucket_size_bytes // 4)
+        limit = self.num_elements if bucket_size_bytes is None else max(1, -(-bucket_size_bytes // 4))
         groups: list[list[Entry]] = [[]]
         for entry in self.entries:
             if groups[-1] and _rounded_up(groups[-1][-1].stop) - groups[-1][0].offset >= limit:

@@ -25,7 +25,9 @@ def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
     Four-dimensional weights lie channels-last, where torch's convolutions are fastest on CPU.
     """
     backward_order = reversed(parameters.items())
-    return Layout.pack(ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order)
+    return Layout.pack(
+        ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order
+    )
 
 
 class Model:
@@ -99,7 +101,8 @@ class Model:
         parameter.gradient_sink = GradientSink(  # type: ignore[attr-defined]
             view=self._gradients.view(name), accumulate=False, written=partial(self._gradient_written, name)
         )
-        parameter.register_post_accumulate_grad_hook(_take_gradient)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_take_gradient)
 
     def _hook_forward(self) -> None:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -134,7 +137,8 @@ def _take_gradient(parameter: torch.Tensor) -> None:
     """Move the gradient that autograd made into the flat buffer, and give its memory back."""
     sink: GradientSink = parameter.gradient_sink  # type: ignore[attr-defined]
     gradient = parameter.grad
-    assert gradient is not None
+    if gradient is None:  # the layer wrote it into the sink itself
+        return
     if sink.accumulate:
         sink.view.add_(gradient)
     else:

@@ -35,7 +35,10 @@ class Sync:
     ) -> None:
         plan = _ALL_REDUCE[config.collective](transport.group.rank, transport.group.world_size)
         self._channels = [
-            (bucket, Channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)))
+            (
+                bucket,
+                Channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)),
+            )
             for bucket in buckets
         ]
         self._gradient_scale = 1.0 / transport.group.world_size

@@ -74,7 +74,9 @@ class ShmTransport:
         try:
             native = _native.Window(self._segment, rank, self._end, num_slots, num_bytes, self._spin_ns)
         except ValueError as error:
-            raise SamovarError(f"rank {rank}: window {name!r}: {error}; do all ranks train one net?") from error
+            raise SamovarError(
+                f"rank {rank}: window {name!r}: {error}; do all ranks train one net?"
+            ) from error
         except OSError as error:
             needed = _native.Window.file_bytes(world_size, num_slots, num_bytes)
             raise InputError(

@@ -30,7 +30,6 @@ class Schedule:
 
     first_step: int
     num_steps: int
-    display_interval: int = 0
     test_interval: int = 0
     test_at_start: bool = True
     snapshot_interval: int = 0
@@ -55,7 +54,10 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """Where a run stands when its loop ends. `seconds` are spent in steps, without tests and snapshots."""
+    """Where a run stands when its loop ends.
+
+    `num_steps` were taken by this process, `seconds` are spent in them, without tests and snapshots.
+    """
 
     steps_done: int
     stop_signal: int = 0
@@ -65,6 +67,8 @@ class Outcome:
     warm_samples: int = 0
     warm_seconds: float = 0.0
     test_outputs: dict[str, float] = field(default_factory=dict)
+
+    num_steps: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -102,7 +106,6 @@ class Training:
         self._at_boundary = at_boundary
         self._timeout_s = timeout_s
         self._outcome = Outcome(schedule.first_step)
-        self._accounted_steps = schedule.first_step
         self._posted_step_s: float | None = None
         self._snapshots_made = 0
         self._saved_at: int | None = None
@@ -116,7 +119,10 @@ class Training:
             self._step(step)
             if outcome.stop_signal:
                 break
-            if _is_due(schedule.test_interval, outcome.steps_done) and outcome.steps_done < schedule.num_steps:
+            if (
+                _is_due(schedule.test_interval, outcome.steps_done)
+                and outcome.steps_done < schedule.num_steps
+            ):
                 self._test()
         self._collect()
         self._save_once()
@@ -156,12 +162,13 @@ class Training:
         outcome = self._outcome
         num_samples = int(counts.sum())
         outcome.train_loss = float((losses * counts).sum() / num_samples)
-        if outcome.num_samples == 0:
+        if outcome.num_steps == 0:
             outcome.warm_samples, outcome.warm_seconds = num_samples, step_s
+        outcome.num_steps += 1
         outcome.num_samples += num_samples
         outcome.seconds += step_s
-        self._accounted_steps += 1
-        self._observer.step_done(StepDone(self._accounted_steps, outcome.train_loss, num_samples, step_s))
+        steps_done = self._schedule.first_step + outcome.num_steps
+        self._observer.step_done(StepDone(steps_done, outcome.train_loss, num_samples, step_s))
 
     def _test(self) -> None:
         if self._evaluation is not None:

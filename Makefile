@@ -1,0 +1,24 @@
+# One line a verb; CI and people call the same ones. A verb that needs the environment makes it first.
+PYTHON ?= python3
+BIN := .venv/bin
+GROUND := .venv/ready
+
+.PHONY: setup demo test test-all lint types bench docs sanitize clean
+
+setup: $(GROUND)
+
+$(GROUND): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.cpp native/*.hpp)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt scikit-build-core nanobind
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
+lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py
+types: $(GROUND) ; $(BIN)/mypy
+docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
+test: lint types docs ; $(BIN)/python -m pytest
+test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
+bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
+sanitize: ; tools/sanitize.sh
+clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

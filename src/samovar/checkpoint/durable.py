@@ -1,0 +1,48 @@
+"""Files that are on the disk when the call returns."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """How a file is recognised again: its size and the SHA-256 of its content (lower-case hex)."""
+
+    size_bytes: int
+    sha256: str
+
+
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
+    """Create `path` from `pieces`, fsync it and return its mark; raises OSError.
+
+    The hash is of the bytes as they were in memory, so a fault on the way to the disk shows at the next read.
+    """
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with path.open("xb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            size_bytes += len(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileMark(size_bytes, digest.hexdigest())
+
+
+def mark_of(path: Path) -> FileMark:
+    """Read `path` once and return its mark; raises OSError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return FileMark(file.tell(), digest.hexdigest())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created in, renamed into or removed from `folder` durable; raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The command line: the composition root, in the launcher and in every rank."""

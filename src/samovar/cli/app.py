@@ -1,0 +1,154 @@
+"""The command `samovar`."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samovar import __version__
+from samovar.cli.data import data_app
+from samovar.cli.start import remove_if_unused, run_job
+from samovar.cli.train_plan import plan_training
+from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
+from samovar.core.errors import InputError, SamovarError
+from samovar.launch import place
+from samovar.report.console import Console
+from samovar.report.log import Log
+from samovar.report.records import Notice
+from samovar.report.run_folder import RunFolder
+from samovar.strategies.config import StrategyConfig, parse_bucket
+
+app = typer.Typer(
+    help="Train deep networks on several workers, and choose how they share what they learn.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.add_typer(data_app, name="data")
+
+Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
+Threads = Annotated[
+    int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
+
+
+@app.command()
+def train(
+    solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
+    weights: Annotated[Path | None, typer.Option(help="Start from a .caffemodel, by layer name.")] = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."
+        ),
+    ] = None,
+    workers: Workers = 1,
+    threads_per_worker: Threads = None,
+    strategy: Annotated[str, typer.Option(help="How workers share what they learn: sync.")] = "sync",
+    collective: Annotated[str, typer.Option(help="How gradients are summed: ring, tree.")] = "ring",
+    bucket: Annotated[str, typer.Option(help="What is exchanged as one: model, layer, or bytes.")] = "model",
+    batch_mode: Annotated[
+        str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
+    ] = "per-worker",
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")
+    ] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
+    iterations: Annotated[
+        int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")
+    ] = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Train a Caffe solver's net."""
+    placement = place(max(workers, 1), threads_per_worker)
+    config = RunConfig(
+        job="train",
+        model=solver,
+        weights=weights,
+        workers=workers,
+        threads_per_worker=placement.threads_per_worker,
+        cpus=placement.cpus,
+        oversubscribed=placement.oversubscribed,
+        strategy=StrategyConfig(strategy, collective, parse_bucket(bucket)),
+        batch_mode=batch_mode,
+        seed=seed,
+        shuffle=shuffle,
+        iterations=iterations,
+        timeout_s=timeout,
+    )
+    raise typer.Exit(_train(config, snapshot, out))
+
+
+def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
+    plan = plan_training(config, snapshot, out)
+    log = Log(plan.folder.log)
+    console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
+    try:
+        for text in plan.notices:
+            console.show(Notice(level="warning", text=text))
+        code = run_job(plan.config, plan.folder, console)
+    finally:
+        console.close()
+        log.close()
+    if code == InputError.exit_code and plan.is_new and not plan.folder.metrics.exists():
+        remove_if_unused(plan.folder)
+    return code
+
+
+@app.command()
+def test(
+    model: Annotated[Path, typer.Option(help="Caffe net (prototxt) with a TEST phase.")],
+    weights: Annotated[Path, typer.Option(help="A .caffemodel.")],
+    iterations: Annotated[int | None, typer.Option(help="Test batches; default: 50, as Caffe.")] = None,
+    workers: Workers = 1,
+    threads_per_worker: Threads = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Mean outputs of a net over a number of test batches."""
+    placement = place(max(workers, 1), threads_per_worker)
+    with tempfile.TemporaryDirectory(prefix="samovar-test-") as folder:
+        config = RunConfig(
+            job="test",
+            model=model,
+            weights=weights,
+            workers=workers,
+            threads_per_worker=placement.threads_per_worker,
+            cpus=placement.cpus,
+            oversubscribed=placement.oversubscribed,
+            iterations=iterations,
+            timeout_s=timeout,
+            out=Path(folder),
+        )
+        code = run_job(config, RunFolder(Path(folder)), Console(sys.stdout, sys.stderr))
+    raise typer.Exit(code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"samovar {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Run the command line; every error is one sentence and an exit code (see docs/commands.md)."""
+    try:
+        app()
+    except SamovarError as error:
+        sys.stderr.write(f"samovar: error: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,130 @@
+"""Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from samovar.cli.resume import ResumePoint
+from samovar.config import RunConfig
+from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.data.config import DataConfig
+from samovar.data.stream import BatchReader, BatchStream
+from samovar.formats.caffe.caffemodel import read_caffemodel
+from samovar.frontends.caffe.definition import CaffeNetDefinition
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.frontends.caffe.weights import match_weights
+from samovar.model.model import Model, layout_of
+from samovar.solver.policy import PolicyConfig
+from samovar.solver.sgd import Multipliers, Sgd, SgdConfig
+from samovar.strategies.base import Strategy
+from samovar.strategies.sync import Sync
+from samovar.transports.base import Region, Transport
+from samovar.worker.evaluation import Evaluation
+from samovar.worker.step import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A net whose parameters lie in the window, and what updates and exchanges them."""
+
+    net: CaffeNet
+    model: Model
+    solver: Sgd
+    strategy: Strategy
+    notices: tuple[str, ...]
+
+
+def build_learner(
+    config: RunConfig, caffe: CaffeSolver, net: CaffeNet, transport: Transport, start: ResumePoint | None
+) -> Learner:
+    """Weights from the snapshot, else from --weights, else from the fillers."""
+    notices = load_weights(net, config) if config.weights is not None else ()
+    parameters = {info.name: info.parameter for info in net.parameter_infos}
+    layout = layout_of(parameters)
+    buckets = layout.buckets(config.strategy.bucket_size_bytes)
+    num_elements = layout.num_elements
+    window = transport.open_window("model", 2 * num_elements * 4, 0)
+    weights = Region.of(window, 0, num_elements, np.float32)
+    gradients = Region.of(window, num_elements * 4, num_elements, np.float32)
+    buffers = FlatBuffer(layout, weights.array), FlatBuffer(layout, gradients.array)
+    model = Model(net, parameters, *buffers, buckets)
+    multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
+    solver = Sgd(sgd_config(caffe), *buffers, multipliers)
+    if start is not None:
+        model.load_state_dict(start.weights)
+        solver.load_state_dict(start.momentum)
+    strategy = Sync(config.strategy, transport, buckets, gradients, lambda: Deadline.after(config.timeout_s))
+    return Learner(net, model, solver, strategy, notices)
+
+
+def build_worker(learner: Learner, stream: BatchStream, caffe: CaffeSolver, config: RunConfig) -> Worker:
+    return Worker(
+        learner.model,
+        learner.solver,
+        learner.strategy,
+        stream,
+        config.workers,
+        caffe.iter_size,
+        config.timeout_s,
+    )
+
+
+def build_evaluation(
+    net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float
+) -> Evaluation:
+    return Evaluation(net, net.output_names, reader, num_batches, transport, timeout_s)
+
+
+def open_reader(data: DataConfig, config: RunConfig, seed: int) -> BatchReader:
+    return BatchReader(data, seed, shuffled=config.shuffle and data.training)
+
+
+def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int) -> CaffeNet:
+    """The net of the reader's phase, for the reader's shapes."""
+    data = reader.config
+    shapes = dict(zip(data.tops, ((data.batch_size, *reader.sample_shape), (data.batch_size,)), strict=False))
+    return build_net(definition, "TRAIN" if data.training else "TEST", shapes, seed)
+
+
+def load_weights(net: CaffeNet, config: RunConfig) -> tuple[str, ...]:
+    """Put the arrays of --weights into the net; what did not match, as sentences."""
+    assert config.weights is not None
+    matched = match_weights(net, read_caffemodel(config.weights), config.weights)
+    for info in net.parameter_infos:
+        if info.name in matched.arrays:
+            info.parameter.data.numpy()[...] = matched.arrays[info.name]
+    notices = []
+    if matched.missing:
+        notices.append(
+            f"{config.weights}: has no layers {list(matched.missing)}; they start from their fillers"
+        )
+    if matched.ignored:
+        notices.append(f"{config.weights}: layers {list(matched.ignored)} are not in this net; ignored")
+    return tuple(notices)
+
+
+def sgd_config(caffe: CaffeSolver) -> SgdConfig:
+    policy = PolicyConfig(caffe.lr_policy, caffe.base_lr, caffe.gamma, caffe.power, caffe.stepsize)
+    return SgdConfig(policy, caffe.momentum, caffe.weight_decay)
+
+
+def global_batch_size(config: RunConfig, data: DataConfig) -> int:
+    """Samples of all workers in one part of a step (`--batch-mode`)."""
+    if config.batch_mode == "per-worker":
+        return data.batch_size * config.workers
+    if data.batch_size < config.workers:
+        raise InputError(
+            f"--workers {config.workers} with --batch-mode global: {data.source} gives batches of "
+            f"{data.batch_size}, less than a sample a worker; use fewer workers or a larger batch_size"
+        )
+    return data.batch_size
+
+
+def run_seed(config: RunConfig, caffe: CaffeSolver) -> int:
+    """--seed, else the solver's random_seed, else 0: a run can always be repeated."""
+    if config.seed is not None:
+        return config.seed
+    return caffe.random_seed or 0

@@ -1,0 +1,30 @@
+"""How the launcher and a rank speak of a rank's command line."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULE = "samovar.cli.rank"
+
+
+@dataclass(frozen=True, slots=True)
+class RankArguments:
+    """The command line of a rank: numbers of inherited descriptors, and the run's configuration."""
+
+    rank: int
+    segment: int
+    pipe: int
+    parent: int
+    config: Path
+
+    def to_command(self, executable: str) -> list[str]:
+        values = [f"--{name}={getattr(self, name)}" for name in self.__slots__]
+        return [executable, "-m", MODULE, *values]
+
+    @classmethod
+    def parse(cls, arguments: list[str]) -> "RankArguments":
+        parser = argparse.ArgumentParser(prog=MODULE, description="Started by samovar itself.")
+        for name in ("rank", "segment", "pipe", "parent"):
+            parser.add_argument(f"--{name}", type=int, required=True)
+        parser.add_argument("--config", type=Path, required=True)
+        return cls(**vars(parser.parse_args(arguments)))

@@ -1,0 +1,74 @@
+"""What a rank process is given, its signals, and its end with the launcher."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from samovar import _native
+from samovar.config import RunConfig
+from samovar.core.board import BoardWord
+from samovar.core.group import Group
+from samovar.report.pipe import RecordWriter
+from samovar.transports.base import Transport
+from samovar.transports.shm import Board
+from samovar.worker.training import Requests
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank is given: its settings, its way to the others, its way to the launcher."""
+
+    config: RunConfig
+    transport: Transport
+    writer: RecordWriter
+    at_boundary: Callable[[int], Requests]
+
+    @property
+    def is_first(self) -> bool:
+        return self.transport.group.rank == 0
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its launcher dies, also if that has happened already."""
+    _native.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def use_cpus(cpus: tuple[int, ...]) -> None:
+    """Pin this process, threads to come included."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+class SignalRequests:
+    """What signals ask of this rank: sent to it directly, or passed on by the launcher over the board.
+
+    Handlers only set numbers; `at_boundary` reads them between two steps.
+    """
+
+    def __init__(self, board: Board, group: Group) -> None:
+        self._board = board
+        self._rank = group.rank
+        self._stop_signal = 0
+        self._num_snapshots = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note_stop)
+        signal.signal(signal.SIGHUP, self._note_snapshot)
+
+    def at_boundary(self, steps_done: int) -> Requests:
+        """Show how far this rank is; tell what was asked of it so far."""
+        self._board.post(self._rank, BoardWord.STEPS_DONE, steps_done)
+        launcher = self._board.launcher_row
+        return Requests(
+            self._stop_signal or self._board.read(launcher, BoardWord.STOP_SIGNAL),
+            self._num_snapshots + self._board.read(launcher, BoardWord.SNAPSHOT_REQUESTS),
+        )
+
+    def _note_stop(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_signal = number
+
+    def _note_snapshot(self, _number: int, _frame: FrameType | None) -> None:
+        self._num_snapshots += 1

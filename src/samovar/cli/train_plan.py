@@ -1,0 +1,62 @@
+"""What can be said about a training run before it starts: its folder, its snapshot, its last wrong input."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samovar.checkpoint.store import SnapshotStore
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.formats.caffe.text import read_text
+from samovar.frontends.caffe.solver import load_solver
+from samovar.report.log import local_now
+from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A checked configuration and its folder; `is_new` if the folder was made for it."""
+
+    config: RunConfig
+    folder: RunFolder
+    is_new: bool
+    display_steps: int
+    notices: tuple[str, ...]
+
+
+def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
+    """Check the solver, find the snapshot, make the run folder; raises InputError."""
+    solver = load_solver(config.model)
+    net_name = read_text(solver.net_path, "NetParameter").message.name or solver.net_path.stem
+    notices: tuple[str, ...] = ()
+    if snapshot == LATEST:
+        out = out or _last_run(net_name)
+        found = SnapshotStore(RunFolder(out).snapshots).load(LATEST)
+        config = replace(config, snapshot=found.path)
+        notices = found.skipped
+    elif snapshot is not None:
+        config = replace(config, snapshot=_existing(Path(snapshot)))
+    is_new = out is None or not out.exists()
+    folder = create_run_folder(out, net_name, config.strategy.name, local_now())
+    return TrainingPlan(replace(config, out=folder.path), folder, is_new, solver.display, notices)
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise InputError(
+            f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'"
+        )
+    return path
+
+
+def _last_run(net_name: str) -> Path:
+    """The run folder of this net under runs/ that a snapshot was last saved into."""
+    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name)]
+    saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
+    if not saved:
+        raise InputError(
+            f"--snapshot latest: no run of net {net_name!r} with a snapshot under {DEFAULT_PARENT}/; "
+            "give the run folder with --out"
+        )
+    return max(saved)[1].parent.parent

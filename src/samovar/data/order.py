@@ -1,0 +1,95 @@
+"""Which sample comes when: a pure function of (seed, epoch, position).
+
+The samples of a run have one global counter n = step * global_batch + i, the same for any number of
+workers. n lies in epoch n // N at position n % N, N being the number of records; an epoch holds every
+record once. Random choices about sample n (crop, mirror) are a function of (seed, n).
+
+All random bits are raw words of the Philox generator, whose stream numpy guarantees: the order of a
+run does not change with the numpy version, as it may with `Generator.permutation`.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.errors import InputError
+
+DRAWS_PER_SAMPLE = 4  # one Philox block
+
+# The highest word of Philox's counter tells the streams apart; the lowest counts.
+_PERMUTATION_STREAM = 1
+_SAMPLE_STREAM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """The order of `num_samples` records: as stored (Caffe's order), or a new permutation each epoch."""
+
+    num_samples: int
+    seed: int = 0
+    shuffled: bool = False
+
+
+def sample_indices(order: SampleOrder, start: int, count: int) -> npt.NDArray[np.int64]:
+    """Record numbers, int64 (count,), of the global samples [start, start + count).
+
+    Cost: O(count), and one sort of N words at the first use of an epoch when shuffled.
+    """
+    assert order.num_samples > 0, order
+    assert start >= 0, start
+    assert count >= 0, count
+    counters = np.arange(start, start + count, dtype=np.int64)
+    epochs, positions = np.divmod(counters, order.num_samples)
+    if not order.shuffled:
+        return positions
+    indices = np.empty(count, np.int64)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        indices[here] = permutation(order.num_samples, order.seed, int(epoch))[positions[here]]
+    return indices
+
+
+@lru_cache(maxsize=4)  # two data layers, each in a batch that spans two epochs
+def permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """All of 0 .. num_samples - 1 in an order given by (seed, epoch); int64 (num_samples,), read-only.
+
+    Cost: one sort; the last four are kept.
+    """
+    words = _philox(seed, epoch, _PERMUTATION_STREAM, 0).random_raw(num_samples)
+    order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
+    order.setflags(write=False)
+    return order
+
+
+def shares(global_batch: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """(start, count) of each rank's contiguous slice of the global batch; counts differ by at most one.
+
+    Raises: InputError where a rank would get no sample.
+    """
+    assert world_size > 0, world_size
+    if global_batch < world_size:
+        raise InputError(
+            f"a global batch of {global_batch} samples cannot be shared by {world_size} workers: each needs "
+            f"at least one. Use at most {max(global_batch, 1)} workers or a larger batch_size."
+        )
+    size, larger = divmod(global_batch, world_size)
+    return tuple((rank * size + min(rank, larger), size + (rank < larger)) for rank in range(world_size))
+
+
+def sample_draws(seed: int, start: int, count: int) -> npt.NDArray[np.uint64]:
+    """Random words, uint64 (count, 4): row i is a function of (seed, start + i) alone."""
+    words = _philox(seed, 0, _SAMPLE_STREAM, start).random_raw(count * DRAWS_PER_SAMPLE)
+    return words.reshape(count, DRAWS_PER_SAMPLE)
+
+
+def below(words: npt.NDArray[np.uint64], limit: int) -> npt.NDArray[np.int64]:
+    """Words brought to 0 .. limit - 1 evenly (to 2^-32 of a share); limit must be below 2^31."""
+    assert 0 < limit < 2**31, limit
+    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
+def _philox(seed: int, epoch: int, stream: int, start: int) -> np.random.Philox:
+    key = np.array([seed % 2**64, epoch], np.uint64)
+    return np.random.Philox(key=key, counter=np.array([start, 0, 0, stream], np.uint64))

@@ -1,0 +1,81 @@
+"""`.caffemodel`: a net's weights by layer name."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from samovar.core.errors import InputError
+from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
+from samovar.formats.caffe.files import read_binary
+from samovar.formats.caffe.schema import Message, packed_message_class
+
+Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
+
+
+class LayerRecord(NamedTuple):
+    """A layer as a caffemodel holds it; `blobs` are float32 in logical order (none: no weights)."""
+
+    name: str
+    type: str
+    bottoms: Sequence[str]
+    tops: Sequence[str]
+    blobs: Sequence[npt.NDArray[np.float32]]
+
+
+def read_caffemodel(path: Path) -> Weights:
+    """The arrays (float32, C order) of each layer that has any, in the file's order.
+
+    Layers of the older kinds (V1, V0) and the old four-number shapes are read too.
+    Raises InputError, naming the file, where it is no caffemodel, is cut short, or shape and data disagree.
+    """
+    content = read_binary(path, "caffemodel", MAX_BINARY_BYTES)
+    try:
+        net = packed_message_class("NetParameter").FromString(content)
+    except DecodeError:
+        raise InputError(_not_a_caffemodel(path, len(content))) from None
+    if not (net.layer or net.layers):
+        raise InputError(_not_a_caffemodel(path, len(content)))
+    weights: Weights = {}
+    for layer in (*net.layers, *net.layer):
+        name, blobs = _name_and_blobs(layer)
+        if blobs:
+            weights[name] = [decode_blob(b, f"{path}: layer '{name}', blob {i}") for i, b in enumerate(blobs)]
+    return weights
+
+
+def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
+    """The file's bytes: every layer with name, type, bottoms, tops and its blobs as shape and packed floats.
+
+    Raises InputError where protobuf's limit of 2 GB would be passed.
+    """
+    net = packed_message_class("NetParameter")(name=net_name)
+    size_bytes = 0
+    for record in layers:
+        layer = net.layer.add(name=record.name, type=record.type, bottom=record.bottoms, top=record.tops)
+        for array in record.blobs:
+            size_bytes += array.nbytes
+            if size_bytes > MAX_BINARY_BYTES:
+                raise InputError(
+                    f"net '{net_name}' has more than 2 GB of weights, the limit of a caffemodel; "
+                    "use Samovar's own snapshot"
+                )
+            encode_blob(layer.blobs.add(), array)
+    content: bytes = net.SerializeToString(deterministic=True)
+    return content
+
+
+def _name_and_blobs(layer: Message) -> tuple[str, Sequence[Message]]:
+    is_v0 = layer.DESCRIPTOR.name == "V1LayerParameter" and layer.HasField("layer")
+    inner = layer.layer if is_v0 else layer
+    return inner.name, inner.blobs
+
+
+def _not_a_caffemodel(path: Path, num_bytes: int) -> str:
+    return (
+        f"{path}: {num_bytes} bytes that are not a caffemodel, or one that was cut short; "
+        "give the .caffemodel of a snapshot, not a .solverstate or a .prototxt"
+    )

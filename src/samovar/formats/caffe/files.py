@@ -1,0 +1,37 @@
+"""Reading a user's file whole, with a size cap and errors that name it."""
+
+from pathlib import Path
+
+from samovar.core.errors import InputError
+
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+
+def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
+    """The bytes of the regular file `path`; `kind` ("solver", "caffemodel") is for the message.
+
+    Raises InputError where there is no such file, it cannot be read, or it has more than `max_bytes`.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a regular file; give a {kind} file")
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise InputError(f"{path}: has {size} bytes; a {kind} may have at most {max_bytes}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such {kind} file (looked from {Path.cwd()})") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot read the {kind} file: {reason}") from None
+
+
+def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
+    """As `read_file`, for a binary protobuf: an HDF5 file is refused by name."""
+    content = read_file(path, kind, max_bytes)
+    if content.startswith(HDF5_MAGIC):
+        raise InputError(
+            f"{path}: is an HDF5 file, which is not supported yet; "
+            "save the snapshot with snapshot_format: BINARYPROTO"
+        )
+    return content

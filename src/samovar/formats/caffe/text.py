@@ -1,0 +1,154 @@
+"""Caffe's text files (`.prototxt`): parsing, and the line of every field for later messages."""
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from samovar.core.errors import InputError
+from samovar.formats.caffe.files import read_file
+from samovar.formats.caffe.schema import Message, message_class
+
+MAX_TEXT_BYTES = 16 << 20
+MAX_NESTING = 32  # Caffe's own messages nest 6 deep
+_TOKEN = re.compile(
+    r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'\#]+|["']"""
+)
+_NO_FIELD = re.compile(r'Message type "caffe\.([\w.]+)" has no field named "([^"]*)"')
+_NO_VALUE = re.compile(r'Enum type "caffe\.([\w.]+)" has no value named (\S+?)\.?$')
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a field stands: its line (from 1), and a message's fields' places by name, in file order."""
+
+    line: int
+    fields: dict[str, list["Place"]] = field(default_factory=dict)
+
+    def line_of(self, *names: str) -> int:
+        """The line of the first field of this path, or of the last message on the way that is there."""
+        place = self
+        for name in names:
+            if name not in place.fields:
+                break
+            place = place.fields[name][0]
+        return place.line
+
+
+@dataclass(frozen=True, slots=True)
+class TextMessage:
+    """A parsed file: Caffe's message, and `places.fields["layer"][k]` is where layer k stands."""
+
+    path: Path
+    message: Message
+    places: Place
+
+
+def read_text(path: Path, message_name: str) -> TextMessage:
+    """Parse `path` as Caffe's message `message_name` ("NetParameter", "SolverParameter").
+
+    Raises InputError `path:line:column: ...` for text that is not such a message, and where the file has more
+    than 16 MB, is not UTF-8, or nests deeper than 32 messages.
+    """
+    content = read_file(path, "prototxt", MAX_TEXT_BYTES)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?"
+        ) from None
+    return parse_text(text, path, message_name)
+
+
+def parse_text(text: str, path: Path, message_name: str) -> TextMessage:
+    """As `read_text`, for text that is already in memory; `path` is for the messages."""
+    places = _outline(text, path)
+    message = message_class(message_name)()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        raise InputError(f"{path}:{_sentence(error, text)}") from None
+    if missing := message.FindInitializationErrors():
+        raise InputError(f"{path}: required field {missing[0]} is missing; add it")
+    return TextMessage(path, message, places)
+
+
+def nearest(name: str, allowed: list[str]) -> str:
+    """ "did you mean 'x'?", or all that is allowed where nothing is near."""
+    spelled = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.5)
+    return f"did you mean '{spelled[close[0]]}'?" if close else f"allowed are {', '.join(sorted(allowed))}"
+
+
+class _Frame:
+    """One open message of `_outline`: its place, and the field name that waits for its value."""
+
+    __slots__ = ("colon", "in_list", "line", "name", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.name, self.line, self.colon, self.in_list = "", place.line, False, False
+
+    def add(self, line: int) -> Place:
+        """Note that the waiting field has a value; in a list the name goes on waiting."""
+        place = Place(line if self.in_list else self.line)
+        self.place.fields.setdefault(self.name, []).append(place)
+        if not self.in_list:
+            self.name, self.colon = "", False
+        return place
+
+    def take(self, token: str, line: int) -> None:
+        if token == ":":
+            self.colon = True
+        elif token == "[":
+            self.in_list = self.colon
+        elif token == "]":
+            self.name, self.colon, self.in_list = "", False, False
+        elif token in (",", ";"):
+            pass
+        elif self.colon:
+            self.add(line)
+        elif token[0] not in "\"'":  # the second of two strings side by side has no name before it
+            self.name, self.line = token, line
+
+
+def _outline(text: str, path: Path) -> Place:
+    """The places of all fields; text that is not well-formed gives some of them, and the parser says why."""
+    frames = [_Frame(Place(1))]
+    line, position = 1, 0
+    for match in _TOKEN.finditer(text):
+        line += text.count("\n", position, match.start())
+        position, token = match.start(), match[0]
+        if token in ("{", "<"):
+            if len(frames) > MAX_NESTING:
+                raise InputError(
+                    f"{path}:{line}: messages nest deeper than {MAX_NESTING}; a net nests about 6 deep"
+                )
+            frames.append(_Frame(frames[-1].add(line)))
+        elif token in ("}", ">"):
+            del frames[max(1, len(frames) - 1) :]
+        elif token[0] != "#":
+            frames[-1].take(token, line)
+    return frames[0].place
+
+
+def _sentence(error: text_format.ParseError, text: str) -> str:
+    line, column = error.GetLine() or 1, error.GetColumn() or 1
+    quoted_line = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
+    reason = re.sub(r"^\d+:\d+ : ", "", str(error)).removeprefix(f"'{quoted_line}': ")
+    if match := _NO_FIELD.search(reason):
+        fields = [f.name for f in message_class(match[1]).DESCRIPTOR.fields]
+        reason = f"unknown field '{match[2]}' of {match[1]}; {nearest(match[2], fields)}"
+    elif match := _NO_VALUE.search(reason):
+        reason = f"unknown value '{match[2]}' of {match[1]}; allowed are {', '.join(_enum_values(match[1]))}"
+    return f"{line}:{column}: {reason[:500]}"
+
+
+def _enum_values(name: str) -> list[str]:
+    owner, _, enum_name = name.rpartition(".")
+    if owner:
+        return [v.name for v in message_class(owner).DESCRIPTOR.enum_types_by_name[enum_name].values]
+    return [v.name for v in message_class("NetState").DESCRIPTOR.file.enum_types_by_name[enum_name].values]

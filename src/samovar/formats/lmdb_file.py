@@ -1,0 +1,397 @@
+"""LMDB folders (`data.mdb`, data version 1): a reader that cannot crash, and a writer that leaves no halves.
+
+The reader walks the tree itself with `pread` instead of mapping the file. A mapped file that is cut off,
+damaged, or cut while training runs kills the process with SIGBUS or SIGSEGV; here each of these is an
+InputError. It takes no lock, writes nothing, holds one descriptor, and asks the kernel for no read-ahead
+beyond its own, so any number of ranks can read one folder on a read-only or network file system.
+
+All numbers in the file are little-endian. A page starts with its number (u64), 2 unused bytes, flags (u16)
+and the end of its node table (u16), at byte 16 starts the table (u16 each). A node is a size (u32), flags
+(u16), a key length (u16), the key, then the value or the number of its overflow page (u64). In a branch the
+first 6 bytes of a node are the child's page number.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.errors import InputError
+
+Int64s = npt.NDArray[np.int64]
+
+_PAGE_HEADER_BYTES = 16
+_NODE_HEADER_BYTES = 8
+_META = struct.Struct("<2I2Q" + 2 * "I2H5Q" + "2Q")  # of MDB_meta, behind the page header
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_BRANCH_PAGE, _LEAF_PAGE, _PAGE_KINDS = 0x01, 0x02, 0x6F
+_OVERFLOW_NODE, _SUBTREE_NODE = 0x01, 0x06
+_DUPLICATES_FLAG = 0x04
+_MAX_DEPTH = 32
+_BEYOND_ALL_PAGES = 1 << 50
+_PAGES_PER_READ = 256
+_MAX_GAP_BYTES = 1 << 20
+
+_FIRST_MAP_BYTES = 64 << 20
+_RECORDS_PER_COMMIT = 4096
+
+
+class LmdbFile:
+    """The records of the main database in key order; safe to read from several threads.
+
+    Cost: opening reads every branch and leaf page once and keeps 22 bytes per record.
+    Raises: InputError for a missing, cut off or damaged database, at opening or while reading.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._descriptor = _open_data_file(folder)
+        try:
+            self._index = _Walk(folder, self._descriptor).index()
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._index.value_offsets)
+
+    def key(self, index: int) -> bytes:
+        """The key of record `index` (for messages; costs one read)."""
+        offset, size = int(self._index.key_offsets[index]), int(self._index.key_sizes[index])
+        return _read_exactly(self.folder, self._descriptor, offset, size)
+
+    def values(self, indices: Int64s) -> list[bytes]:
+        """The values of records `indices`, int64 (n,), each in 0 .. len - 1.
+
+        Cost: one read where the records lie close together (as in stored order), else one per record.
+        """
+        offsets, sizes = self._index.value_offsets[indices], self._index.value_sizes[indices]
+        return _read_many(self.folder, self._descriptor, offsets, sizes)
+
+    def close(self) -> None:
+        """Give the descriptor back; may be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "LmdbFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """Where each record's key and value lie in the file, in key order."""
+
+    key_offsets: Int64s
+    key_sizes: Int64s
+    value_offsets: Int64s
+    value_sizes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """What a meta page says about the main database."""
+
+    page_size: int
+    flags: int
+    depth: int
+    num_records: int
+    root: int
+    last_page: int
+    transaction: int
+
+
+class _Walk:
+    """One pass from the root to the leaves, level by level, every number checked before it is used."""
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self._folder = folder
+        self._descriptor = descriptor
+        self._file_size_bytes = os.fstat(descriptor).st_size
+        self._meta = _newest_meta(folder, descriptor, self._file_size_bytes)
+
+    def index(self) -> _Index:
+        meta = self._meta
+        if meta.num_records == 0 and meta.depth == 0:
+            nothing = np.empty(0, np.int64)
+            return _Index(nothing, nothing, nothing, nothing)
+        self._check(0 < meta.depth <= _MAX_DEPTH, "the depth of its tree")
+        pages = np.array([min(meta.root, _BEYOND_ALL_PAGES)], np.int64)
+        for _ in range(meta.depth - 1):
+            pages = np.concatenate([self._children(part) for part in self._parts(pages)])
+        leaves = [self._records(part) for part in self._parts(pages)]
+        index = _Index(*(np.concatenate(columns) for columns in zip(*leaves, strict=True)))
+        self._check(len(index.key_offsets) == meta.num_records, "the number of its records")
+        return index
+
+    def _parts(self, pages: Int64s) -> Iterator[Int64s]:
+        """The pages of one level in runs that are read together; no page is visited twice."""
+        self._require_pages(pages, pages + 1)
+        self._check(len(np.unique(pages)) == len(pages), "a page number that occurs twice")
+        return (pages[start : start + _PAGES_PER_READ] for start in range(0, len(pages), _PAGES_PER_READ))
+
+    def _children(self, numbers: Int64s) -> Int64s:
+        nodes = self._nodes(numbers, _BRANCH_PAGE)
+        children: Int64s = nodes.size | nodes.flags << 32
+        return children
+
+    def _records(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Key offsets, key sizes, value offsets and value sizes of the leaf pages' records."""
+        nodes = self._nodes(numbers, _LEAF_PAGE)
+        if np.any(nodes.flags & _SUBTREE_NODE):
+            raise InputError(
+                f"{self._folder}: holds named databases or several values per key; a database of images "
+                "has one value per key. Convert it again."
+            )
+        page_size = self._meta.page_size
+        key_starts = nodes.start + _NODE_HEADER_BYTES
+        value_starts = key_starts + nodes.key_size
+        outside = nodes.flags & _OVERFLOW_NODE != 0
+        self._check(
+            bool(np.all(value_starts + np.where(outside, 8, nodes.size) <= page_size)), "the size of a record"
+        )
+        bases = numbers[nodes.row] * page_size
+        value_offsets = bases + value_starts
+        value_offsets[outside] = self._overflow_offsets(nodes, value_starts, outside)
+        return bases + key_starts, nodes.key_size, value_offsets, nodes.size
+
+    def _overflow_offsets(
+        self, nodes: "_Nodes", value_starts: Int64s, outside: npt.NDArray[np.bool_]
+    ) -> Int64s:
+        columns = value_starts[outside, None] + np.arange(8)
+        pages = nodes.pages[nodes.row[outside, None], columns].view("<u8").ravel()
+        first_pages: Int64s = np.minimum(pages, np.uint64(_BEYOND_ALL_PAGES)).astype(np.int64)
+        num_pages = -(-(nodes.size[outside] + _PAGE_HEADER_BYTES) // self._meta.page_size)
+        self._require_pages(first_pages, first_pages + num_pages)
+        return first_pages * self._meta.page_size + _PAGE_HEADER_BYTES
+
+    def _require_pages(self, starts: Int64s, stops: Int64s) -> None:
+        """The pages [start, stop) must be counted by the meta page and be in the file.
+
+        Not the whole count: pages that a transaction took and gave back may never have been written.
+        """
+        if len(starts) == 0:
+            return
+        self._check(int(starts.min()) >= 2 and int(stops.max()) <= self._meta.last_page + 1, "a page number")
+        needed_bytes = int(stops.max()) * self._meta.page_size
+        if needed_bytes > self._file_size_bytes:
+            raise InputError(_cut_off(self._folder, self._file_size_bytes, needed_bytes))
+
+    def _nodes(self, numbers: Int64s, kind: int) -> "_Nodes":
+        """All nodes of pages `numbers`, which must be of the given kind."""
+        page_size = self._meta.page_size
+        sizes = np.full(len(numbers), page_size, np.int64)
+        content = b"".join(_read_many(self._folder, self._descriptor, numbers * page_size, sizes))
+        pages = np.frombuffer(content, np.uint8).reshape(-1, page_size)
+        words = pages.view("<u2").astype(np.int64)
+        self._check(bool(np.all(pages[:, :8].view("<u8").ravel() == numbers)), "a page's own number")
+        self._check(bool(np.all(words[:, 5] & _PAGE_KINDS == kind)), "the kind of a page")
+        table_ends = words[:, 6]
+        self._check(bool(np.all((table_ends > 16) & (table_ends <= page_size))), "a page's node table")
+        counts = (table_ends - _PAGE_HEADER_BYTES) // 2
+        row, column = np.nonzero(np.arange(counts.max()) < counts[:, None])
+        start = words[row, _PAGE_HEADER_BYTES // 2 + column]
+        inside = (start >= table_ends[row]) & (start <= page_size - _NODE_HEADER_BYTES) & (start % 2 == 0)
+        self._check(bool(np.all(inside)), "the place of a node")
+        low, high, flags, key_size = (words[row, start // 2 + field] for field in range(4))
+        return _Nodes(pages, row, start, low | high << 16, flags, key_size)
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise InputError(
+                f"{self._folder}: data.mdb is damaged: {what} is impossible. Copy or convert it again."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Nodes of several pages: page row, byte in the page, and the header's fields."""
+
+    pages: npt.NDArray[np.uint8]
+    row: Int64s
+    start: Int64s
+    size: Int64s
+    flags: Int64s
+    key_size: Int64s
+
+
+def _open_data_file(folder: Path) -> int:
+    """A descriptor of folder/data.mdb, which must be a regular file."""
+    path = folder / "data.mdb"
+    try:
+        # O_NONBLOCK: opening a FIFO of that name must not hang.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InputError(_why_not_opened(folder, error)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{folder}: data.mdb is no regular file; an LMDB keeps its records in one.")
+    return descriptor
+
+
+def _why_not_opened(folder: Path, error: OSError) -> str:
+    if error.errno == errno.ENOTDIR:
+        return f"{folder}: is a file; the source is the folder that holds data.mdb."
+    if error.errno != errno.ENOENT:
+        return f"{folder}: data.mdb cannot be opened: {error.strerror}."
+    if not folder.exists():
+        return f"{folder}: no such folder. Check `source`; relative paths start at the current folder."
+    if (folder / "CURRENT").exists():
+        return f"{folder}: is a LevelDB; only LMDB is read. Convert it with Caffe's tools."
+    return f"{folder}: holds no data.mdb, so it is no LMDB."
+
+
+def _newest_meta(folder: Path, descriptor: int, file_size_bytes: int) -> _Meta:
+    """The later of the two meta pages; both must be whole."""
+    first = _meta_at(folder, descriptor, 0, file_size_bytes)
+    second = _meta_at(folder, descriptor, first.page_size, file_size_bytes)
+    newest = max(first, second, key=lambda meta: meta.transaction)
+    if newest.page_size != first.page_size or newest.flags & _DUPLICATES_FLAG:
+        raise InputError(
+            f"{folder}: data.mdb is damaged or holds several values per key. Copy or convert it again."
+        )
+    return newest
+
+
+def _meta_at(folder: Path, descriptor: int, offset: int, file_size_bytes: int) -> _Meta:
+    end = offset + _PAGE_HEADER_BYTES + _META.size
+    if file_size_bytes < end:
+        raise InputError(_cut_off(folder, file_size_bytes, end))
+    content = _read_exactly(folder, descriptor, offset + _PAGE_HEADER_BYTES, _META.size)
+    magic, version, _, _, page_size, _, _, _, _, _, _, _, *main = _META.unpack(content)
+    _, flags, depth, _, _, _, num_records, root, last_page, transaction = main
+    if magic != _MAGIC or version != _VERSION:
+        raise InputError(
+            f"{folder}: data.mdb is no LMDB of data version {_VERSION}: at byte {offset} it has magic "
+            f"0x{magic:08x}, version {version} instead of 0x{_MAGIC:08x}, version {_VERSION}. "
+            "Copy or convert it again."
+        )
+    if page_size not in {1 << bits for bits in range(9, 17)}:
+        raise InputError(f"{folder}: data.mdb is damaged: a page size of {page_size} bytes. Copy it again.")
+    return _Meta(page_size, flags, depth, num_records, root, last_page, transaction)
+
+
+def _cut_off(folder: Path, got_bytes: int, needed_bytes: int) -> str:
+    return (
+        f"{folder}: data.mdb has {got_bytes} bytes and needs at least {needed_bytes}: it was cut off, or is "
+        "still being written. Copy or convert it again."
+    )
+
+
+def _read_many(folder: Path, descriptor: int, offsets: Int64s, sizes: Int64s) -> list[bytes]:
+    """The given runs of bytes; one read for all where little lies between them."""
+    if len(offsets) == 0:
+        return []
+    first, end = int(offsets.min()), int((offsets + sizes).max())
+    if end - first > 2 * int(sizes.sum()) + _MAX_GAP_BYTES:
+        runs = zip(offsets.tolist(), sizes.tolist(), strict=True)
+        return [_read_exactly(folder, descriptor, offset, size) for offset, size in runs]
+    block = _read_exactly(folder, descriptor, first, end - first)
+    starts = (offsets - first).tolist()
+    return [block[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+
+
+def _read_exactly(folder: Path, descriptor: int, offset: int, size: int) -> bytes:
+    try:
+        content = os.pread(descriptor, size, offset)
+        while len(content) < size:
+            more = os.pread(descriptor, size - len(content), offset + len(content))
+            if not more:
+                raise InputError(_cut_off(folder, os.fstat(descriptor).st_size, offset + size))
+            content += more
+    except OSError as error:
+        raise InputError(f"{folder}: data.mdb cannot be read: {error.strerror}.") from error
+    return content
+
+
+def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Write (key, value) records, keys ascending, as a new LMDB; False where it is there already.
+
+    The database is made beside its place and renamed, so `folder` is whole or absent. A folder that holds
+    the same records already is left as it is.
+
+    Raises: InputError where `folder` is something else, or cannot be written.
+    """
+    if os.path.lexists(folder):
+        _require_same(folder, records)
+        return False
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        _fill(partial, records)
+        _sync_folder(partial)
+        partial.rename(folder)
+        _sync_folder(folder.parent)
+    except (OSError, lmdb.Error) as error:
+        raise InputError(f"{folder}: cannot be written: {error}. Choose another folder.") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return True
+
+
+def _require_same(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
+    advice = "Remove it, or choose another output folder."
+    try:
+        present = LmdbFile(folder)
+    except InputError as error:
+        raise InputError(
+            f"{folder}: exists and is no readable LMDB, so it is not replaced. {advice}"
+        ) from error
+    with present:
+        for wanted, found in itertools.zip_longest(records, _all_records(present)):
+            if wanted != found:
+                raise InputError(f"{folder}: exists with other records, so it is not replaced. {advice}")
+
+
+def _all_records(file: LmdbFile) -> Iterator[tuple[bytes, bytes]]:
+    for start in range(0, len(file), _RECORDS_PER_COMMIT):
+        indices = np.arange(start, min(start + _RECORDS_PER_COMMIT, len(file)))
+        for index, value in zip(indices.tolist(), file.values(indices), strict=True):
+            yield file.key(index), value
+
+
+def _fill(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
+    environment = lmdb.open(str(folder), map_size=_FIRST_MAP_BYTES, lock=False, sync=False, mode=0o644)
+    with contextlib.closing(environment):
+        remaining = iter(records)
+        while chunk := list(itertools.islice(remaining, _RECORDS_PER_COMMIT)):
+            while not _append(environment, chunk):
+                environment.set_mapsize(2 * environment.info()["map_size"])
+        environment.sync(True)
+
+
+def _append(environment: lmdb.Environment, chunk: list[tuple[bytes, bytes]]) -> bool:
+    """Commit the records behind the last one; False where the map is too small for them."""
+    try:
+        with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
+            _, num_added = cursor.putmulti(chunk, overwrite=False, append=True)
+    except lmdb.MapFullError:
+        return False
+    assert num_added == len(chunk), "the keys of the records must ascend"
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

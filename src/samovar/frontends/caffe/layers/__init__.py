@@ -1,0 +1,1 @@
+"""Caffe's layer types as torch modules."""

@@ -1,0 +1,60 @@
+"""What every layer type offers to the net."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.spec import LayerSpec, Shape
+
+
+class Layer(nn.Module):
+    """A layer: checks its settings and the shapes of its bottoms when built, computes its tops when called.
+
+    A subclass sets `top_shapes` (those of the first bottom, if it does not) and makes its parameters with
+    `add_parameter`, in Caffe's order. Shapes are those of the batch the net is built for; `forward` takes any
+    batch size.
+    """
+
+    num_bottoms: ClassVar[tuple[int, int]] = (1, 1)  # least and most
+    num_tops: ClassVar[tuple[int, int]] = (1, 1)
+    makes_own_top: ClassVar[bool] = False  # a loss may leave its top out of the prototxt
+    default_loss_weight: ClassVar[float] = 0.0  # of the first top
+    forgets_output: ClassVar[bool] = False  # backward does not need the output, so it may be overwritten
+    settings: ClassVar[
+        tuple[str, ...]
+    ] = ()  # the fields of LayerParameter that this type reads, main one first
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__()
+        self.spec = spec
+        self.top_shapes = list(bottom_shapes[:1])
+        self.parameter_names: list[str] = []
+        self.attribute_names: list[str] = []
+        self.overwrites_bottom = False  # set by the net where the top may be written over the bottom
+        self.is_shared = False  # set by the net where another layer uses these parameters too
+        self._store = store
+
+    def add_parameter(self, attribute: str, shape: Shape, filler_field: str) -> None:
+        """Make the next parameter as `self.<attribute>`; its filler is a field of the first of `settings`."""
+        filler = (self.settings[0], filler_field)
+        name, parameter = self._store.make(self.spec, len(self.parameter_names), shape, filler)
+        self.register_parameter(attribute, parameter)
+        self.parameter_names.append(name)
+        self.attribute_names.append(attribute)
+
+    def caffe_parameters(self) -> list[nn.Parameter]:
+        """The parameters in Caffe's order (weight, bias)."""
+        return [self.get_parameter(attribute) for attribute in self.attribute_names]
+
+    def use_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Take these instead of the own ones, in Caffe's order."""
+        for attribute, parameter in zip(self.attribute_names, parameters, strict=True):
+            self.register_parameter(attribute, parameter)
+
+    @abstractmethod
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tops, one tensor each."""

@@ -1,0 +1,145 @@
+"""Pooling (MAX, AVE)."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
+
+_MAX, _AVE = 0, 1  # PoolingParameter.PoolMethod
+_FLOOR = 1  # PoolingParameter.RoundMode
+_LOWEST = torch.finfo(torch.float32).min  # what Caffe's maximum starts from
+
+
+class Pooling(Layer):
+    """Maximum or mean over windows of (N, C, H, W).
+
+    Output size: ceil((size + 2 pad - kernel) / stride) + 1 (floor with round_mode FLOOR), one less where pad
+    is used and the last window would start at or after size + pad. AVE divides by the window's part inside
+    the padded image. MAX ties: the first in row-major order. A second top of MAX is the index in the plane.
+    """
+
+    num_tops = (1, 2)
+    forgets_output = True
+    settings = ("pooling_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        settings, shape = spec.message.pooling_param, bottom_shapes[0]
+        if len(shape) != 4:
+            raise spec.error(f"input has shape {text(shape)}; pooling takes 4 axes (N, C, H, W)", "bottom")
+        if settings.pool not in (_MAX, _AVE):
+            raise spec.error("pool: STOCHASTIC is not supported; use MAX or AVE", "pooling_param", "pool")
+        if len(spec.tops) == 2 and settings.pool != _MAX:
+            raise spec.error("a second top (the index of the maximum) needs pool: MAX", "top")
+        self.is_max = settings.pool == _MAX
+        self.with_index = len(spec.tops) == 2
+        self.kernel = _kernel(spec, shape)
+        self.pad = _pair(spec, "pad")
+        self.stride = _pair(spec, "stride")
+        self.is_global = settings.global_pooling
+        self.ceil = settings.round_mode != _FLOOR
+        self._check(spec)
+        outputs = tuple(self._output_size(spec, shape[2 + axis], axis) for axis in (0, 1))
+        self.top_shapes = [checked(spec, (*shape[:2], *outputs), "the output")] * len(spec.tops)
+        # torch pads at most half a kernel; a wider pad is put around the image first.
+        self.is_native = all(2 * pad <= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))
+        above, below = self._margins(shape[2], outputs[0], 0)
+        left, right = self._margins(shape[3], outputs[1], 1)
+        self.margins = (left, right, above, below)
+        checked(spec, (*shape[:2], shape[2] + above + below, shape[3] + left + right), "the padded input")
+
+    def _check(self, spec: LayerSpec) -> None:
+        if self.is_global and (self.pad != (0, 0) or self.stride != (1, 1)):
+            raise spec.error(
+                "global_pooling takes no pad and stride 1; remove pad and stride", "pooling_param"
+            )
+        for pad, kernel, stride in zip(self.pad, self.kernel, self.stride, strict=True):
+            if not (1 <= kernel <= MAX_VALUES and 1 <= stride <= MAX_VALUES and pad < kernel):
+                raise spec.error(
+                    f"kernel {kernel}, stride {stride}, pad {pad}; kernel and stride must be 1 to {MAX_VALUES} "
+                    "and pad smaller than the kernel",
+                    "pooling_param",
+                )
+
+    def _output_size(self, spec: LayerSpec, size: int, axis: int) -> int:
+        kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
+        room = size + 2 * pad - kernel
+        output = (-(-room // stride) if self.ceil else room // stride) + 1
+        if self.pad != (0, 0) and (output - 1) * stride >= size + pad:
+            output -= 1
+        if (output - 1) * stride >= size + pad:
+            raise spec.error(
+                f"kernel {kernel} with stride {stride} puts the last window outside of the image ({size}); "
+                "use round_mode: FLOOR or a smaller stride",
+                "pooling_param",
+            )
+        return output
+
+    def _margins(self, size: int, output: int, axis: int) -> tuple[int, int]:
+        kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
+        return pad, max(0, (output - 1) * stride + kernel - size - pad)
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (x,) = bottoms
+        if not self.is_max:
+            return (self._mean(x),)
+        kernel, stride, pad, ceil = self.kernel, self.stride, self.pad, self.ceil
+        if not self.is_native:
+            x = F.pad(x, self.margins, value=_LOWEST)
+            pad, ceil = (0, 0), False
+        if not self.with_index:
+            return (F.max_pool2d(x, kernel, stride, pad, ceil_mode=ceil),)
+        y, index = F.max_pool2d(x, kernel, stride, pad, ceil_mode=ceil, return_indices=True)
+        return y, self._plane_index(index, x.shape[3]).to(y.dtype)
+
+    def _mean(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_global:
+            return x.mean((2, 3), keepdim=True)
+        if self.is_native:
+            return F.avg_pool2d(x, self.kernel, self.stride, self.pad, ceil_mode=self.ceil)
+        pad_h, pad_w = self.pad
+        y = F.avg_pool2d(
+            F.pad(x, (pad_w, pad_w, pad_h, pad_h)), self.kernel, self.stride, ceil_mode=self.ceil
+        )
+        return y[:, :, : self.top_shapes[0][2], : self.top_shapes[0][3]]
+
+    def _plane_index(self, index: torch.Tensor, width: int) -> torch.Tensor:
+        """Indices into the plane as it came in, from those into the plane that was pooled (`width` wide)."""
+        if self.is_native:
+            return index
+        left, right, above, _ = self.margins
+        rows, columns = index // width - above, index % width - left
+        return rows * (width - left - right) + columns
+
+
+def _kernel(spec: LayerSpec, shape: Shape) -> tuple[int, int]:
+    settings = spec.message.pooling_param
+    has_size, has_h, has_w = (settings.HasField(f) for f in ("kernel_size", "kernel_h", "kernel_w"))
+    if settings.global_pooling:
+        if has_size or has_h or has_w:
+            raise spec.error(
+                "global_pooling takes the whole image; remove the kernel's size", "pooling_param"
+            )
+        return shape[2], shape[3]
+    if has_size == (has_h and has_w) or (has_size and (has_h or has_w)):
+        raise spec.error("give either kernel_size, or both kernel_h and kernel_w", "pooling_param")
+    return _both(settings.kernel_size) if has_size else (settings.kernel_h, settings.kernel_w)
+
+
+def _pair(spec: LayerSpec, name: str) -> tuple[int, int]:
+    """`pad` or `stride`, or the two with `_h` and `_w`."""
+    settings = spec.message.pooling_param
+    has_h, has_w = settings.HasField(f"{name}_h"), settings.HasField(f"{name}_w")
+    if has_h != has_w or (has_h and settings.HasField(name)):
+        raise spec.error(f"give either {name}, or both {name}_h and {name}_w", "pooling_param")
+    if has_h:
+        return getattr(settings, f"{name}_h"), getattr(settings, f"{name}_w")
+    return _both(getattr(settings, name))
+
+
+def _both(value: int) -> tuple[int, int]:
+    return value, value

@@ -1,0 +1,107 @@
+"""A net of one phase as a torch module with Caffe's arithmetic."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.definition import CaffeNetDefinition, Phase
+from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.parameters import ParameterInfo
+from samovar.frontends.caffe.spec import Shape, text
+from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
+from samovar.model.output import NetOutput
+
+
+class CaffeNet(nn.Module):
+    """Runs its layers in file order over named blobs.
+
+    `input_names` are the blobs a batch must hold, `output_names` those that no layer takes, in Caffe's
+    (alphabetical) order, `parameter_infos` the parameters in file order. Any batch size may be run.
+    """
+
+    def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
+        super().__init__()
+        self.name = definition.name
+        self.path = definition.path
+        self.input_names = tuple(wiring.input_names)
+        self.output_names = wiring.output_names()
+        self.parameter_infos: tuple[ParameterInfo, ...] = wiring.store.infos()
+        self._steps = wiring.finish()
+        self._outlines = tuple(wiring.outlines)
+        self.layer_modules = nn.ModuleList(step.layer for step in self._steps)
+
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
+        """Loss and outputs of a batch: blobs by name, images float32 (N, C, H, W), labels (N)."""
+        blobs = {name: batch[name] for name in self.input_names}
+        loss: torch.Tensor | None = None
+        for step in self._steps:
+            tops = step.layer(*_bottoms(step, blobs))
+            blobs.update(zip(step.tops, tops, strict=True))
+            for name, weight in step.loss_weights:
+                term = _weighted(blobs[name], weight)
+                loss = term if loss is None else loss + term
+            for name in step.last_uses:
+                del blobs[name]
+        return NetOutput(loss, {name: blobs[name].detach() for name in self.output_names})
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return tuple(step.layer for step in self._steps)
+
+    def layers_for_caffemodel(self) -> tuple[LayerOutline, ...]:
+        """All layers in file order, with the names of their parameters (those of the owner where shared)."""
+        return self._outlines
+
+    def share_parameters(self, other: "CaffeNet") -> None:
+        """Use the very parameters of `other`'s layers of the same names; further layers keep their own.
+
+        Raises InputError where a layer's parameters have other shapes there.
+        """
+        sources = {layer.spec.name: layer.caffe_parameters() for layer in other.layers}
+        for layer in self.layers:
+            parameters = sources.get(layer.spec.name)
+            if layer.attribute_names and parameters:
+                self._check_same(layer, parameters)
+                layer.use_parameters(parameters)
+        current = {layer.spec.name: layer.caffe_parameters() for layer in self.layers}
+        self.parameter_infos = tuple(
+            replace(info, parameter=current[info.layer][info.index]) for info in self.parameter_infos
+        )
+
+    def _check_same(self, layer: Layer, parameters: list[nn.Parameter]) -> None:
+        ours = [tuple(p.shape) for p in layer.caffe_parameters()]
+        theirs = [tuple(p.shape) for p in parameters]
+        if ours != theirs:
+            raise InputError(
+                f"{self.path}: layer '{layer.spec.name}' has parameters {', '.join(map(text, ours))}, but "
+                f"{', '.join(map(text, theirs))} in the net that shares them; the phases must agree"
+            )
+
+
+def build_net(
+    definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping[str, Shape], seed: int
+) -> CaffeNet:
+    """The net of `phase`, weights drawn by its fillers from `seed`.
+
+    `data_shapes` has the shape of each top of the Data layer, batch size first. Raises InputError with file,
+    line and layer for whatever in the net does not fit together.
+    """
+    wiring = Wiring(data_shapes, seed)
+    for spec in definition.in_phase(phase):
+        wiring.add(spec)
+    return CaffeNet(definition, wiring)
+
+
+def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    bottoms = [blobs[name] for name in step.bottoms]
+    if any(step.detached):
+        bottoms = [b.detach() if stop else b for b, stop in zip(bottoms, step.detached, strict=True)]
+    return bottoms
+
+
+def _weighted(value: torch.Tensor, weight: float) -> torch.Tensor:
+    value = value if value.dim() == 0 else value.sum()
+    return value if weight == 1 else value * weight

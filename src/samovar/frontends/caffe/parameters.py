@@ -1,0 +1,112 @@
+"""The net's parameters: made with their fillers, shared by name, listed with their multipliers."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from samovar.formats.caffe.schema import Message, message_class
+from samovar.frontends.caffe.fillers import fill
+from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
+
+_ParamSpec = message_class("ParamSpec")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """Parameter `index` of layer `layer`; its name is "layer/index".
+
+    `lr_mult` and `decay_mult` multiply the solver's learning rate and weight decay; with `lr_mult` 0 the
+    parameter requires no gradient. A parameter that several layers share is listed under the first of them.
+    """
+
+    name: str
+    layer: str
+    index: int
+    parameter: nn.Parameter
+    lr_mult: float
+    decay_mult: float
+
+
+@dataclass(slots=True)
+class _Owned:
+    layer: str
+    index: int
+    parameter: nn.Parameter
+    param: Message  # our own copy of ParamSpec
+    num_uses: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer}/{self.index}"
+
+
+class ParameterStore:
+    """Makes the parameters of one net, in file order."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._made: list[_Owned] = []
+        self._by_share_name: dict[str, _Owned] = {}
+
+    def infos(self) -> tuple[ParameterInfo, ...]:
+        return tuple(
+            ParameterInfo(o.name, o.layer, o.index, o.parameter, o.param.lr_mult, o.param.decay_mult)
+            for o in self._made
+        )
+
+    def shared_names(self) -> frozenset[str]:
+        """Parameters that several layers use: their gradient is a sum over these layers."""
+        return frozenset(owned.name for owned in self._made if owned.num_uses > 1)
+
+    def make(
+        self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]
+    ) -> tuple[str, nn.Parameter]:
+        """Name and value of the layer's parameter `index`, filled by the FillerParameter at `filler`.
+
+        Where the prototxt shares it by name, those of the layer that came first.
+        A 4-D weight lies channels-last in memory: convolutions run faster on it (LeNet: 1.6 times).
+        Raises InputError for a shape that differs from the owner's, or multipliers that contradict it.
+        """
+        param = _ParamSpec()
+        if index < len(spec.message.param):
+            param.CopyFrom(spec.message.param[index])
+        if not (math.isfinite(param.lr_mult) and math.isfinite(param.decay_mult)):
+            raise spec.error("lr_mult and decay_mult must be finite numbers", "param")
+        owned = self._by_share_name.get(param.name)
+        if owned is not None:
+            _merge(spec, owned, param, shape)
+        else:
+            owned = _Owned(spec.name, index, self._filled(spec, index, shape, filler), param)
+            self._made.append(owned)
+            if param.name:
+                self._by_share_name[param.name] = owned
+        owned.parameter.requires_grad_(owned.param.lr_mult != 0)
+        return owned.name, owned.parameter
+
+    def _filled(self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]) -> nn.Parameter:
+        checked(spec, shape, f"parameter {index}")
+        values = fill(spec, f"{spec.name}/{index}", shape, filler, self._seed)
+        if len(shape) == 4:
+            values = values.to(memory_format=torch.channels_last)
+        return nn.Parameter(values)
+
+
+def _merge(spec: LayerSpec, owned: _Owned, param: Message, shape: Shape) -> None:
+    where = f"parameter '{param.name}' is shared with layer '{owned.layer}'"
+    owner_shape = tuple(owned.parameter.shape)
+    if owner_shape != shape:
+        raise spec.error(
+            f"{where}, where it has shape {text(owner_shape)}, but {text(shape)} here; "
+            "shared parameters must have one shape",
+            "param",
+        )
+    for field in ("lr_mult", "decay_mult"):
+        if not param.HasField(field):
+            continue
+        ours, theirs = getattr(param, field), getattr(owned.param, field)
+        if owned.param.HasField(field) and ours != theirs:
+            raise spec.error(f"{where} with {field}: {theirs}, but {field}: {ours} here", "param", field)
+        setattr(owned.param, field, ours)
+    owned.num_uses += 1

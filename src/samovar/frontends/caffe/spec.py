@@ -1,0 +1,72 @@
+"""A layer as a prototxt describes it, with the place it stands at for error messages."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+from samovar.core.errors import InputError
+from samovar.formats.caffe.schema import Message
+from samovar.formats.caffe.text import Place
+
+Shape: TypeAlias = tuple[int, ...]
+
+MAX_VALUES = (1 << 31) - 1  # Caffe's limit for one blob
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Caffe's LayerParameter and where it stands."""
+
+    path: Path
+    message: Message
+    place: Place
+
+    @property
+    def name(self) -> str:
+        return str(self.message.name)
+
+    @property
+    def type(self) -> str:
+        return str(self.message.type)
+
+    @property
+    def bottoms(self) -> tuple[str, ...]:
+        return tuple(self.message.bottom)
+
+    @property
+    def tops(self) -> tuple[str, ...]:
+        return tuple(self.message.top)
+
+    def error(self, reason: str, *fields: str) -> InputError:
+        """An error `file:line: layer 'name': reason`, at the line of the field `fields` leads to."""
+        return InputError(f"{self.where(*fields)}: {reason}")
+
+    def where(self, *fields: str) -> str:
+        return f"{self.path}:{self.place.line_of(*fields)}: layer '{self.name}'"
+
+    def axis(self, shape: Shape, axis: int, *fields: str) -> int:
+        """`axis` from 0; negative ones count from the end. InputError where `shape` has no such axis."""
+        if not -len(shape) <= axis < len(shape):
+            raise self.error(
+                f"axis {axis} of an input of shape {text(shape)}; "
+                f"allowed are {-len(shape)} to {len(shape) - 1}",
+                *fields,
+            )
+        return axis % len(shape)
+
+
+def checked(spec: LayerSpec, shape: Shape, what: str) -> Shape:
+    """`shape`, where each size is at least 1 and the array is not larger than Caffe allows."""
+    if any(size < 1 for size in shape):
+        raise spec.error(f"{what} would have shape {text(shape)}; each size must be at least 1")
+    if prod(shape) > MAX_VALUES:
+        raise spec.error(
+            f"{what} would have shape {text(shape)}, more than {MAX_VALUES} values; make it smaller"
+        )
+    return shape
+
+
+def text(shape: Shape) -> str:
+    """`64 x 20 x 12 x 12`, for messages."""
+    return " x ".join(map(str, shape)) or "()"

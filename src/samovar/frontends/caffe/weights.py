@@ -1,0 +1,89 @@
+"""Weights of a `.caffemodel` for the parameters of a net, matched by layer name as Caffe does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.errors import InputError
+from samovar.formats.caffe.caffemodel import Weights
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.spec import Shape, text
+from samovar.frontends.caffe.wiring import LayerOutline
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedWeights:
+    """`arrays` by parameter name ("conv1/0"), float32 in the parameter's shape.
+
+    `missing` are layers of the net that the file lacks: they keep their filler. `ignored` are layers of the
+    file that the net lacks.
+    """
+
+    arrays: dict[str, npt.NDArray[np.float32]]
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def match_weights(net: CaffeNet, weights: Weights, path: Path) -> MatchedWeights:
+    """Which array of `weights`, read from `path`, belongs to which parameter of `net`.
+
+    Shapes may differ by leading ones (files of 2014 store every array with four axes). Raises InputError
+    where a layer has another number of arrays or another shape in the file, where a value is not finite, and
+    where no layer matches at all.
+    """
+    shapes = {info.name: tuple(info.parameter.shape) for info in net.parameter_infos}
+    arrays: dict[str, npt.NDArray[np.float32]] = {}
+    with_parameters = [outline for outline in net.layers_for_caffemodel() if outline.parameter_names]
+    for outline in with_parameters:
+        if outline.name in weights:
+            arrays |= _match_layer(outline, weights[outline.name], shapes, path)
+    names = [outline.name for outline in with_parameters]
+    if with_parameters and not arrays:
+        raise InputError(
+            f"{path}: belongs to another net: its layers {_some(list(weights))} are none of "
+            f"{net.path}'s layers {_some(names)}; give weights with these layer names"
+        )
+    missing = tuple(name for name in names if name not in weights)
+    return MatchedWeights(arrays, missing, tuple(name for name in weights if name not in names))
+
+
+def _match_layer(
+    outline: LayerOutline, found: list[npt.NDArray[np.float32]], shapes: dict[str, Shape], path: Path
+) -> dict[str, npt.NDArray[np.float32]]:
+    if len(found) != len(outline.parameter_names):
+        raise InputError(
+            f"{path}: layer '{outline.name}' has {len(found)} arrays, but {len(outline.parameter_names)} in "
+            "the net; compare bias_term of both nets, or rename the layer to keep its filler"
+        )
+    matched = {}
+    for index, (name, array) in enumerate(zip(outline.parameter_names, found, strict=True)):
+        shape = shapes[name]
+        if _without_leading_ones(array.shape) != _without_leading_ones(shape):
+            raise InputError(
+                f"{path}: layer '{outline.name}', array {index} has shape {text(array.shape)}, but "
+                f"{text(shape)} in the net; rename the layer in the prototxt to start it from its filler"
+            )
+        if not np.isfinite(array).all():
+            bad = int(array.size - np.isfinite(array).sum())
+            raise InputError(
+                f"{path}: layer '{outline.name}', array {index} has {bad} values that are NaN or infinite; "
+                "take an earlier snapshot"
+            )
+        matched[name] = array.reshape(shape)
+    return matched
+
+
+def _without_leading_ones(shape: Shape) -> Shape:
+    for axis, size in enumerate(shape):
+        if size != 1:
+            return shape[axis:]
+    return ()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return (
+        shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "(none with weights)"
+    )

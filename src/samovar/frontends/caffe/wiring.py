@@ -1,0 +1,172 @@
+"""From layers in file order to steps over named blobs: every name, count and shape is checked on the way."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from samovar.formats.caffe.text import nearest
+from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.inputs import input_shapes
+from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, layer_class
+from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.spec import LayerSpec, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutline:
+    """A layer as a `.caffemodel` lists it; `parameter_names` in Caffe's order, as in `ParameterInfo`."""
+
+    name: str
+    type: str
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    parameter_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One layer's turn: the blobs it takes and gives, and what happens right after it.
+
+    `detached` says of each bottom whether its gradient stops here, `loss_weights` are the tops that count as
+    loss, `last_uses` are the blobs that no later step and no output needs.
+    """
+
+    layer: Layer
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    detached: tuple[bool, ...]
+    loss_weights: tuple[tuple[str, float], ...]
+    last_uses: tuple[str, ...] = ()
+
+
+class Wiring:
+    """Takes a phase's layers one by one (`add`), then gives the finished net (`finish`)."""
+
+    def __init__(self, data_shapes: Mapping[str, Shape], seed: int) -> None:
+        self.input_names: list[str] = []
+        self.outlines: list[LayerOutline] = []
+        self.store = ParameterStore(seed)
+        self._data_shapes = data_shapes
+        self._steps: list[Step] = []
+        self._shapes: dict[str, Shape] = {}
+        self._writers: dict[str, Layer | None] = {}  # of each blob's present content
+        self._num_readers: dict[str, int] = {}  # of each blob's present content
+        self._layer_names: set[str] = set()
+
+    def add(self, spec: LayerSpec) -> None:
+        """Build the layer and connect it; InputError, with its line, for whatever does not fit."""
+        if spec.name in self._layer_names and spec.name:
+            raise spec.error("another layer of this phase has the same name; rename one", "name")
+        self._layer_names.add(spec.name)
+        if spec.type in (DATA_TYPE, INPUT_TYPE):
+            self._add_inputs(spec)
+        else:
+            self._add_layer(spec)
+
+    def output_names(self) -> tuple[str, ...]:
+        """Blobs that no layer takes, in Caffe's order."""
+        return tuple(sorted(name for name, count in self._num_readers.items() if count == 0))
+
+    def finish(self) -> tuple[Step, ...]:
+        """The steps, once all layers are added."""
+        shared = self.store.shared_names()
+        needed = set(self.output_names())
+        steps = []
+        for step in reversed(self._steps):
+            step.layer.is_shared = not shared.isdisjoint(step.layer.parameter_names)
+            last_uses = set(step.bottoms + step.tops) - needed
+            needed |= last_uses
+            steps.append(replace(step, last_uses=tuple(sorted(last_uses))))
+        return tuple(reversed(steps))
+
+    def _add_inputs(self, spec: LayerSpec) -> None:
+        if spec.bottoms or not spec.tops or (spec.type == DATA_TYPE and len(spec.tops) > 2):
+            raise spec.error(
+                f"{len(spec.bottoms)} bottoms and {len(spec.tops)} tops; a layer of type {spec.type} takes "
+                "no bottom and gives "
+                + ("1 or 2 tops (images, labels)" if spec.type == DATA_TYPE else "tops")
+            )
+        if spec.type == DATA_TYPE:
+            shapes = [self._data_shapes[top] for top in spec.tops]
+        else:
+            shapes = input_shapes(spec)
+        for top, shape in zip(spec.tops, shapes, strict=True):
+            self._write(spec, top, shape, None)
+            self.input_names.append(top)
+        self.outlines.append(LayerOutline(spec.name, spec.type, (), spec.tops, ()))
+
+    def _add_layer(self, spec: LayerSpec) -> None:
+        kind = layer_class(spec)
+        _check_count(spec, "bottom", len(spec.bottoms), kind.num_bottoms)
+        least, most = kind.num_tops
+        _check_count(spec, "top", len(spec.tops), (0 if kind.makes_own_top else least, most))
+        tops = spec.tops or ("(automatic)",)  # Caffe's name for a loss without a top
+        bottom_shapes = [self._shape(spec, bottom) for bottom in spec.bottoms]
+        layer = kind(spec, bottom_shapes, self.store)
+        if len(spec.message.param) > len(layer.parameter_names):
+            raise spec.error(
+                f"param is given {len(spec.message.param)} times, but the layer has "
+                f"{len(layer.parameter_names)} parameters; remove the rest",
+                "param",
+            )
+        layer.overwrites_bottom = tops[0] == spec.bottoms[0] and self._is_free(tops[0])
+        for bottom in spec.bottoms:
+            self._num_readers[bottom] += 1
+        for index, (top, shape) in enumerate(zip(tops, layer.top_shapes, strict=True)):
+            in_place = spec.bottoms[index : index + 1] == (top,)
+            self._write(spec, top, shape, layer, may_exist=in_place)
+        weights = _loss_weights(spec, kind, tops)
+        self._steps.append(Step(layer, spec.bottoms, tops, _detached(spec), weights))
+        self.outlines.append(
+            LayerOutline(spec.name, spec.type, spec.bottoms, tops, tuple(layer.parameter_names))
+        )
+
+    def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
+        if bottom not in self._shapes:
+            raise spec.error(
+                f"bottom '{bottom}' is the top of no layer above; {nearest(bottom, list(self._shapes))}",
+                "bottom",
+            )
+        return self._shapes[bottom]
+
+    def _is_free(self, blob: str) -> bool:
+        """True where nothing else needs the blob's content, not even the backward pass of its writer."""
+        writer = self._writers[blob]
+        return writer is not None and writer.forgets_output and self._num_readers[blob] == 0
+
+    def _write(
+        self, spec: LayerSpec, top: str, shape: Shape, layer: Layer | None, may_exist: bool = False
+    ) -> None:
+        if top in self._shapes and not may_exist:
+            raise spec.error(
+                f"top '{top}' is already the top of a layer above; choose another name, or make it the "
+                "bottom at the same position to work in place",
+                "top",
+            )
+        self._shapes[top], self._writers[top], self._num_readers[top] = shape, layer, 0
+
+
+def _check_count(spec: LayerSpec, what: str, count: int, allowed: tuple[int, int]) -> None:
+    least, most = allowed
+    if not least <= count <= most:
+        expected = str(least) if least == most else f"{least} to {most}"
+        raise spec.error(f"number of {what}s is {count}; a layer of type {spec.type} has {expected}", what)
+
+
+def _loss_weights(spec: LayerSpec, kind: type[Layer], tops: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    given = list(spec.message.loss_weight)
+    if given and len(given) != len(tops):
+        raise spec.error(f"loss_weight is given {len(given)} times for {len(tops)} tops", "loss_weight")
+    if not all(map(math.isfinite, given)):
+        raise spec.error("loss_weight must be a finite number", "loss_weight")
+    weights = given or [kind.default_loss_weight]
+    return tuple((top, weight) for top, weight in zip(tops, weights, strict=False) if weight != 0)
+
+
+def _detached(spec: LayerSpec) -> tuple[bool, ...]:
+    given = list(spec.message.propagate_down)
+    if given and len(given) != len(spec.bottoms):
+        raise spec.error(
+            f"propagate_down is given {len(given)} times for {len(spec.bottoms)} bottoms", "propagate_down"
+        )
+    return tuple(not propagates for propagates in given)

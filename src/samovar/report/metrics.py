@@ -1,0 +1,100 @@
+"""metrics.jsonl: the curves of a run, one JSON object a line.
+
+    {"step": 20, "kind": "train", "loss": 0.41, "learning_rate": 0.01}
+
+Each (step, kind) stands there once, also after a run was stopped and resumed.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from samovar.core.errors import InputError
+from samovar.report.plain import as_number, json_line
+from samovar.report.run_folder import write_atomic
+
+Line = dict[str, Any]
+
+
+class MetricsWriter:
+    """Appends to `path`; a run that starts after `start_step` steps first drops the lines beyond it.
+
+    Each line is handed to the system before `append` returns. Raises InputError where the disk refuses, or
+    where `path` holds something else.
+    """
+
+    def __init__(self, path: Path, start_step: int = 0) -> None:
+        self._path = path
+        kept = _kept(path, start_step)
+        self._written = {(line["step"], line["kind"]) for line in kept}
+        write_atomic(path, b"".join(json_line(line) for line in kept))
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, step: int, kind: str, values: Mapping[str, object]) -> None:
+        """Add a line; the second one of a step and kind (a test repeated on resume) is left out."""
+        if (step, kind) in self._written:
+            return
+        line = json_line({"step": step, "kind": kind, **values})
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            self._write(line)
+        except OSError as error:
+            self._file.truncate(end)  # half a line would spoil the next one
+            raise InputError(
+                f"{self._path} cannot be written: {error.strerror}; "
+                "make room there or give another folder with --out"
+            ) from error
+        self._written.add((step, kind))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        left = memoryview(line)
+        while left:
+            left = left[self._file.write(left) :]
+
+
+def read_metrics(path: Path, kind: str | None = None) -> list[Line]:
+    """The lines of `path` in order (of one kind, or all), without a last line that a kill cut short.
+
+    Raises InputError naming the line that is not a metric.
+    """
+    try:
+        pieces = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; give a run's metrics.jsonl") from error
+    lines = [_parsed(path, number, text) for number, text in enumerate(pieces[:-1], 1)]
+    return [line for line in lines if kind is None or line["kind"] == kind]
+
+
+def _parsed(path: Path, number: int, text: bytes) -> Line:
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}:{number} is not JSON: {error}; remove that line") from error
+    if (
+        not isinstance(line, dict)
+        or type(line.get("step")) is not int
+        or not isinstance(line.get("kind"), str)
+    ):
+        raise InputError(f"{path}:{number} is no metric: it needs a step and a kind; remove that line")
+    return {name: as_number(value) for name, value in line.items()}
+
+
+def _kept(path: Path, start_step: int) -> list[Line]:
+    """What a run that starts after `start_step` keeps: nothing of an older run, where it starts anew."""
+    if start_step == 0 or not path.exists():
+        return []
+    return [line for line in read_metrics(path) if line["step"] <= start_step]

@@ -1,0 +1,122 @@
+"""What ranks tell the launcher, one record at a time.
+
+On the pipe a record is one line of JSON with the field `record`: {"record": "progress", "step": 20, ...}.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.result import RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """Training begins: the plan of the run.
+
+    `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker`
+    counts compute threads. `run_folder` is None for a run that leaves no files.
+    """
+
+    net_name: str
+    num_parameters: int
+    data_name: str
+    num_train_samples: int
+    num_test_samples: int
+    workers: int
+    threads_per_worker: int
+    worker_cpus: tuple[tuple[int, ...], ...]
+    batch_per_worker: int
+    effective_batch: int
+    base_lr: float
+    lr_policy: str
+    strategy: str
+    collective: str
+    transport: str
+    iterations: int
+    start_step: int
+    run_folder: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Steps done so far; `loss` is the smoothed training loss, `samples_per_second` that of all workers."""
+
+    step: int
+    total_steps: int
+    loss: float
+    learning_rate: float
+    samples_per_second: float
+    eta_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """Mean outputs of a test pass after `step` steps, by name."""
+
+    step: int
+    outputs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotWritten:
+    """The snapshot of `step` stands at `path`."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something to know; `level` is "info" or "warning"."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Training is over, as asked."""
+
+    result: RunResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A rank (None: the launcher itself) cannot go on; `kind` names the error's class."""
+
+    rank: int | None
+    message: str
+    step: int | None
+    exit_code: int
+    kind: str
+
+
+Record: TypeAlias = Started | Progress | Tested | SnapshotWritten | Notice | Finished | Failed
+
+
+def record_name(kind: type[Any]) -> str:
+    """The value of the field `record`: SnapshotWritten is "snapshot_written"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+_KINDS: dict[str, type[Record]] = {
+    record_name(kind): kind for kind in (Started, Progress, Tested, SnapshotWritten, Notice, Finished, Failed)
+}
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """`record` as a JSON object."""
+    return {"record": record_name(type(record)), **to_plain(record)}
+
+
+def from_json(data: object) -> Record:
+    """The record that a JSON object holds; raises ValueError naming what does not fit."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"a record is an object, not a {type(data).__name__}")
+    name = data.get("record")
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ValueError(f"record {name!r} is none of {', '.join(sorted(_KINDS))}")
+    return from_plain(_KINDS[name], {key: value for key, value in data.items() if key != "record"})

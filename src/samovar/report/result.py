@@ -1,0 +1,56 @@
+"""What a run came to: result.json."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.run_folder import write_json_atomic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """The figures of a finished run; None where the run has no such figure.
+
+    `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step`
+    what one rank sends on average. `replicas_equal` is None where ranks need not agree. `stopped_by` names
+    the signal that ended the run early.
+    """
+
+    net: str
+    net_parameters: int
+    strategy: str
+    collective: str
+    transport: str
+    workers: int
+    threads_per_worker: int
+    effective_batch: int
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    train_loss: float | None
+    test_loss: float | None
+    test_accuracy: float | None
+    weights_sha256: str
+    replicas_equal: bool | None
+    bytes_sent_per_step: float
+    stopped_by: str | None
+    versions: Mapping[str, str]
+
+
+def write_result(path: Path, result: RunResult) -> None:
+    """Put `result` at `path`, whole or not at all; raises InputError where the disk refuses."""
+    write_json_atomic(path, to_plain(result))
+
+
+def read_result(path: Path) -> RunResult:
+    """The result at `path`; raises InputError naming the file and the field that does not fit."""
+    try:
+        return from_plain(RunResult, json.loads(path.read_bytes()))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; give a run's result.json") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no result of a run: {error}; give a run's result.json") from error

@@ -1,0 +1,132 @@
+"""The folder that a run leaves behind."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.report.plain import to_plain
+
+DEFAULT_PARENT = Path("runs")
+_MAX_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where each file of a run lies; the folder exists, the files come one by one."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.path / "snapshots"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "samovar.log"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.path / f"rank{rank}.log"
+
+
+def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datetime) -> RunFolder:
+    """Create `out` (it may be there already), or runs/<YYYYMMDD-HHMM>-<net>-<strategy>, never used before.
+
+    Raises InputError where the folder cannot be created or written to.
+    """
+    try:
+        if out is None:
+            return RunFolder(_new_folder(DEFAULT_PARENT, _run_name(net_name, strategy, now)))
+        out.mkdir(parents=True, exist_ok=True)
+        _probe(out)
+    except OSError as error:
+        raise InputError(
+            f"cannot use {out or DEFAULT_PARENT} as run folder: {error.strerror}; "
+            "give a folder that can be written to with --out"
+        ) from error
+    return RunFolder(out)
+
+
+def run_folders_of(net_name: str) -> list[Path]:
+    """The folders under runs/ that `create_run_folder` made for this net, of any strategy."""
+    return sorted(DEFAULT_PARENT.glob(f"*-{_safe(net_name) or 'net'}-*"))
+
+
+def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
+    """Put `data` at `path` as indented JSON: the old file or the new one, never half of one.
+
+    Raises InputError where the disk refuses; the old file then stays.
+    """
+    text = json.dumps(to_plain(data), indent=2, allow_nan=False) + "\n"
+    write_atomic(path, text.encode())
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """The same for bytes."""
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(
+            f"{path} cannot be written: {error.strerror} ({len(content):,} bytes); "
+            "make room there or give another folder with --out"
+        ) from error
+
+
+def _run_name(net_name: str, strategy: str, now: datetime) -> str:
+    return f"{now:%Y%m%d-%H%M}-{_safe(net_name) or 'net'}-{_safe(strategy) or 'run'}"
+
+
+def _safe(name: str) -> str:
+    """Only what is a plain file name everywhere, lower-case."""
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower())[:_MAX_NAME_LENGTH].strip("-.")
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for turn in count(1):
+        path = parent / (name if turn == 1 else f"{name}-{turn}")
+        with contextlib.suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("count() has no end")
+
+
+def _probe(folder: Path) -> None:
+    """Find out now, not at the first snapshot, whether a file can be created here."""
+    probe = folder / f".tmp-probe-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""The sentences that a run shows: records to text, nothing else."""
+
+import math
+from collections.abc import Mapping
+
+from samovar.report.records import Failed, Progress, Started
+from samovar.report.result import RunResult
+
+_SHOWN_HASH_DIGITS = 8
+_SHOWN_RANKS = 4
+
+
+def start_lines(started: Started) -> list[str]:
+    """The plan of the run; the first two lines name the net and how it is trained."""
+    lines = [
+        " · ".join([started.net_name, counted(started.num_parameters, "parameter"), _data(started)]),
+        " · ".join([_workers(started), _batch(started), _rate(started), _strategy(started)]),
+        f"{_iterations(started)} · {pinning(started.worker_cpus)}",
+    ]
+    return [*lines, f"run folder {started.run_folder}"] if started.run_folder is not None else lines
+
+
+def progress_line(progress: Progress) -> str:
+    """The line of a run without a terminal."""
+    parts = [step_of(progress), f"loss {number(progress.loss)}", f"lr {progress.learning_rate:.4g}"]
+    return " · ".join([*parts, *speed(progress)])
+
+
+def step_of(progress: Progress) -> str:
+    return f"step {progress.step}/{progress.total_steps}"
+
+
+def speed(progress: Progress) -> list[str]:
+    """Samples per second, and the time that is left while some is."""
+    rate = progress.samples_per_second
+    parts = [f"{rate:,.0f} samples/s" if rate >= 10 or not math.isfinite(rate) else f"{rate:.2g} samples/s"]
+    if progress.eta_s is not None and progress.step < progress.total_steps:
+        parts.append(f"{duration(progress.eta_s)} left")
+    return parts
+
+
+def test_line(step: int, outputs: Mapping[str, float]) -> str:
+    figures = [f"{name} {number(value)}" for name, value in outputs.items()]
+    return " · ".join([f"test at step {step}", *figures])
+
+
+def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:
+    """How the run ended; `files` are those that lie in the run folder."""
+    parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
+    parts += [*_quality(result), _weights(result), _took(result.seconds)]
+    lines = [" · ".join(parts)]
+    if run_folder is not None:
+        lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
+    return lines
+
+
+def failure_sentence(failed: Failed) -> str:
+    return failed.message if failed.rank is None else f"rank {failed.rank}: {failed.message}"
+
+
+def pinning(worker_cpus: tuple[tuple[int, ...], ...]) -> str:
+    """Where ranks run: "rank 0 on cpu 0-3, rank 1 on cpu 4-7"; the middle of many is left out."""
+    if not any(worker_cpus):
+        return "not pinned to cpus"
+    texts = [f"rank {rank} {_on(cpus)}" for rank, cpus in enumerate(worker_cpus)]
+    if len(texts) > _SHOWN_RANKS:
+        texts = [*texts[: _SHOWN_RANKS - 1], "...", texts[-1]]
+    return ", ".join(texts)
+
+
+def cpu_ranges(cpus: tuple[int, ...]) -> str:
+    """Cpu numbers as Linux writes them: 0-3,8."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def number(value: float) -> str:
+    """Four digits after the point where they say something, powers of ten where they do not."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    return f"{value:.4g}" if abs(value) < 0.01 or abs(value) >= 10000 else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """H:MM:SS, or M:SS below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _data(started: Started) -> str:
+    return f"{started.data_name} {started.num_train_samples:,} train / {started.num_test_samples:,} test"
+
+
+def _workers(started: Started) -> str:
+    return f"{counted(started.workers, 'worker')} x {counted(started.threads_per_worker, 'thread')}"
+
+
+def _batch(started: Started) -> str:
+    return f"batch {started.batch_per_worker:,} each, {started.effective_batch:,} effective"
+
+
+def _rate(started: Started) -> str:
+    return f"lr {started.base_lr:g} ({started.lr_policy})"
+
+
+def _strategy(started: Started) -> str:
+    return f"{started.strategy} over {started.transport}, {started.collective}"
+
+
+def _iterations(started: Started) -> str:
+    if started.start_step == 0:
+        return counted(started.iterations, "iteration")
+    return f"iterations {started.start_step:,} to {started.iterations:,}, resumed"
+
+
+def _on(cpus: tuple[int, ...]) -> str:
+    return f"on cpu {cpu_ranges(cpus)}" if cpus else "on any cpu"
+
+
+def _quality(result: RunResult) -> list[str]:
+    if result.test_accuracy is not None:
+        return [f"test accuracy {result.test_accuracy:.4f}"]
+    if result.test_loss is not None:
+        return [f"test loss {number(result.test_loss)}"]
+    return [] if result.train_loss is None else [f"training loss {number(result.train_loss)}"]
+
+
+def _weights(result: RunResult) -> str:
+    text = f"weights {result.weights_sha256[:_SHOWN_HASH_DIGITS]}…"
+    if result.replicas_equal is None or result.workers == 1:
+        return text
+    ranks = "both ranks" if result.workers == 2 else f"all {result.workers} ranks"
+    return f"{text} equal on {ranks}" if result.replicas_equal else f"{text} NOT equal on {ranks}"
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)

@@ -1,0 +1,71 @@
+"""What all tests share: the police, the folders of recorded data, and the slow ones left out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.police import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
+
+ROOT = Path(__file__).parents[1]
+_GRACE_HELP = "how long what a test started may take to end after it"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("samovar")
+    group.addoption("--run-slow", action="store_true", help="also run tests marked slow")
+    group.addoption("--golden", metavar="DIR", help="recorded BVLC Caffe data (default: ../shared/golden)")
+    group.addoption("--data-sets", metavar="DIR", help="MNIST and other sets (default: ../shared/data)")
+    group.addoption("--police-grace", type=float, metavar="SECONDS", default=GRACE_S, help=_GRACE_HELP)
+
+
+def pytest_configure() -> None:
+    mark_descendants()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--run-slow"):
+        return
+    skip = pytest.mark.skip(reason="slow: give --run-slow, or run `make test-all`")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _police(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves something behind fails."""
+    before = take_stock()
+    yield
+    left = leftovers(before, request.config.getoption("--police-grace"))
+    if left:
+        end_processes(before)
+        pytest.fail("the test leaves behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def repository_root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def golden_folder(request: pytest.FixtureRequest) -> Path:
+    """What BVLC Caffe computed, recorded once."""
+    return _folder(request.config.getoption("--golden"), "golden", "--golden")
+
+
+@pytest.fixture(scope="session")
+def data_folder(request: pytest.FixtureRequest) -> Path:
+    """Published data sets in their published files."""
+    return _folder(request.config.getoption("--data-sets"), "data", "--data-sets")
+
+
+def _folder(given: str | None, name: str, option: str) -> Path:
+    if given is not None:
+        if not Path(given).is_dir():
+            raise pytest.UsageError(f"{option} {given} is not a folder")
+        return Path(given).resolve()
+    default = ROOT.parent / "shared" / name
+    if not default.is_dir():
+        pytest.skip(f"needs recorded data: give {option} DIR (see CONTRIBUTING.md)")
+    return default

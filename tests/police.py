@@ -1,0 +1,182 @@
+"""Finds what a test leaves behind: processes, threads, descriptors and sockets, names in /dev/shm."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 3.0
+_POLL_S = 0.01
+_MARK = "SAMOVAR_TEST_RUN"
+_SHARED_MEMORY = Path("/dev/shm")
+# Opened once and kept by the interpreter or a library, whichever test comes first.
+_HARMLESS_TARGETS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/nvidia", "/proc/", "/sys/")
+
+
+@dataclass(frozen=True)
+class Belongings:
+    """What this test process and its descendants hold at one moment."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[tuple[int, str]]
+    shared_memory: frozenset[str]
+
+    def is_within(self, other: "Belongings") -> bool:
+        return (
+            self.processes <= other.processes
+            and self.threads <= other.threads
+            and self.descriptors <= other.descriptors
+            and self.shared_memory <= other.shared_memory
+        )
+
+
+def mark_descendants() -> None:
+    """Give all processes started from here on a mark by which an orphan is still known as ours."""
+    os.environ[_MARK] = _mark()
+
+
+def take_stock() -> Belongings:
+    """What is there now."""
+    return Belongings(
+        frozenset(_descendants()),
+        frozenset(thread for thread in threading.enumerate() if thread.is_alive()),
+        frozenset(_descriptors()),
+        frozenset(_shared_memory()),
+    )
+
+
+def leftovers(before: Belongings, grace_s: float) -> list[str]:
+    """A sentence for each thing that is there now and was not `before`, once `grace_s` have passed.
+
+    What is just ending has that long to be gone.
+    """
+    deadline_s = time.monotonic() + grace_s
+    after = take_stock()
+    while not after.is_within(before) and time.monotonic() < deadline_s:
+        gc.collect()  # an object that nobody holds is no leak
+        time.sleep(_POLL_S)
+        after = take_stock()
+    if after.is_within(before):
+        return []
+    searches = (_left_processes, _left_threads, _left_descriptors, _left_shared_memory)
+    return [sentence for search in searches for sentence in search(before, after)]
+
+
+def _left_processes(before: Belongings, after: Belongings) -> Iterator[str]:
+    for process in after.processes - before.processes:
+        yield f"process {process.pid} ({_described(process)})"
+
+
+def _left_threads(before: Belongings, after: Belongings) -> Iterator[str]:
+    for thread in after.threads - before.threads:
+        kind = "daemon thread" if thread.daemon else "thread"
+        yield f"{kind} {thread.name!r}"
+
+
+def _left_descriptors(before: Belongings, after: Belongings) -> Iterator[str]:
+    sockets = _socket_names()
+    for descriptor, target in sorted(after.descriptors - before.descriptors):
+        yield f"descriptor {descriptor}: {sockets.get(descriptor, target)}"
+
+
+def _left_shared_memory(before: Belongings, after: Belongings) -> Iterator[str]:
+    for name in sorted(after.shared_memory - before.shared_memory):
+        if not _held_by_a_stranger(_SHARED_MEMORY / name):
+            yield f"shared memory name /dev/shm/{name}"
+
+
+def end_processes(before: Belongings) -> None:
+    """Kill the processes that came after `before`, and wait for those whose parent is this one."""
+    left = _descendants() - before.processes
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=GRACE_S)
+
+
+def _descendants() -> set[psutil.Process]:
+    """Children of children included; and orphans, by their mark."""
+    own = psutil.Process()
+    found = set(own.children(recursive=True))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != own.pid and _is_marked(entry):
+            with suppress(psutil.Error):
+                found.add(psutil.Process(int(entry.name)))
+    return found
+
+
+def _mark() -> str:
+    return f"{os.getpid()}-{psutil.Process().create_time()}"
+
+
+def _is_marked(entry: Path) -> bool:
+    try:
+        variables = (entry / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{_MARK}={_mark()}".encode() in variables
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return "ended, but nobody waited for it"
+        return " ".join(process.cmdline())[:200]
+    except psutil.Error:
+        return "ending"
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:  # the descriptor of this very listing
+            continue
+        if not target.startswith(_HARMLESS_TARGETS):
+            yield int(entry.name), target
+
+
+def _socket_names() -> dict[int, str]:
+    """Descriptor to what the socket is: its port, or its name (abstract ones start with @)."""
+    connections = psutil.Process().net_connections(kind="all")
+    return {one.fd: _socket_name(one) for one in connections}
+
+
+def _socket_name(connection: "psutil._ntuples.pconn") -> str:
+    state = "" if connection.status == psutil.CONN_NONE else f" {connection.status}"
+    address = connection.laddr or "without a name"
+    if isinstance(address, tuple):
+        return f"socket on {address[0]} port {address[1]}{state}"
+    return f"unix socket {address}{state}"
+
+
+def _shared_memory() -> Iterator[str]:
+    with suppress(FileNotFoundError):
+        for entry in _SHARED_MEMORY.iterdir():
+            yield entry.name
+
+
+def _held_by_a_stranger(path: Path) -> bool:
+    """True where a living process that is not ours has the file open or mapped: it is that one's name."""
+    ours = {process.pid for process in _descendants()} | {os.getpid()}
+    return any(_holds(pid, str(path)) for pid in psutil.pids() if pid not in ours)
+
+
+def _holds(process_id: int, name: str) -> bool:
+    folder = Path("/proc") / str(process_id)
+    with suppress(OSError):
+        if any(line.endswith(name) for line in (folder / "maps").read_text().splitlines()):
+            return True
+    with suppress(OSError):
+        for entry in (folder / "fd").iterdir():
+            with suppress(OSError):
+                if str(entry.readlink()) == name:
+                    return True
+    return False

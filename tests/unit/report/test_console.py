@@ -1,0 +1,307 @@
+"""What the user sees, with a terminal and without one, and what the log keeps."""
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.report import Console, Log, Notice
+from samovar.report.wording import cpu_ranges, duration, number, pinning
+
+from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, WARNING
+
+
+class Shown:
+    """A console over two strings."""
+
+    def __init__(self, **options) -> None:
+        self.output, self.errors = io.StringIO(), io.StringIO()
+        self.clock_s = 0.0
+        self.console = Console(
+            self.output, self.errors, width=100, monotonic_s=lambda: self.clock_s, **options
+        )
+
+    def run(self, steps: range) -> None:
+        for step in steps:
+            self.clock_s += 1
+            self.console.show(replace(PROGRESS, step=step))
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.getvalue().splitlines()
+
+
+def test_the_plan_is_told_in_lines() -> None:
+    shown = Shown()
+    shown.console.show(replace(STARTED, run_folder="runs/here"))
+    assert shown.lines == [
+        "LeNet · 431,080 parameters · digits 1,437 train / 360 test",
+        "2 workers x 1 thread · batch 64 each, 128 effective · lr 0.01 (inv) · sync over shm, ring",
+        "600 iterations · rank 0 on cpu 0, rank 1 on cpu 1",
+        "run folder runs/here",
+    ]
+
+
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    shown = Shown()
+    shown.console.show(replace(STARTED, start_step=300, worker_cpus=((), ())))
+    assert shown.lines[2] == "iterations 300 to 600, resumed · not pinned to cpus"
+
+
+def test_without_a_terminal_progress_is_a_line_each_display_interval_and_at_the_end() -> None:
+    shown = Shown(display_steps=250)
+    shown.run(range(1, 601))
+    assert [line.split(" · ")[0] for line in shown.lines] == ["step 250/600", "step 500/600", "step 600/600"]
+    assert shown.lines[0] == "step 250/600 · loss 0.0113 · lr 0.0098 · 5,900 samples/s · 0:07 left"
+    assert shown.lines[-1] == "step 600/600 · loss 0.0113 · lr 0.0098 · 5,900 samples/s"
+    assert "\x1b" not in shown.output.getvalue()
+    assert "\r" not in shown.output.getvalue()
+
+
+def test_a_report_that_skips_the_interval_is_still_shown() -> None:
+    shown = Shown(display_steps=100)
+    shown.run(range(30, 601, 30))
+    assert [line.split("/")[0] for line in shown.lines[:3]] == ["step 120", "step 210", "step 300"]
+
+
+def test_tests_and_snapshots_are_lines() -> None:
+    shown = Shown()
+    shown.console.show(TESTED)
+    shown.console.show(SNAPSHOT_WRITTEN)
+    shown.console.show(Notice(level="info", text="as told"))
+    assert shown.lines == [
+        "test at step 500 · accuracy 0.9810 · loss 0.0530",
+        "snapshot of step 500 in runs/a/snapshots/step_00000500",
+        "as told",
+    ]
+
+
+def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "result.json").touch()
+    (tmp_path / "snapshots").mkdir()
+    shown = Shown()
+    shown.console.show(replace(STARTED, run_folder=str(tmp_path)))
+    shown.console.show(FINISHED)
+    assert shown.lines[-2:] == [
+        "test accuracy 0.9861 · weights 3f9c12ab… equal on both ranks · 13.2 s",
+        f"run folder {tmp_path}   (result.json, snapshots)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"test_accuracy": None}, "test loss 0.0450 · weights 3f9c12ab… equal on both ranks · 13.2 s"),
+        (
+            {"test_accuracy": None, "test_loss": None, "replicas_equal": None},
+            "training loss 0.0113 · weights 3f9c12ab… · 13.2 s",
+        ),
+        ({"workers": 1}, "test accuracy 0.9861 · weights 3f9c12ab… · 13.2 s"),
+        (
+            {"workers": 4, "replicas_equal": False},
+            "test accuracy 0.9861 · weights 3f9c12ab… NOT equal on all 4 ranks · 13.2 s",
+        ),
+        (
+            {"stopped_by": "SIGINT", "steps": 312, "seconds": 4000.0},
+            "stopped by SIGINT after step 312 · test accuracy 0.9861 · "
+            "weights 3f9c12ab… equal on both ranks · 1:06:40",
+        ),
+    ],
+)
+def test_the_end_of_other_runs(changes: dict, expected: str) -> None:
+    shown = Shown()
+    shown.console.show(replace(FINISHED, result=replace(RESULT, **changes)))
+    assert shown.lines == [expected]
+
+
+def test_errors_and_warnings_go_to_stderr_as_one_sentence() -> None:
+    shown = Shown()
+    shown.console.show(FAILED)
+    shown.console.show(replace(FAILED, rank=None, message="no such file"))
+    shown.console.show(WARNING)
+    shown.console.error("net.prototxt:3: unknown layer type 'X'")
+    assert shown.lines == []
+    assert shown.errors.getvalue().splitlines() == [
+        "samovar: error: rank 3: no notification from rank 2",
+        "samovar: error: no such file",
+        "samovar: warning: moving rate 0.9 is unstable",
+        "samovar: error: net.prototxt:3: unknown layer type 'X'",
+    ]
+
+
+def test_on_a_terminal_the_bar_is_drawn_in_place_and_stays_at_the_end() -> None:
+    shown = Shown(terminal=True)
+    shown.run(range(100, 601, 100))
+    text = shown.output.getvalue()
+    assert text.count("\r\x1b[2K") == 6
+    assert text.count("\n") == 1
+    last = shown.output.getvalue().split("\r\x1b[2K")[-1]
+    assert last.startswith("step 600/600 ")
+    assert last.count("━") == 40
+    assert "loss 0.0113 · 5,900 samples/s" in last
+
+
+def test_on_a_terminal_the_bar_is_not_drawn_more_often_than_an_eye_can_see() -> None:
+    shown = Shown(terminal=True)
+    for step in range(1, 600):
+        shown.console.show(replace(PROGRESS, step=step))
+    assert shown.output.getvalue().count("\r\x1b[2K") == 1
+    shown.console.show(replace(PROGRESS, step=600))
+    assert shown.output.getvalue().count("\r\x1b[2K") == 2
+
+
+def test_on_a_terminal_other_lines_stand_above_the_bar() -> None:
+    shown = Shown(terminal=True)
+    shown.run(range(300, 301))
+    shown.console.show(TESTED)
+    drawn, tested = shown.output.getvalue().rsplit("\r\x1b[2K", 1)
+    assert drawn.endswith("left\r")
+    assert tested == "test at step 500 · accuracy 0.9810 · loss 0.0530\n"
+    shown.run(range(301, 302))
+    shown.console.show(FAILED)
+    assert shown.output.getvalue().endswith("\r\x1b[2K")
+    assert "samovar: error: rank 3" in shown.errors.getvalue()
+
+
+def test_control_codes_in_names_do_not_reach_the_terminal() -> None:
+    shown = Shown(terminal=True)
+    shown.console.show(replace(STARTED, net_name="Le\x1b[2JNet\x9b\r"))
+    assert "Le\\x1b[2JNet\\x9b\\x0d" in shown.output.getvalue()
+
+
+def test_a_narrow_terminal_gets_a_cut_line() -> None:
+    output = io.StringIO()
+    console = Console(output, io.StringIO(), terminal=True, width=30)
+    console.show(PROGRESS)
+    drawn = output.getvalue().removeprefix("\r\x1b[2K").removesuffix("\r")
+    assert drawn == "step 300/600  loss 0.0113 · 5"
+
+
+def test_a_stream_that_knows_only_ascii_gets_ascii() -> None:
+    raw = io.BytesIO()
+    console = Console(io.TextIOWrapper(raw, encoding="ascii"), io.StringIO())
+    console.show(replace(STARTED, net_name="Größe"))
+    assert raw.getvalue().splitlines()[0] == b"Gr??e | 431,080 parameters | digits 1,437 train / 360 test"
+
+
+def test_a_reader_that_is_gone_does_not_end_the_run() -> None:
+    program = (
+        "import sys; from samovar.report import Console, Notice\n"
+        "console = Console(sys.stdout, sys.stderr)\n"
+        "for turn in range(1000): console.show(Notice(level='info', text='x' * 1000))\n"
+        "print('still here', file=sys.stderr)"
+    )
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "still here\n")
+
+
+def test_a_real_terminal_shows_the_bar() -> None:
+    program = (
+        "import sys; from samovar.report import Console, Progress\n"
+        "console = Console(sys.stdout, sys.stderr)\n"
+        "console.show(Progress(step=5, total_steps=5, loss=1.0, learning_rate=0.1,"
+        " samples_per_second=10.0, eta_s=None))"
+    )
+    master, slave = pty.openpty()
+    try:
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+        subprocess.run([sys.executable, "-c", program], stdout=slave, env=environment, check=True)
+        shown = os.read(master, 65536).decode()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert "\x1b[2K" in shown
+    assert "━" * 38 in shown
+    assert "loss 1.0000 · 10 samples/s" in shown
+
+
+def test_the_log_keeps_every_line_with_its_time(tmp_path: Path) -> None:
+    log = Log(tmp_path / "samovar.log", now=lambda: datetime(2026, 11, 20, 14, 12, 5, 250000, UTC))
+    shown = Shown(terminal=True, log=log, display_steps=300)
+    shown.console.show(STARTED)
+    shown.run(range(1, 601))
+    shown.console.show(FINISHED)
+    shown.console.show(FAILED)
+    log.close()
+    lines = (tmp_path / "samovar.log").read_text().splitlines()
+    assert {line.split(" ", 1)[0] for line in lines} == {"2026-11-20T14:12:05.250+00:00"}
+    assert [line.split(" ", 1)[1].split(" · ")[0] for line in lines] == [
+        "LeNet",
+        "2 workers x 1 thread",
+        "600 iterations",
+        "step 300/600",
+        "step 600/600",
+        "test accuracy 0.9861",
+        "samovar: error: rank 3: no notification from rank 2",
+    ]
+
+
+def test_a_log_is_added_to(tmp_path: Path) -> None:
+    for text in ("first", "second\nthird"):
+        log = Log(tmp_path / "samovar.log")
+        log.write(text)
+        log.close()
+    lines = (tmp_path / "samovar.log").read_text().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines] == ["first", "second", "third"]
+
+
+def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"samovar.log cannot be written: No such file or directory"):
+        Log(tmp_path / "no" / "samovar.log")
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
+    log = Log(Path("/dev/full"))
+    shown = Shown(log=log)
+    shown.run(range(1, 4))
+    log.close()
+    assert len(shown.lines) == 3
+    assert shown.errors.getvalue() == (
+        "samovar: warning: /dev/full cannot be written: No space left on device; the run goes on without it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"), [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((8, 0, 1, 3), "0-1,3,8")]
+)
+def test_cpu_numbers(cpus: tuple[int, ...], expected: str) -> None:
+    assert cpu_ranges(cpus) == expected
+
+
+def test_the_middle_of_many_ranks_is_left_out() -> None:
+    assert pinning(tuple((rank,) for rank in range(16))) == (
+        "rank 0 on cpu 0, rank 1 on cpu 1, rank 2 on cpu 2, ..., rank 15 on cpu 15"
+    )
+    assert pinning(((0, 1), ())) == "rank 0 on cpu 0-1, rank 1 on any cpu"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0113, "0.0113"),
+        (2.302585, "2.3026"),
+        (0.0000123, "1.23e-05"),
+        (123456.0, "1.235e+05"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers(value: float, expected: str) -> None:
+    assert number(value) == expected
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
+def test_durations(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected

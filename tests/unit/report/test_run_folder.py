@@ -1,0 +1,222 @@
+"""The run folder, result.json and metrics.jsonl."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.report import (
+    MetricsWriter,
+    create_run_folder,
+    read_metrics,
+    read_result,
+    write_json_atomic,
+    write_result,
+)
+
+from .examples import RESULT
+
+NOW = datetime(2026, 11, 20, 14, 12)
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_default_name_tells_when_and_what_and_is_never_used_twice() -> None:
+    paths = [create_run_folder(None, "LeNet", "sync", NOW).path for _ in range(3)]
+    assert [str(path) for path in paths] == [
+        "runs/20261120-1412-lenet-sync",
+        "runs/20261120-1412-lenet-sync-2",
+        "runs/20261120-1412-lenet-sync-3",
+    ]
+    assert all(path.is_dir() for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("net_name", "expected"),
+    [
+        ("../../etc/passwd", "etc-passwd"),
+        ("My Net\n\x1b[2J", "my-net-2j"),
+        ("", "net"),
+        ("...", "net"),
+        ("Größe", "gr-e"),
+        ("a" * 500, "a" * 60),
+        ("VGG_ILSVRC_16", "vgg_ilsvrc_16"),
+    ],
+)
+def test_a_net_name_becomes_a_safe_part_of_a_file_name(net_name: str, expected: str) -> None:
+    path = create_run_folder(None, net_name, "shm-easgd", NOW).path
+    assert path == Path("runs") / f"20261120-1412-{expected}-shm-easgd"
+
+
+def test_a_given_folder_is_created_with_its_parents_and_may_be_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        folder = create_run_folder(tmp_path / "a" / "b", "LeNet", "sync", NOW)
+    assert folder.path.is_dir()
+    assert list(folder.path.iterdir()) == []
+
+
+def test_the_files_have_their_places(tmp_path: Path) -> None:
+    folder = create_run_folder(tmp_path / "run", "LeNet", "sync", NOW)
+    places = [folder.config, folder.metrics, folder.result, folder.snapshots, folder.log, folder.rank_log(3)]
+    assert [str(place.relative_to(folder.path)) for place in places] == [
+        "config.json",
+        "metrics.jsonl",
+        "result.json",
+        "snapshots",
+        "samovar.log",
+        "rank3.log",
+    ]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(InputError, match=r"cannot use .*taken as run folder: File exists; give a folder"):
+        create_run_folder(tmp_path / "taken", "LeNet", "sync", NOW)
+    (tmp_path / "runs").write_text("mine")
+    with pytest.raises(InputError, match="cannot use runs as run folder: File exists"):
+        create_run_folder(None, "LeNet", "sync", NOW)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot use /proc/self as run folder"):
+        create_run_folder(Path("/proc/self"), "LeNet", "sync", NOW)
+    with pytest.raises(InputError, match="cannot use /proc/no/run as run folder"):
+        create_run_folder(Path("/proc/no/run"), "LeNet", "sync", NOW)
+
+
+def test_json_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for value in (1, {"rate": math.inf, "path": ("a", "b")}):
+        write_json_atomic(path, {"value": value})
+    assert json.loads(path.read_text()) == {"value": {"rate": "Infinity", "path": ["a", "b"]}}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_disk_that_refuses_leaves_the_old_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    write_json_atomic(path, {"value": 1})
+    program = (
+        "import resource, sys; from pathlib import Path; from samovar.report import write_json_atomic\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_json_atomic(Path(sys.argv[1]), {'value': 'x' * 5000})"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert "config.json cannot be written: File too large (5,0" in done.stderr
+    assert json.loads(path.read_text()) == {"value": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_result_comes_back(tmp_path: Path) -> None:
+    for result in (RESULT, replace(RESULT, train_loss=math.inf, test_accuracy=None, stopped_by="SIGINT")):
+        write_result(tmp_path / "result.json", result)
+        assert read_result(tmp_path / "result.json") == result
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is no result of a run: Expecting"),
+        ("[]", "RunResult is .*, not an object"),
+        ('{"steps": 1}', "lacks"),
+        ("[" * 100_000, "is no result"),
+    ],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        read_result(tmp_path / "result.json")
+
+
+def test_a_result_that_is_not_there() -> None:
+    with pytest.raises(InputError, match=r"nothing.json cannot be read: No such file"):
+        read_result(Path("nothing.json"))
+
+
+def steps_of(path: Path, kind: str | None = None) -> list[int]:
+    return [line["step"] for line in read_metrics(path, kind)]
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    """Steps 1 to 6, with tests at 0, 3 and 6."""
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.append(0, "test", {"accuracy": 0.1})
+        for step in range(1, 7):
+            writer.append(step, "train", {"loss": 1 / step, "learning_rate": 0.01})
+            if step % 3 == 0:
+                writer.append(step, "test", {"accuracy": step / 10})
+    return path
+
+
+def test_each_line_stands_as_it_was_given(metrics: Path) -> None:
+    assert steps_of(metrics, "train") == [1, 2, 3, 4, 5, 6]
+    assert read_metrics(metrics, "test") == [
+        {"step": step, "kind": "test", "accuracy": step / 10 or 0.1} for step in (0, 3, 6)
+    ]
+
+
+def test_a_line_is_there_when_append_returns(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.append(1, "train", {"loss": math.nan})
+        (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(line["loss"])
+
+
+def test_a_resumed_run_has_each_step_once(metrics: Path) -> None:
+    with MetricsWriter(metrics, start_step=3) as writer:
+        writer.append(3, "test", {"accuracy": 0.3})  # the test is repeated on resume
+        for step in (4, 5):
+            writer.append(step, "train", {"loss": 9})
+    assert steps_of(metrics, "train") == [1, 2, 3, 4, 5]
+    assert steps_of(metrics, "test") == [0, 3]
+    assert read_metrics(metrics)[-1] == {"step": 5, "kind": "train", "loss": 9}
+
+
+def test_a_new_run_starts_a_new_file(metrics: Path) -> None:
+    with MetricsWriter(metrics) as writer:
+        writer.append(1, "train", {"loss": 1})
+    assert steps_of(metrics) == [1]
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(metrics: Path) -> None:
+    os.truncate(metrics, metrics.stat().st_size - 5)
+    assert steps_of(metrics, "test") == [0, 3]
+    with MetricsWriter(metrics, start_step=6) as writer:
+        writer.append(6, "test", {"accuracy": 0.6})
+    assert steps_of(metrics, "test") == [0, 3, 6]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", '{"kind": "train"}', '{"step": "1", "kind": "train"}'])
+def test_a_damaged_line_is_named(metrics: Path, line: str) -> None:
+    lines = metrics.read_text().splitlines()
+    lines[4] = line
+    metrics.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl:5 is n.* remove that line"):
+        read_metrics(metrics)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    program = (
+        "import resource, sys; from pathlib import Path; from samovar.report import MetricsWriter\n"
+        "writer = MetricsWriter(Path(sys.argv[1]))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "for step in range(100): writer.append(step, 'train', {'loss': 0.5})"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert "metrics.jsonl cannot be written: File too large" in done.stderr
+    assert path.stat().st_size < 1000
+    assert path.read_bytes().endswith(b"}\n")
+    assert steps_of(path) == list(range(len(steps_of(path))))
