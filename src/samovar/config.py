@@ -45,13 +45,9 @@ class RunConfig:
         if not 0 < self.timeout_s < 86_400:
             raise InputError(f"--timeout: got {self.timeout_s} s; give more than 0 and less than a day")
         if self.batch_mode not in BATCH_MODES:
-            raise InputError(
-                f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}"
-            )
+            raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
         if self.weights is not None and self.snapshot is not None:
-            raise InputError(
-                "--weights and --snapshot exclude each other: a snapshot holds weights; give one"
-            )
+            raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, in the order of the fields."""
@@ -69,9 +65,7 @@ class RunConfig:
             values["strategy"] = StrategyConfig(**values["strategy"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{path}: not a configuration of this version ({error}); start the run anew"
-            ) from error
+            raise InputError(f"{path}: not a configuration of this version ({error}); start the run anew") from error
 
 
 def _require_at_least(flag: str, value: int, least: int) -> None:

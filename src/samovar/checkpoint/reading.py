@@ -143,8 +143,7 @@ def _compare(path: Path, found: FileMark, expected: FileMark) -> None:
 def _compare_size(path: Path, found_bytes: int, expected: FileMark) -> None:
     if found_bytes != expected.size_bytes:
         raise InputError(
-            f"{path} is damaged: {found_bytes:,} bytes, the manifest says {expected.size_bytes:,}; "
-            f"{_NEXT_STEP}"
+            f"{path} is damaged: {found_bytes:,} bytes, the manifest says {expected.size_bytes:,}; {_NEXT_STEP}"
         )
 
 

@@ -52,9 +52,7 @@ class SnapshotStore:
 
     def __init__(self, folder: Path, keep: int | None = None) -> None:
         if keep is not None and keep < 1:
-            raise InputError(
-                f"keep is {keep} snapshots; at least 1 must stay: give 1 or more, or none for all"
-            )
+            raise InputError(f"keep is {keep} snapshots; at least 1 must stay: give 1 or more, or none for all")
         self.folder = folder
         self.keep = keep
 

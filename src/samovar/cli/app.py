@@ -30,9 +30,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
-Threads = Annotated[
-    int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")
-]
+Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
@@ -42,9 +40,7 @@ def train(
     weights: Annotated[Path | None, typer.Option(help="Start from a .caffemodel, by layer name.")] = None,
     snapshot: Annotated[
         str | None,
-        typer.Option(
-            help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."
-        ),
+        typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
     ] = None,
     workers: Workers = 1,
     threads_per_worker: Threads = None,
@@ -54,16 +50,10 @@ def train(
     batch_mode: Annotated[
         str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
     ] = "per-worker",
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
-    iterations: Annotated[
-        int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")
-    ] = None,
+    iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""

@@ -98,9 +98,7 @@ def load_weights(net: CaffeNet, config: RunConfig) -> tuple[str, ...]:
             info.parameter.data.numpy()[...] = matched.arrays[info.name]
     notices = []
     if matched.missing:
-        notices.append(
-            f"{config.weights}: has no layers {list(matched.missing)}; they start from their fillers"
-        )
+        notices.append(f"{config.weights}: has no layers {list(matched.missing)}; they start from their fillers")
     if matched.ignored:
         notices.append(f"{config.weights}: layers {list(matched.ignored)} are not in this net; ignored")
     return tuple(notices)

@@ -69,9 +69,7 @@ class RunObserver:
             total_steps=self._num_steps,
             loss=sum(self._losses) / len(self._losses),
             learning_rate=rate,
-            samples_per_second=sum(done.num_samples for done in self._recent) / seconds
-            if seconds > 0
-            else 0.0,
+            samples_per_second=sum(done.num_samples for done in self._recent) / seconds if seconds > 0 else 0.0,
             eta_s=seconds / len(self._recent) * steps_left,
         )
 

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.stateful import State
@@ -15,9 +18,7 @@ from samovar.solver.sgd import Sgd
 class Saver:
     """Saves a run's state after a step into its snapshot folder."""
 
-    def __init__(
-        self, folder: Path, prefix: str, net: CaffeNet, model: Model, solver: Sgd, config: RunConfig
-    ) -> None:
+    def __init__(self, folder: Path, prefix: str, net: CaffeNet, model: Model, solver: Sgd, config: RunConfig) -> None:
         self._store = SnapshotStore(folder)
         self._prefix = prefix
         self._net = net
@@ -27,21 +28,19 @@ class Saver:
 
     def save(self, steps_done: int) -> Path:
         """Write the snapshot of `steps_done`; raises InputError where the disk refuses."""
-        weights, momentum = self._model.state_dict(), self._solver.state_dict()
+        weights, momentum = self._model.weights.logical_arrays(), self._solver.history.logical_arrays()
         learned_net = f"{self._prefix}_iter_{steps_done}.caffemodel"
         files = {
             learned_net: encode_caffemodel(self._net.name, _records(self._net, weights)),
             f"{self._prefix}_iter_{steps_done}.solverstate": encode_solverstate(
-                SolverState(
-                    steps_done, learned_net, [momentum[info.name] for info in self._net.parameter_infos]
-                )
+                SolverState(steps_done, learned_net, [momentum[info.name] for info in self._net.parameter_infos])
             ),
         }
-        parts = {"weights": weights, "momentum": momentum}
+        parts: dict[str, State] = {"weights": {**weights}, "momentum": {**momentum}}
         return self._store.save(steps_done, parts, files, self._config.to_json())
 
 
-def _records(net: CaffeNet, weights: State) -> list[LayerRecord]:
+def _records(net: CaffeNet, weights: dict[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
     return [
         LayerRecord(
             outline.name,

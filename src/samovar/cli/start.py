@@ -105,9 +105,7 @@ def _done(told: Told, folder: RunFolder, console: Console) -> int:
 
 
 def _killed_by(number: int, console: Console) -> int:
-    console.error(
-        f"ended at once by a second signal ({signal.Signals(number).name}); no snapshot was written"
-    )
+    console.error(f"ended at once by a second signal ({signal.Signals(number).name}); no snapshot was written")
     return 128 + number
 
 

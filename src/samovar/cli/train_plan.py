@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
@@ -11,7 +12,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.report.log import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
 
-LATEST = "latest"
+LATEST: Final = "latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise InputError(
-            f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'"
-        )
+        raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
     return path
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from samovar import __version__
@@ -19,8 +18,7 @@ from samovar.cli.resume import resume_from
 from samovar.cli.snapshots import Saver
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
-from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, ReplicasDiffer
+from samovar.core.errors import InputError
 from samovar.data.stream import BatchReader, BatchStream
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet
@@ -30,9 +28,8 @@ from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.worker.evaluation import Evaluation
+from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
-
-_HASH_WORDS = 8
 
 
 def run_training(context: RankContext) -> None:
@@ -185,20 +182,12 @@ def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Lear
 def _finish(context: RankContext, learner: build.Learner, outcome: Outcome, effective_batch: int) -> None:
     """Compare the replicas; rank 0 tells the result."""
     config = context.config
-    bytes_sent = context.transport.bytes_sent
+    bytes_sent = float(context.transport.bytes_sent)
     sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
-    exchange = RecordExchange(context.transport, _HASH_WORDS + 1)
-    words = np.frombuffer(bytes.fromhex(sha256), dtype=">u4").astype(float)
-    exchange.post([*words, bytes_sent])
-    records = exchange.collect(Deadline.after(config.timeout_s))
-    differing = [rank for rank in range(len(records)) if (records[rank, :-1] != records[0, :-1]).any()]
-    if differing:
-        raise ReplicasDiffer(
-            f"after step {outcome.steps_done} the weights of ranks {differing} differ from those of rank 0; "
-            "this must not happen with strategy 'sync': please report it with the run folder"
-        )
+    require_equal(context.transport, sha256, config.timeout_s)
+    all_sent = gather(context.transport, [bytes_sent], config.timeout_s)
     if context.is_first:
-        sent_per_step = records[:, -1].mean() / max(1, outcome.num_steps)
+        sent_per_step = all_sent.mean() / max(1, outcome.num_steps)
         context.writer.write(
             Finished(result=_result(context, learner, outcome, effective_batch, sha256, float(sent_per_step)))
         )

@@ -34,9 +34,7 @@ def cost(plans: Sequence[Plan], num_elements: int, element_bytes: int = 4) -> Co
             arrived[peer, slot] = step
             if ranks[peer].waits_on == slot:
                 ready.append(peer)
-    stuck = [
-        f"rank {r} for slot {state.waits_on}" for r, state in enumerate(ranks) if state.waits_on is not None
-    ]
+    stuck = [f"rank {r} for slot {state.waits_on}" for r, state in enumerate(ranks) if state.waits_on is not None]
     if stuck:
         raise ValueError(f"{plans[0].name}: deadlock, waiting: {', '.join(stuck)}")
     return Cost(
@@ -57,9 +55,7 @@ class _Rank:
         self.waits_on: int | None = None
         self._next = 0
 
-    def advance(
-        self, rank: int, arrived: dict[tuple[int, int], int], num_elements: int
-    ) -> list[tuple[int, int, int]]:
+    def advance(self, rank: int, arrived: dict[tuple[int, int], int], num_elements: int) -> list[tuple[int, int, int]]:
         """Go on until something has not arrived; returns the messages sent as (peer, slot, step)."""
         sent = []
         self.waits_on = None

@@ -46,9 +46,7 @@ class Channel:
                 offset = self._buffer.offset + start * self._buffer.array.itemsize
                 return partial(self._put_buffer, peer, offset, self._chunk(chunk), slot)
             case Put(peer=peer, chunk=chunk, staging=int(staging), slot=slot):
-                return partial(
-                    self._put_staging, peer, staging * self._staging_bytes, self._chunk(chunk), slot
-                )
+                return partial(self._put_staging, peer, staging * self._staging_bytes, self._chunk(chunk), slot)
             case Reduce(chunk=chunk, stagings=stagings):
                 own = self._chunk(chunk)
                 return partial(_native.reduce, own, [own, *(self._staging(k, len(own)) for k in stagings)])

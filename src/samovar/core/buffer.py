@@ -39,9 +39,12 @@ class FlatBuffer:
         copy: npt.NDArray[np.float32] = self._views[name].contiguous().numpy().copy()
         return copy
 
-    def state_dict(self) -> State:
+    def logical_arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """A logical copy of every parameter, by name."""
         return {entry.spec.name: self.logical(entry.spec.name) for entry in self.layout.entries}
+
+    def state_dict(self) -> State:
+        return {**self.logical_arrays()}
 
     def load_state_dict(self, state: Mapping[str, StateValue], what: str) -> None:
         """Take back what `state_dict` gave; InputError where a name or a shape differs, nothing loaded then."""
@@ -52,9 +55,7 @@ class FlatBuffer:
         for entry in self.layout.entries:
             shape = np.shape(state[entry.spec.name])
             if shape != entry.spec.shape:
-                raise InputError(
-                    f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}"
-                )
+                raise InputError(f"{what} of {entry.spec.name!r}: shape {shape}, this net has {entry.spec.shape}")
         for name, value in state.items():
             self.view(name).numpy()[...] = value
 

@@ -21,9 +21,7 @@ class WrittenDatabase:
     """The folder held the same records before, and was left as it was."""
 
 
-def write_images(
-    folder: Path, images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]
-) -> WrittenDatabase:
+def write_images(folder: Path, images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]) -> WrittenDatabase:
     """Grey images uint8 (N, H, W) and their labels (N,), in this order, keys 00000000, 00000001, ...
 
     Cost: about 6 us per 28x28 record.
@@ -34,8 +32,6 @@ def write_images(
     return WrittenDatabase(folder, len(images_NHW), not written)
 
 
-def _records(
-    images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]
-) -> Iterator[tuple[bytes, bytes]]:
+def _records(images_NHW: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.integer]) -> Iterator[tuple[bytes, bytes]]:
     for index, (image, label) in enumerate(zip(images_NHW, labels_N.tolist(), strict=True)):
         yield b"%08d" % index, encode_datum(image[None], label)

@@ -66,8 +66,7 @@ def _find_all(source: Path, splits: tuple[Split, ...]) -> dict[str, Path]:
         present = {path.name for path in source.iterdir()}
     except OSError as error:
         raise InputError(
-            f"{source}: {error.strerror}. Name the folder that holds {', '.join(names)} (or .gz of the same "
-            "names)."
+            f"{source}: {error.strerror}. Name the folder that holds {', '.join(names)} (or .gz of the same names)."
         ) from error
     missing = [name for name in names if not present & {name, f"{name}.gz"}]
     if missing:

@@ -107,9 +107,7 @@ class BatchStream:
         self._changed = threading.Condition()
         source = reader.config.source
         # A daemon: a read that hangs (a dead network file system) must not keep the process from ending.
-        self._thread = threading.Thread(
-            target=self._prefetch, args=(start_step,), name=f"read {source}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._prefetch, args=(start_step,), name=f"read {source}", daemon=True)
         self._thread.start()
 
     @property

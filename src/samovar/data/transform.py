@@ -103,9 +103,7 @@ def _mean(config: DataConfig, sample_shape: tuple[int, int, int]) -> Floats | No
     """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None where no mean is subtracted."""
     values, file = config.transform.mean_values, config.transform.mean_file
     if values and file is not None:
-        raise InputError(
-            f"{config.source}: transform_param gives both mean_value and mean_file; give one of them."
-        )
+        raise InputError(f"{config.source}: transform_param gives both mean_value and mean_file; give one of them.")
     if file is not None:
         return _mean_image(config.source, file, sample_shape)
     if len(values) not in {0, 1, sample_shape[0]}:

@@ -163,17 +163,13 @@ class _Walk:
         key_starts = nodes.start + _NODE_HEADER_BYTES
         value_starts = key_starts + nodes.key_size
         outside = nodes.flags & _OVERFLOW_NODE != 0
-        self._check(
-            bool(np.all(value_starts + np.where(outside, 8, nodes.size) <= page_size)), "the size of a record"
-        )
+        self._check(bool(np.all(value_starts + np.where(outside, 8, nodes.size) <= page_size)), "the size of a record")
         bases = numbers[nodes.row] * page_size
         value_offsets = bases + value_starts
         value_offsets[outside] = self._overflow_offsets(nodes, value_starts, outside)
         return bases + key_starts, nodes.key_size, value_offsets, nodes.size
 
-    def _overflow_offsets(
-        self, nodes: "_Nodes", value_starts: Int64s, outside: npt.NDArray[np.bool_]
-    ) -> Int64s:
+    def _overflow_offsets(self, nodes: "_Nodes", value_starts: Int64s, outside: npt.NDArray[np.bool_]) -> Int64s:
         columns = value_starts[outside, None] + np.arange(8)
         pages = nodes.pages[nodes.row[outside, None], columns].view("<u8").ravel()
         first_pages: Int64s = np.minimum(pages, np.uint64(_BEYOND_ALL_PAGES)).astype(np.int64)
@@ -214,9 +210,7 @@ class _Walk:
 
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
-            raise InputError(
-                f"{self._folder}: data.mdb is damaged: {what} is impossible. Copy or convert it again."
-            )
+            raise InputError(f"{self._folder}: data.mdb is damaged: {what} is impossible. Copy or convert it again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +257,7 @@ def _newest_meta(folder: Path, descriptor: int, file_size_bytes: int) -> _Meta:
     second = _meta_at(folder, descriptor, first.page_size, file_size_bytes)
     newest = max(first, second, key=lambda meta: meta.transaction)
     if newest.page_size != first.page_size or newest.flags & _DUPLICATES_FLAG:
-        raise InputError(
-            f"{folder}: data.mdb is damaged or holds several values per key. Copy or convert it again."
-        )
+        raise InputError(f"{folder}: data.mdb is damaged or holds several values per key. Copy or convert it again.")
     return newest
 
 
@@ -352,9 +344,7 @@ def _require_same(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
     try:
         present = LmdbFile(folder)
     except InputError as error:
-        raise InputError(
-            f"{folder}: exists and is no readable LMDB, so it is not replaced. {advice}"
-        ) from error
+        raise InputError(f"{folder}: exists and is no readable LMDB, so it is not replaced. {advice}") from error
     with present:
         for wanted, found in itertools.zip_longest(records, _all_records(present)):
             if wanted != found:

@@ -69,9 +69,7 @@ def _sink(parameter: torch.Tensor | None, x_MK: torch.Tensor) -> GradientSink | 
     return sink
 
 
-def _weight_gradient(
-    dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None
-) -> torch.Tensor | None:
+def _weight_gradient(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
     if sink is None:
         return dy_MN.t() @ x_MK
     if sink.accumulate:

@@ -24,10 +24,8 @@ def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
 
     Four-dimensional weights lie channels-last, where torch's convolutions are fastest on CPU.
     """
-    backward_order = reversed(parameters.items())
-    return Layout.pack(
-        ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order
-    )
+    backward_order = reversed(list(parameters.items()))
+    return Layout.pack(ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order)
 
 
 class Model:
@@ -102,7 +100,7 @@ class Model:
             view=self._gradients.view(name), accumulate=False, written=partial(self._gradient_written, name)
         )
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_take_gradient)
+            parameter.register_post_accumulate_grad_hook(_take_gradient)  # type: ignore[no-untyped-call]
 
     def _hook_forward(self) -> None:
         names = {id(parameter): name for name, parameter in self._parameters.items()}

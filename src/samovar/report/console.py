@@ -109,9 +109,7 @@ class Console:
         self._screen.keep()
         folder = self._started.run_folder if self._started is not None else None
         files = [name for name in _END_FILES if folder is not None and (Path(folder) / name).exists()]
-        for text, style in zip(
-            wording.end_lines(finished.result, folder, files), ["bold", "dim"], strict=False
-        ):
+        for text, style in zip(wording.end_lines(finished.result, folder, files), ["bold", "dim"], strict=False):
             self._line(text, style)
 
     def _notice(self, level: str, text: str) -> None:
@@ -144,6 +142,4 @@ def bar(progress: Progress, width: int) -> rich.text.Text:
     tail = " " + " · ".join([f"loss {wording.number(progress.loss)}", *wording.speed(progress)])
     bar_width = max(0, min(_MAX_BAR_WIDTH, width - 1 - len(head) - len(tail)))
     done = round(bar_width * min(1.0, progress.step / max(1, progress.total_steps)))
-    return rich.text.Text.assemble(
-        head, ("━" * done, "green"), ("━" * (bar_width - done), "bright_black"), tail
-    )
+    return rich.text.Text.assemble(head, ("━" * done, "green"), ("━" * (bar_width - done), "bright_black"), tail)

@@ -44,8 +44,7 @@ class MetricsWriter:
         except OSError as error:
             self._file.truncate(end)  # half a line would spoil the next one
             raise InputError(
-                f"{self._path} cannot be written: {error.strerror}; "
-                "make room there or give another folder with --out"
+                f"{self._path} cannot be written: {error.strerror}; make room there or give another folder with --out"
             ) from error
         self._written.add((step, kind))
 
@@ -84,11 +83,7 @@ def _parsed(path: Path, number: int, text: bytes) -> Line:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}:{number} is not JSON: {error}; remove that line") from error
-    if (
-        not isinstance(line, dict)
-        or type(line.get("step")) is not int
-        or not isinstance(line.get("kind"), str)
-    ):
+    if not isinstance(line, dict) or type(line.get("step")) is not int or not isinstance(line.get("kind"), str):
         raise InputError(f"{path}:{number} is no metric: it needs a step and a kind; remove that line")
     return {name: as_number(value) for name, value in line.items()}
 

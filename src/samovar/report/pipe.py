@@ -28,9 +28,7 @@ class RecordWriter:
     def write(self, record: Record) -> None:
         """Send one record, whole; raises DeadlineExceeded, or BrokenPipeError where the launcher is gone."""
         line = json_line(to_json(record))
-        assert len(line) <= MAX_LINE_BYTES, (
-            f"a record of {len(line):,} bytes; the limit is {MAX_LINE_BYTES:,}"
-        )
+        assert len(line) <= MAX_LINE_BYTES, f"a record of {len(line):,} bytes; the limit is {MAX_LINE_BYTES:,}"
         with self._lock:
             self._write_all(line)
 

@@ -8,9 +8,7 @@ import rich.console
 import rich.text
 
 # Names from a prototxt reach the terminal: no control code among them may.
-_CONTROL_CODES = {
-    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
-}
+_CONTROL_CODES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _PLAIN_SIGNS = str.maketrans({"·": "|", "…": "...", "━": "="})
 _START_OF_LINE = "\r\x1b[2K"
 

@@ -47,7 +47,7 @@ class Sgd:
         self.config = config
         self._weights = weights
         self._gradients = gradients
-        self._history = FlatBuffer.zeros(weights.layout)
+        self.history = FlatBuffer.zeros(weights.layout)
         self._multipliers = multipliers
         self._runs: dict[int, _Runs] = {}
 
@@ -59,7 +59,7 @@ class Sgd:
         _native.sgd_momentum(
             self._weights.array_N,
             self._gradients.array_N,
-            self._history.array_N,
+            self.history.array_N,
             runs.starts,
             runs.sizes,
             (runs.lr_multipliers * self.config.policy.rate(step)).astype(np.float32),
@@ -69,10 +69,10 @@ class Sgd:
         )
 
     def state_dict(self) -> State:
-        return self._history.state_dict()
+        return self.history.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        self._history.load_state_dict(state, "momentum")
+        self.history.load_state_dict(state, "momentum")
 
 
 @dataclass(frozen=True, slots=True)

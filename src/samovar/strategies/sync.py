@@ -43,7 +43,7 @@ class Sync:
         ]
         self._gradient_scale = 1.0 / transport.group.world_size
         self._deadline = deadline
-        self._num_final = 0
+        self._final: set[int] = set()
 
     def begin_step(self, step: int) -> None:
         """Nothing: the weights are already equal everywhere."""
@@ -52,11 +52,12 @@ class Sync:
         """Nothing: the update ran at the end of the last step."""
 
     def gradient_final(self, bucket: Bucket) -> None:
-        self._num_final += 1
+        """Count: the exchange runs when all are final."""
+        self._final.add(bucket.index)
 
     def finish_step(self, step: int, update: Update) -> None:
-        assert self._num_final == len(self._channels), f"step {step}: {self._num_final} buckets are final"
-        self._num_final = 0
+        assert len(self._final) == len(self._channels), f"step {step}: only buckets {self._final} are final"
+        self._final.clear()
         deadline = self._deadline()
         for bucket, channel in self._channels:
             channel.run(deadline)

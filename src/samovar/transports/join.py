@@ -79,9 +79,8 @@ def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
         except TimeoutError as error:
             raise DeadlineExceeded(f"segment {address}: no answer; is the run stopped?") from error
         except OSError as error:
-            raise InputError(
-                f"segment {address}: nobody offers it here ({error}); is the run over?"
-            ) from error
+            raise InputError(f"segment {address}: nobody offers it here ({error}); is the run over?") from error
     if len(message) != _WORLD_SIZE.size or len(descriptors) != 1:
         raise InputError(f"segment {address}: refused; it belongs to another user")
+    os.set_inheritable(descriptors[0], False)  # a received descriptor is inheritable
     return descriptors[0], int(_WORLD_SIZE.unpack(message)[0])

@@ -74,9 +74,7 @@ class ShmTransport:
         try:
             native = _native.Window(self._segment, rank, self._end, num_slots, num_bytes, self._spin_ns)
         except ValueError as error:
-            raise SamovarError(
-                f"rank {rank}: window {name!r}: {error}; do all ranks train one net?"
-            ) from error
+            raise SamovarError(f"rank {rank}: window {name!r}: {error}; do all ranks train one net?") from error
         except OSError as error:
             needed = _native.Window.file_bytes(world_size, num_slots, num_bytes)
             raise InputError(
@@ -97,9 +95,7 @@ class ShmWindow:
         self._rank = transport.group.rank
         self.local: npt.NDArray[np.uint8] = native.memory(self._rank)
 
-    def put(
-        self, peer: int, offset: int, source: npt.NDArray[Any], notification: Notification | None = None
-    ) -> None:
+    def put(self, peer: int, offset: int, source: npt.NDArray[Any], notification: Notification | None = None) -> None:
         self._native.put(peer, offset, source)
         if peer != self._rank:
             self._transport.bytes_sent += source.nbytes

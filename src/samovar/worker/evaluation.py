@@ -59,7 +59,5 @@ class Evaluation:
         for name in self._names:
             if output.scalars[name].numel() != 1:
                 shape = tuple(output.scalars[name].shape)
-                raise InputError(
-                    f"test net: output {name!r} has shape {shape}; a test pass needs single numbers"
-                )
+                raise InputError(f"test net: output {name!r} has shape {shape}; a test pass needs single numbers")
         return [float(output.scalars[name]) for name in self._names]

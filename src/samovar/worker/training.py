@@ -119,10 +119,7 @@ class Training:
             self._step(step)
             if outcome.stop_signal:
                 break
-            if (
-                _is_due(schedule.test_interval, outcome.steps_done)
-                and outcome.steps_done < schedule.num_steps
-            ):
+            if _is_due(schedule.test_interval, outcome.steps_done) and outcome.steps_done < schedule.num_steps:
                 self._test()
         self._collect()
         self._save_once()

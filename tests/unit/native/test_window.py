@@ -56,9 +56,7 @@ def test_put_takes_read_only_and_strided_sources_and_get_refuses_to_lose_its_res
     ("peer", "offset", "size"),
     [(0, 57, 8), (0, 64, 1), (0, 65, 0), (0, 0, 65), (2, 0, 1), (0, 2**64 - 4, 8), (0, 2**64 - 1, 1), (0, 2**63, 8)],
 )
-def test_bytes_outside_the_window_are_refused(
-    make_windows: MakeWindows, peer: int, offset: int, size: int
-) -> None:
+def test_bytes_outside_the_window_are_refused(make_windows: MakeWindows, peer: int, offset: int, size: int) -> None:
     window = make_windows(2, 1, 64)[0]
     with pytest.raises(IndexError, match="outside the window"):
         window.put(peer, offset, np.ones(size, np.uint8))
@@ -79,8 +77,14 @@ def test_the_last_byte_and_nothing_at_the_end_are_inside(make_windows: MakeWindo
 
 @pytest.mark.parametrize(
     ("peer", "offset", "error"),
-    [(0, 4, ValueError), (0, 56, None), (0, 60, IndexError), (0, 64, IndexError), (9, 0, IndexError)]
-    + [(0, 2**64 - 8, IndexError)],
+    [
+        (0, 4, ValueError),
+        (0, 56, None),
+        (0, 60, IndexError),
+        (0, 64, IndexError),
+        (0, 2**64 - 8, IndexError),
+        (9, 0, IndexError),
+    ],
 )
 def test_atomics_check_their_place(
     make_windows: MakeWindows, peer: int, offset: int, error: type[Exception] | None
@@ -195,7 +199,8 @@ def test_wait_any_takes_each_value_once(make_windows: MakeWindows) -> None:
 
 
 def test_two_consumers_get_every_value_exactly_once(make_windows: MakeWindows) -> None:
-    count, center, producers = 500, *[*[w := make_windows(3, 4, 0)][0][:1], w[1:]]
+    count = 500
+    center, *producers = make_windows(3, 4, 0)
 
     def produce(slot: int) -> None:
         for value in range(1, count + 1):
@@ -256,7 +261,7 @@ def open_window(descriptor: int, world_size: int = 2, **changes: int) -> _native
         ({"file_offset": 4095}, OSError, "Invalid argument"),
         ({"bytes_per_rank": 2**64 - 1}, OSError, "too large"),
         ({"bytes_per_rank": 2**62}, OSError, "too large"),
-        ({"file_offset": 2**63}, OSError, ""),
+        ({"file_offset": 2**63}, OSError, "Invalid argument"),
     ],
 )
 def test_opening_a_window_refuses(changes: dict[str, int], error: type[Exception], message: str) -> None:
@@ -316,9 +321,7 @@ def test_the_board_shows_every_mapping_the_same_words() -> None:
         for row in range(3):
             for index in range(8):
                 writer.post(row, index, 2**64 - 1 - row * 8 - index)
-        assert [reader.read(row, index) for row in range(3) for index in range(8)] == [
-            2**64 - 1 - k for k in range(24)
-        ]
+        assert [reader.read(row, index) for row in range(3) for index in range(8)] == [2**64 - 1 - k for k in range(24)]
         for row, index in ((3, 0), (0, 8)):
             with pytest.raises(IndexError):
                 reader.read(row, index)
@@ -358,16 +361,20 @@ def test_signal_handlers_run_while_a_rank_waits_and_may_end_the_wait(wait: str) 
     assert subprocess.run(program, timeout=TIMEOUT_S, check=False).returncode == 3
 
 
-DIES_WITH_PARENT = """
-import subprocess, sys
-child = "from samovar import _native; _native.die_with_parent(); print('ready', flush=True); import signal; signal.pause()"
-subprocess.run([sys.executable, "-c", child])
+RANK = """
+import signal
+from samovar import _native
+
+_native.die_with_parent()
+print("ready", flush=True)
+signal.pause()
 """
+LAUNCHER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RANK!r}])"
 
 
 def test_a_rank_dies_with_its_launcher() -> None:
     """The rank holds the pipe open: its end is the rank's end."""
-    with subprocess.Popen([sys.executable, "-c", DIES_WITH_PARENT], stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "ready\n"
         launcher.send_signal(signal.SIGKILL)

@@ -30,8 +30,7 @@ def decode_blob(blob: Message, where: str) -> npt.NDArray[np.float32]:
     values = _values(blob)
     if values.size != prod(shape):
         raise InputError(
-            f"{where}: has shape {shape}, which is {prod(shape)} values, but holds {values.size}; "
-            "the file is damaged"
+            f"{where}: has shape {shape}, which is {prod(shape)} values, but holds {values.size}; the file is damaged"
         )
     return values.reshape(shape)
 

@@ -45,16 +45,12 @@ def _float_image(datum: Message, shape: tuple[int, int, int]) -> npt.NDArray[np.
     size = channels * height * width
     found = f"channels: {channels} height: {height} width: {width}"
     if min(shape) <= 0 or size > MAX_IMAGE_BYTES:
-        raise InputError(
-            f"record has {found}; each must be at least 1 and their product at most {MAX_IMAGE_BYTES}"
-        )
+        raise InputError(f"record has {found}; each must be at least 1 and their product at most {MAX_IMAGE_BYTES}")
     if datum.data and datum.float_data:
         raise InputError("record holds both bytes and floats; write it with one of data and float_data")
     count = len(datum.data) or len(datum.float_data)
     if count != size or datum.data:
-        raise InputError(
-            f"record has {found}, which is {size} values, but holds {count}; the database is damaged"
-        )
+        raise InputError(f"record has {found}, which is {size} values, but holds {count}; the database is damaged")
     return np.fromiter(datum.float_data, np.float32, size).reshape(shape)
 
 
@@ -64,9 +60,7 @@ def encode_datum(image_CHW: npt.NDArray[np.uint8], label: int) -> bytes:
     Raises InputError for another dtype or number of axes, an empty or too large image, a label beyond int32.
     """
     if image_CHW.dtype != np.uint8 or image_CHW.ndim != 3:
-        raise InputError(
-            f"image is {image_CHW.dtype} {image_CHW.shape}; a Datum takes uint8 (channels, height, width)"
-        )
+        raise InputError(f"image is {image_CHW.dtype} {image_CHW.shape}; a Datum takes uint8 (channels, height, width)")
     if not 0 < image_CHW.size <= MAX_IMAGE_BYTES or not -(1 << 31) <= label < 1 << 31:
         raise InputError(
             f"image {image_CHW.shape} with label {label}; an image has 1 to {MAX_IMAGE_BYTES} values, "

@@ -13,9 +13,7 @@ from samovar.formats.caffe.schema import Message, message_class
 
 MAX_TEXT_BYTES = 16 << 20
 MAX_NESTING = 32  # Caffe's own messages nest 6 deep
-_TOKEN = re.compile(
-    r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'\#]+|["']"""
-)
+_TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'\#]+|["']""")
 _NO_FIELD = re.compile(r'Message type "caffe\.([\w.]+)" has no field named "([^"]*)"')
 _NO_VALUE = re.compile(r'Enum type "caffe\.([\w.]+)" has no value named (\S+?)\.?$')
 
@@ -57,9 +55,7 @@ def read_text(path: Path, message_name: str) -> TextMessage:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?"
-        ) from None
+        raise InputError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?") from None
     return parse_text(text, path, message_name)
 
 
@@ -124,9 +120,7 @@ def _outline(text: str, path: Path) -> Place:
         position, token = match.start(), match[0]
         if token in ("{", "<"):
             if len(frames) > MAX_NESTING:
-                raise InputError(
-                    f"{path}:{line}: messages nest deeper than {MAX_NESTING}; a net nests about 6 deep"
-                )
+                raise InputError(f"{path}:{line}: messages nest deeper than {MAX_NESTING}; a net nests about 6 deep")
             frames.append(_Frame(frames[-1].add(line)))
         elif token in ("}", ">"):
             del frames[max(1, len(frames) - 1) :]

@@ -47,9 +47,7 @@ def data_warnings(spec: LayerSpec) -> list[str]:
         ("transform_param", transform, "force_gray"),
     ):
         if getattr(message, field):
-            warnings.append(
-                f"{spec.where(owner, field)}: {field} has no effect on images that are not encoded"
-            )
+            warnings.append(f"{spec.where(owner, field)}: {field} has no effect on images that are not encoded")
     return warnings
 
 

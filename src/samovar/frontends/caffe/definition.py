@@ -36,13 +36,9 @@ class CaffeNetDefinition:
         """What the Data layer of `phase` reads; InputError where there is none, or more than one."""
         found = [spec for spec in self.in_phase(phase) if spec.type == DATA_TYPE]
         if not found:
-            raise InputError(
-                f"{self.path}: no Data layer in phase {phase}; add one with include {{ phase: {phase} }}"
-            )
+            raise InputError(f"{self.path}: no Data layer in phase {phase}; add one with include {{ phase: {phase} }}")
         if len(found) > 1:
-            raise found[1].error(
-                f"a second Data layer in phase {phase}, which is not supported yet; keep one"
-            )
+            raise found[1].error(f"a second Data layer in phase {phase}, which is not supported yet; keep one")
         return data_config(found[0], training=phase == "TRAIN")
 
     def _is_included(self, spec: LayerSpec, phase: Phase) -> bool:
@@ -79,9 +75,7 @@ def load_net(path: Path) -> CaffeNetDefinition:
     for spec in layers:
         _check(spec)
     state = net.state
-    return CaffeNetDefinition(
-        path, net.name, layers, state.level, tuple(state.stage), _warnings(text, layers)
-    )
+    return CaffeNetDefinition(path, net.name, layers, state.level, tuple(state.stage), _warnings(text, layers))
 
 
 def _layers(text: TextMessage) -> list[LayerSpec]:
@@ -93,9 +87,7 @@ def _old_inputs(text: TextMessage) -> list[LayerSpec]:
     """The net's own `input` fields with `input_shape` or `input_dim`, as Input layers."""
     net = text.message
     dims = list(net.input_dim)
-    shapes = [list(shape.dim) for shape in net.input_shape] or [
-        dims[i : i + 4] for i in range(0, len(dims), 4)
-    ]
+    shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
     place = Place(text.places.line_of("input"))
     if len(shapes) != len(net.input) or any(len(shape) != 4 for shape in shapes if dims):
         raise InputError(

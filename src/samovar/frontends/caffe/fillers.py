@@ -24,9 +24,7 @@ def fill(spec: LayerSpec, name: str, shape: Shape, field: tuple[str, ...], seed:
     if filler.type not in _FILLERS:
         raise spec.error(f"unknown filler '{filler.type}'; allowed are {', '.join(_FILLERS)}", *field)
     if filler.sparse != -1 and (filler.type != "gaussian" or filler.sparse < 0):
-        raise spec.error(
-            f"sparse: {filler.sparse} in a {filler.type} filler; only gaussian takes it, from 0", *field
-        )
+        raise spec.error(f"sparse: {filler.sparse} in a {filler.type} filler; only gaussian takes it, from 0", *field)
     settings = (filler.value, filler.min, filler.max, filler.mean, filler.std)
     if not all(map(math.isfinite, settings)) or filler.min > filler.max or filler.std <= 0:
         raise spec.error("filler needs finite settings, min <= max and std above 0", *field)

@@ -81,9 +81,7 @@ class CaffeNet(nn.Module):
             )
 
 
-def build_net(
-    definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping[str, Shape], seed: int
-) -> CaffeNet:
+def build_net(definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping[str, Shape], seed: int) -> CaffeNet:
     """The net of `phase`, weights drawn by its fillers from `seed`.
 
     `data_shapes` has the shape of each top of the Data layer, batch size first. Raises InputError with file,

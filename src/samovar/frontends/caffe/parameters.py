@@ -60,9 +60,7 @@ class ParameterStore:
         """Parameters that several layers use: their gradient is a sum over these layers."""
         return frozenset(owned.name for owned in self._made if owned.num_uses > 1)
 
-    def make(
-        self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]
-    ) -> tuple[str, nn.Parameter]:
+    def make(self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]) -> tuple[str, nn.Parameter]:
         """Name and value of the layer's parameter `index`, filled by the FillerParameter at `filler`.
 
         Where the prototxt shares it by name, those of the layer that came first.

@@ -154,9 +154,7 @@ def _check_test(text: TextMessage) -> None:
     solver = text.message
     if len(solver.test_iter) > 1 or len(solver.test_net) > 1:
         field = "test_iter" if len(solver.test_iter) > 1 else "test_net"
-        raise _error(
-            text, field, "is given more than once; several test nets are not supported yet, keep one"
-        )
+        raise _error(text, field, "is given more than once; several test nets are not supported yet, keep one")
     if solver.test_net and not solver.test_iter:
         raise _error(text, "test_net", "needs test_iter, the number of test batches; add it")
     if solver.test_iter and solver.test_iter[0] < 1:
@@ -169,9 +167,7 @@ def _check_unsupported(text: TextMessage) -> None:
     solver = text.message
     if solver.regularization_type != "L2":
         known = "not supported yet" if solver.regularization_type == "L1" else "unknown"
-        raise _error(
-            text, "regularization_type", f"'{solver.regularization_type}' is {known}; supported is L2"
-        )
+        raise _error(text, "regularization_type", f"'{solver.regularization_type}' is {known}; supported is L2")
     if solver.clip_gradients >= 0 or math.isnan(solver.clip_gradients):
         raise _error(text, "clip_gradients", "clipping is not supported yet; remove the field")
     if not solver.snapshot_format:
@@ -197,9 +193,7 @@ def _nets(text: TextMessage) -> tuple[Path, Path | None]:
     given = [field for field in ("net", "train_net") if solver.HasField(field)]
     if len(given) != 1:
         what = "are both given" if given else "are both missing"
-        raise InputError(
-            f"{text.path}:{text.places.line_of('train_net')}: net and train_net {what}; give one"
-        )
+        raise InputError(f"{text.path}:{text.places.line_of('train_net')}: net and train_net {what}; give one")
     net_path = _named(text, given[0], getattr(solver, given[0]))
     if solver.test_net:
         return net_path, _named(text, "test_net", solver.test_net[0])
@@ -229,9 +223,7 @@ def _warnings(text: TextMessage) -> tuple[str, ...]:
         "layer_wise_reduce": "has no effect; use --overlap none" if not solver.layer_wise_reduce else None,
         "snapshot_diff": "has no effect; gradients are not saved" if solver.snapshot_diff else None,
         "test_compute_loss": "has no effect; a test reports its loss" if solver.test_compute_loss else None,
-        "test_interval": "has no effect without test_iter"
-        if solver.test_interval and not solver.test_iter
-        else None,
+        "test_interval": "has no effect without test_iter" if solver.test_interval and not solver.test_iter else None,
         "stepvalue": f"has no effect with lr_policy '{solver.lr_policy}'" if solver.stepvalue else None,
         "gamma": f"is 0, so that lr_policy '{solver.lr_policy}' does not lower the rate step by step"
         if solver.lr_policy in ("step", "inv") and not solver.gamma

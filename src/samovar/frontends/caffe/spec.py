@@ -49,8 +49,7 @@ class LayerSpec:
         """`axis` from 0; negative ones count from the end. InputError where `shape` has no such axis."""
         if not -len(shape) <= axis < len(shape):
             raise self.error(
-                f"axis {axis} of an input of shape {text(shape)}; "
-                f"allowed are {-len(shape)} to {len(shape) - 1}",
+                f"axis {axis} of an input of shape {text(shape)}; allowed are {-len(shape)} to {len(shape) - 1}",
                 *fields,
             )
         return axis % len(shape)
@@ -61,9 +60,7 @@ def checked(spec: LayerSpec, shape: Shape, what: str) -> Shape:
     if any(size < 1 for size in shape):
         raise spec.error(f"{what} would have shape {text(shape)}; each size must be at least 1")
     if prod(shape) > MAX_VALUES:
-        raise spec.error(
-            f"{what} would have shape {text(shape)}, more than {MAX_VALUES} values; make it smaller"
-        )
+        raise spec.error(f"{what} would have shape {text(shape)}, more than {MAX_VALUES} values; make it smaller")
     return shape
 
 

@@ -84,6 +84,4 @@ def _without_leading_ones(shape: Shape) -> Shape:
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:5])
-    return (
-        shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "(none with weights)"
-    )
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "(none with weights)"

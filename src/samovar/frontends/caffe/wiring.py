@@ -83,8 +83,7 @@ class Wiring:
         if spec.bottoms or not spec.tops or (spec.type == DATA_TYPE and len(spec.tops) > 2):
             raise spec.error(
                 f"{len(spec.bottoms)} bottoms and {len(spec.tops)} tops; a layer of type {spec.type} takes "
-                "no bottom and gives "
-                + ("1 or 2 tops (images, labels)" if spec.type == DATA_TYPE else "tops")
+                "no bottom and gives " + ("1 or 2 tops (images, labels)" if spec.type == DATA_TYPE else "tops")
             )
         if spec.type == DATA_TYPE:
             shapes = [self._data_shapes[top] for top in spec.tops]
@@ -117,9 +116,7 @@ class Wiring:
             self._write(spec, top, shape, layer, may_exist=in_place)
         weights = _loss_weights(spec, kind, tops)
         self._steps.append(Step(layer, spec.bottoms, tops, _detached(spec), weights))
-        self.outlines.append(
-            LayerOutline(spec.name, spec.type, spec.bottoms, tops, tuple(layer.parameter_names))
-        )
+        self.outlines.append(LayerOutline(spec.name, spec.type, spec.bottoms, tops, tuple(layer.parameter_names)))
 
     def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
         if bottom not in self._shapes:
@@ -134,9 +131,7 @@ class Wiring:
         writer = self._writers[blob]
         return writer is not None and writer.forgets_output and self._num_readers[blob] == 0
 
-    def _write(
-        self, spec: LayerSpec, top: str, shape: Shape, layer: Layer | None, may_exist: bool = False
-    ) -> None:
+    def _write(self, spec: LayerSpec, top: str, shape: Shape, layer: Layer | None, may_exist: bool = False) -> None:
         if top in self._shapes and not may_exist:
             raise spec.error(
                 f"top '{top}' is already the top of a layer above; choose another name, or make it the "

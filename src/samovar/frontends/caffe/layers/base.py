@@ -24,9 +24,7 @@ class Layer(nn.Module):
     makes_own_top: ClassVar[bool] = False  # a loss may leave its top out of the prototxt
     default_loss_weight: ClassVar[float] = 0.0  # of the first top
     forgets_output: ClassVar[bool] = False  # backward does not need the output, so it may be overwritten
-    settings: ClassVar[
-        tuple[str, ...]
-    ] = ()  # the fields of LayerParameter that this type reads, main one first
+    settings: ClassVar[tuple[str, ...]] = ()  # the fields of LayerParameter that this type reads, main one first
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__()

@@ -33,18 +33,14 @@ class Convolution(Layer):
         super().__init__(spec, bottom_shapes, store)
         settings, shape = spec.message.convolution_param, bottom_shapes[0]
         if len(spec.tops) != len(bottom_shapes):
-            raise spec.error(
-                f"{len(bottom_shapes)} bottoms but {len(spec.tops)} tops; give each its top", "top"
-            )
+            raise spec.error(f"{len(bottom_shapes)} bottoms but {len(spec.tops)} tops; give each its top", "top")
         if any(other != shape for other in bottom_shapes):
             shapes = ", ".join(map(text, bottom_shapes))
             raise spec.error(f"bottoms of shapes {shapes}; all must have the same shape", "bottom")
         self.channel_axis = spec.axis(shape, settings.axis, "convolution_param", "axis")
         sizes = shape[self.channel_axis + 1 :]
         if len(sizes) not in _CONVOLUTIONS:
-            raise spec.error(
-                f"input {text(shape)} has {len(sizes)} spatial axes; supported are 1 to 3", "bottom"
-            )
+            raise spec.error(f"input {text(shape)} has {len(sizes)} spatial axes; supported are 1 to 3", "bottom")
         self.convolve = _CONVOLUTIONS[len(sizes)]
         kernel = _kernel(spec, len(sizes))
         self.stride = _spatial(spec, "stride", len(sizes), default=1, least=1)

@@ -54,9 +54,7 @@ class Pooling(Layer):
 
     def _check(self, spec: LayerSpec) -> None:
         if self.is_global and (self.pad != (0, 0) or self.stride != (1, 1)):
-            raise spec.error(
-                "global_pooling takes no pad and stride 1; remove pad and stride", "pooling_param"
-            )
+            raise spec.error("global_pooling takes no pad and stride 1; remove pad and stride", "pooling_param")
         for pad, kernel, stride in zip(self.pad, self.kernel, self.stride, strict=True):
             if not (1 <= kernel <= MAX_VALUES and 1 <= stride <= MAX_VALUES and pad < kernel):
                 raise spec.error(
@@ -102,9 +100,7 @@ class Pooling(Layer):
         if self.is_native:
             return F.avg_pool2d(x, self.kernel, self.stride, self.pad, ceil_mode=self.ceil)
         pad_h, pad_w = self.pad
-        y = F.avg_pool2d(
-            F.pad(x, (pad_w, pad_w, pad_h, pad_h)), self.kernel, self.stride, ceil_mode=self.ceil
-        )
+        y = F.avg_pool2d(F.pad(x, (pad_w, pad_w, pad_h, pad_h)), self.kernel, self.stride, ceil_mode=self.ceil)
         return y[:, :, : self.top_shapes[0][2], : self.top_shapes[0][3]]
 
     def _plane_index(self, index: torch.Tensor, width: int) -> torch.Tensor:
@@ -121,9 +117,7 @@ def _kernel(spec: LayerSpec, shape: Shape) -> tuple[int, int]:
     has_size, has_h, has_w = (settings.HasField(f) for f in ("kernel_size", "kernel_h", "kernel_w"))
     if settings.global_pooling:
         if has_size or has_h or has_w:
-            raise spec.error(
-                "global_pooling takes the whole image; remove the kernel's size", "pooling_param"
-            )
+            raise spec.error("global_pooling takes the whole image; remove the kernel's size", "pooling_param")
         return shape[2], shape[3]
     if has_size == (has_h and has_w) or (has_size and (has_h or has_w)):
         raise spec.error("give either kernel_size, or both kernel_h and kernel_w", "pooling_param")

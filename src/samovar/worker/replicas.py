@@ -1,0 +1,30 @@
+"""What ranks show each other once, at the end: numbers, and that their weights are the same."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.collectives.records import RecordExchange
+from samovar.core.clock import Deadline
+from samovar.core.errors import ReplicasDiffer
+from samovar.transports.base import Transport
+
+
+def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> npt.NDArray[np.float64]:
+    """Every rank's numbers on every rank, shape (P, len(numbers)); waits for all ranks."""
+    exchange = RecordExchange(transport, len(numbers))
+    exchange.post(numbers)
+    return exchange.collect(Deadline.after(timeout_s))
+
+
+def require_equal(transport: Transport, weights_sha256: str, timeout_s: float) -> None:
+    """Raise ReplicasDiffer, naming the ranks, unless every rank has this hash."""
+    words = np.frombuffer(bytes.fromhex(weights_sha256), dtype=">u4")
+    hashes = gather(transport, words.astype(float).tolist(), timeout_s)
+    differing = [rank for rank in range(len(hashes)) if (hashes[rank] != hashes[0]).any()]
+    if differing:
+        raise ReplicasDiffer(
+            f"the weights of ranks {differing} differ from those of rank 0; this must not happen with strategy "
+            "'sync': please report it with the run folder"
+        )

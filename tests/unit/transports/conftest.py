@@ -1,0 +1,37 @@
+"""Segments that end with their test."""
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from samovar.core.group import Group
+from samovar.transports.shm import ShmTransport, create_segment
+
+MakeSegment = Callable[[int], int]
+MakeTransports = Callable[[int], list[ShmTransport]]
+
+
+@pytest.fixture
+def make_segment() -> Iterator[MakeSegment]:
+    """make(world_size) gives a descriptor."""
+    descriptors = []
+
+    def make(world_size: int) -> int:
+        descriptors.append(create_segment(world_size))
+        return descriptors[-1]
+
+    yield make
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def make_transports(make_segment: MakeSegment) -> MakeTransports:
+    """make(world_size) gives every rank's transport, each with mappings of its own."""
+
+    def make(world_size: int) -> list[ShmTransport]:
+        descriptor = make_segment(world_size)
+        return [ShmTransport(descriptor, Group(r, world_size), oversubscribed=True) for r in range(world_size)]
+
+    return make

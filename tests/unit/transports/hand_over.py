@@ -1,0 +1,47 @@
+"""Two ranks that hand blocks of data to each other; run by threads, and as a process of its own.
+
+`python hand_over.py RANK DESCRIPTOR` exits 0 if every block was whole when its notification came.
+"""
+
+import sys
+
+import numpy as np
+
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.transports.base import Notification, Region
+from samovar.transports.shm import ShmTransport
+
+TIMEOUT_S = 30.0
+NUM_ROUNDS = 200
+NUM_WORDS = 5_000
+BLOCK_BYTES = NUM_WORDS * 8
+NUM_COUNTS = 500
+
+
+def play(rank: int, descriptor: int) -> ShmTransport:
+    """Send blocks 1, 2, ... to the peer and check the peer's, each before sending the next."""
+    transport = ShmTransport(descriptor, Group(rank, 2), oversubscribed=True)
+    peer = 1 - rank
+    window = transport.open_window("blocks", BLOCK_BYTES, 2)
+    counts = transport.open_window("counts", 8, 0)
+    received = Region.of(window, 0, NUM_WORDS, np.uint64).array
+    for number in range(1, NUM_ROUNDS + 1):
+        block = np.arange(NUM_WORDS, dtype=np.uint64) * np.uint64(number) + np.uint64(rank)
+        window.put(peer, 0, block, Notification(0, number))
+        value = window.wait(0, number, peer, Deadline.after(TIMEOUT_S))
+        assert value == number, (value, number)
+        expected = np.arange(NUM_WORDS, dtype=np.uint64) * np.uint64(number) + np.uint64(peer)
+        assert (received == expected).all(), f"block {number} of rank {peer} is not whole"
+        window.notify(peer, Notification(1, number))  # the peer may overwrite it
+        window.wait(1, number, peer, Deadline.after(TIMEOUT_S))
+    for _ in range(NUM_COUNTS):
+        counts.fetch_add(0, 0, 1)
+    window.notify(peer, Notification(0, NUM_ROUNDS + 1))
+    window.wait(0, NUM_ROUNDS + 1, peer, Deadline.after(TIMEOUT_S))
+    assert counts.fetch_add(0, 0, 0) == 2 * NUM_COUNTS
+    return transport
+
+
+if __name__ == "__main__":
+    play(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,119 @@
+"""Handing a running segment to a process that comes later."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.group import Group
+from samovar.transports.join import SegmentOffer, join_segment
+from samovar.transports.shm import ShmTransport
+
+MakeSegment = Callable[[int], int]
+TIMEOUT_S = 20.0
+NOBODY = 65534
+
+JOINER = """
+import os, sys
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.transports.base import Notification
+from samovar.transports.join import join_segment
+from samovar.transports.shm import ShmTransport
+
+user = int(sys.argv[2])
+os.setresuid(user, user, user)  # here, as the interpreter may lie where another user cannot start it
+try:
+    descriptor, world_size = join_segment(sys.argv[1], Deadline.after(20.0))
+except InputError as error:
+    sys.exit(str(error))
+transport = ShmTransport(descriptor, Group(1, world_size), oversubscribed=True)
+window = transport.open_window("data", 64, 1)
+window.put(0, 32, window.local[:32] + 1, Notification(0, world_size))
+"""
+
+
+def run_joiner(address: str, user: int) -> "subprocess.CompletedProcess[str]":
+    program = [sys.executable, "-c", JOINER, address, str(user)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_another_process_joins_reads_and_writes(make_segment: MakeSegment) -> None:
+    descriptor = make_segment(2)
+    window = ShmTransport(descriptor, Group(0, 2), oversubscribed=True).open_window("data", 64, 1)
+    window.put(1, 0, np.arange(100, 132, dtype=np.uint8))
+    with SegmentOffer(descriptor, 2) as offer:
+        joined = run_joiner(offer.address, os.getuid())
+    assert joined.returncode == 0, joined.stderr
+    assert window.wait(0, 1, 1, Deadline.after(TIMEOUT_S)) == 2
+    assert window.local.tolist() == [0] * 32 + list(range(101, 133))
+
+
+def test_joiners_one_after_the_other_and_one_that_says_nothing(make_segment: MakeSegment) -> None:
+    descriptor = make_segment(3)
+    with SegmentOffer(descriptor, 3) as offer, socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(f"\0{offer.address}")
+        for _ in range(3):
+            joined, world_size = join_segment(offer.address, Deadline.after(TIMEOUT_S))
+            assert world_size == 3
+            assert os.path.sameopenfile(joined, descriptor)
+            assert not os.get_inheritable(joined)
+            os.close(joined)
+
+
+def test_another_user_is_refused(make_segment: MakeSegment) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    with SegmentOffer(make_segment(2), 2) as offer:
+        refused = run_joiner(offer.address, NOBODY)
+        assert refused.returncode == 1
+        assert refused.stderr == f"segment {offer.address}: refused; it belongs to another user\n"
+        joined = run_joiner(offer.address, os.getuid())
+        assert joined.returncode == 0, joined.stderr
+
+
+def test_nobody_there_is_an_input_error() -> None:
+    with pytest.raises(InputError, match=r"segment samovar-0: nobody offers it here .* is the run over\?"):
+        join_segment("samovar-0", Deadline.after(TIMEOUT_S))
+
+
+def test_somebody_who_never_answers_ends_by_the_deadline() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")
+        address = listener.getsockname().removeprefix(b"\0").decode()
+        listener.listen()
+        with pytest.raises(DeadlineExceeded, match="no answer"):
+            join_segment(address, Deadline.after(0.05))
+
+
+def test_after_close_thread_and_socket_are_gone(make_segment: MakeSegment) -> None:
+    descriptor = make_segment(1)
+    threads, descriptors = set(threading.enumerate()), open_descriptors()
+    offer = SegmentOffer(descriptor, 1)
+    assert offer.address in Path("/proc/net/unix").read_text()
+    offer.close()
+    assert set(threading.enumerate()) == threads
+    assert open_descriptors() == descriptors
+    assert offer.address not in Path("/proc/net/unix").read_text()
+    with pytest.raises(InputError):
+        join_segment(offer.address, Deadline.after(TIMEOUT_S))
+
+
+def test_addresses_cannot_be_guessed(make_segment: MakeSegment) -> None:
+    descriptor = make_segment(1)
+    with SegmentOffer(descriptor, 1) as first, SegmentOffer(descriptor, 1) as second:
+        assert first.address != second.address
+        assert len(bytes.fromhex(first.address.removeprefix("samovar-"))) == 16
