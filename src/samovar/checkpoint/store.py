@@ -86,12 +86,22 @@ class SnapshotStore:
         """
         if which != LATEST_NAME:
             return read_snapshot(Path(which))
+        path, skipped = self.latest()
+        return replace(read_snapshot(path), skipped=skipped)
+
+    def latest(self) -> tuple[Path, tuple[str, ...]]:
+        """The last saved snapshot that is whole, and why later ones are not; raises InputError if there is none.
+
+        Cost: reads and hashes its files, keeps no array.
+        """
         good, skipped = self._newest_first()
         for folder in good:
             try:
-                return replace(read_snapshot(folder), skipped=tuple(skipped))
+                verify(folder)
             except InputError as error:
                 skipped.append(str(error))
+            else:
+                return folder, tuple(skipped)
         raise InputError(_none_found(self.folder, skipped))
 
     def clean(self) -> tuple[Path, ...]:

@@ -33,9 +33,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     notices: tuple[str, ...] = ()
     if snapshot == LATEST:
         out = out or _last_run(net_name)
-        found = SnapshotStore(RunFolder(out).snapshots).load(LATEST)
-        config = replace(config, snapshot=found.path)
-        notices = found.skipped
+        found, notices = SnapshotStore(RunFolder(out).snapshots).latest()
+        config = replace(config, snapshot=found)
     elif snapshot is not None:
         config = replace(config, snapshot=_existing(Path(snapshot)))
     is_new = out is None or not out.exists()

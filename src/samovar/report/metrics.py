@@ -29,13 +29,13 @@ class MetricsWriter:
     def __init__(self, path: Path, start_step: int = 0) -> None:
         self._path = path
         kept = _kept(path, start_step)
-        self._written = {(line["step"], line["kind"]) for line in kept}
+        self._last_steps = {line["kind"]: line["step"] for line in kept}
         write_atomic(path, b"".join(json_line(line) for line in kept))
         self._file = path.open("ab", buffering=0)
 
     def append(self, step: int, kind: str, values: Mapping[str, object]) -> None:
-        """Add a line; the second one of a step and kind (a test repeated on resume) is left out."""
-        if (step, kind) in self._written:
+        """Add a line; one of a step that its kind has passed (a test repeated on resume) is left out."""
+        if step <= self._last_steps.get(kind, -1):
             return
         line = json_line({"step": step, "kind": kind, **values})
         end = os.fstat(self._file.fileno()).st_size
@@ -46,7 +46,7 @@ class MetricsWriter:
             raise InputError(
                 f"{self._path} cannot be written: {error.strerror}; make room there or give another folder with --out"
             ) from error
-        self._written.add((step, kind))
+        self._last_steps[kind] = step
 
     def close(self) -> None:
         self._file.close()

@@ -23,7 +23,7 @@ BAD = [
         "2:31: unknown value 'MAXX' of PoolingParameter.PoolMethod; allowed are MAX, AVE, STOCHASTIC",
     ),
     ("layer { include { phase: TRIAN } }", "1:26: unknown value 'TRIAN' of Phase; allowed are TRAIN, TEST"),
-    ('layer { name: "a"\n  name: "b" }', "2:13: "),
+    ('layer { name: "a"\n  name: "b" }', "2:9: "),
     ('layer { name: "a" ', "1:1"),
     ("input_dim: many", "1:12: Couldn't parse integer: many"),
     ("layer { clip_param { min: 0 } }", "net.prototxt: required field layer[0].clip_param.max is missing"),

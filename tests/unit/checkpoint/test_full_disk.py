@@ -122,9 +122,7 @@ FAULTS = [("fsync", "EIO", n) for n in range(1, 7)] + [
 
 
 @pytest.mark.parametrize(("call", "fault", "when"), FAULTS)
-def test_a_system_call_that_fails_loses_no_good_snapshot(
-    tmp_path: Path, call: str, fault: str, when: int
-) -> None:
+def test_a_system_call_that_fails_loses_no_good_snapshot(tmp_path: Path, call: str, fault: str, when: int) -> None:
     """Step 2 is there and is saved again; the `when`-th `call` of that save fails."""
     store = SnapshotStore(tmp_path / "snapshots")
     store.save(1, weights(10))

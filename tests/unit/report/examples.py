@@ -31,9 +31,7 @@ STARTED = Started(
     start_step=0,
     run_folder=None,
 )
-PROGRESS = Progress(
-    step=300, total_steps=600, loss=0.0113, learning_rate=0.0098, samples_per_second=5900.4, eta_s=6.6
-)
+PROGRESS = Progress(step=300, total_steps=600, loss=0.0113, learning_rate=0.0098, samples_per_second=5900.4, eta_s=6.6)
 TESTED = Tested(step=500, outputs={"accuracy": 0.981, "loss": 0.053})
 SNAPSHOT_WRITTEN = SnapshotWritten(step=500, path="runs/a/snapshots/step_00000500")
 WARNING = Notice(level="warning", text="moving rate 0.9 is unstable")

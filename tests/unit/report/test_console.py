@@ -24,9 +24,7 @@ class Shown:
     def __init__(self, **options) -> None:
         self.output, self.errors = io.StringIO(), io.StringIO()
         self.clock_s = 0.0
-        self.console = Console(
-            self.output, self.errors, width=100, monotonic_s=lambda: self.clock_s, **options
-        )
+        self.console = Console(self.output, self.errors, width=100, monotonic_s=lambda: self.clock_s, **options)
 
     def run(self, steps: range) -> None:
         for step in steps:
@@ -110,8 +108,7 @@ def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_
         ),
         (
             {"stopped_by": "SIGINT", "steps": 312, "seconds": 4000.0},
-            "stopped by SIGINT after step 312 · test accuracy 0.9861 · "
-            "weights 3f9c12ab… equal on both ranks · 1:06:40",
+            "stopped by SIGINT after step 312 · test accuracy 0.9861 · weights 3f9c12ab… equal on both ranks · 1:06:40",
         ),
     ],
 )
@@ -273,9 +270,7 @@ def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("cpus", "expected"), [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((8, 0, 1, 3), "0-1,3,8")]
-)
+@pytest.mark.parametrize(("cpus", "expected"), [((0,), "0"), ((0, 1, 2, 3), "0-3"), ((8, 0, 1, 3), "0-1,3,8")])
 def test_cpu_numbers(cpus: tuple[int, ...], expected: str) -> None:
     assert cpu_ranges(cpus) == expected
 

@@ -120,9 +120,7 @@ def test_long_records_of_several_threads_stay_whole() -> None:
         writer = RecordWriter(pipe.write_end)
         notices = [Notice(level="info", text=text) for text in texts]
         threads = [threading.Thread(target=writer.write, args=(notice,)) for notice in notices]
-        closer = threading.Thread(
-            target=lambda: ([thread.join() for thread in threads], pipe.close_write_end())
-        )
+        closer = threading.Thread(target=lambda: ([thread.join() for thread in threads], pipe.close_write_end()))
         for thread in (*threads, closer):
             thread.start()
         received = pipe.read_all(RecordReader(), 65536)

@@ -1,0 +1,152 @@
+"""The command line as a user runs it: real processes, whose output goes into files."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SAMOVAR = Path(sys.executable).with_name("samovar")
+TIMEOUT_S = 50.0
+_POLL_S = 0.002
+_RANK = re.compile(r"--rank=(\d+)")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    return_code: int
+    output: str
+    errors: str
+
+    @property
+    def error(self) -> str:
+        """The one sentence on stderr; warnings do not count."""
+        lines = [line for line in self.errors.splitlines() if not line.startswith("samovar: warning: ")]
+        assert len(lines) == 1, self.errors
+        assert lines[0].startswith("samovar: error: "), self.errors
+        return lines[0].removeprefix("samovar: error: ")
+
+
+class Command:
+    """`samovar` with `arguments`, started in `folder`, leader of a session of its own.
+
+    `prefix` are the words of a command that runs it. At the end of the `with` block it is dead.
+    """
+
+    def __init__(self, *arguments: object, folder: Path, prefix: tuple[object, ...] = ()) -> None:
+        self._started = time.monotonic_ns()
+        self._files = [folder / f".{name}-{self._started}" for name in ("output", "errors")]
+        with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
+            self.process = subprocess.Popen(
+                [str(word) for word in (*prefix, SAMOVAR, *arguments)],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._launcher = psutil.Process(self.process.pid)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> Ended:
+        """Its end, which must come within `timeout_s`."""
+        return_code = self.process.wait(timeout_s)
+        output, errors = (path.read_text() for path in self._files)
+        return Ended(return_code, output, errors)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The rank processes that there are now, by rank."""
+        found = {}
+        with suppress(psutil.Error):
+            for child in self._launcher.children():
+                with suppress(psutil.Error):
+                    if match := _RANK.search(" ".join(child.cmdline())):
+                        found[int(match[1])] = child
+        return found
+
+    def wait_for_rank(self, rank: int) -> psutil.Process:
+        """The process of `rank`, as soon as it is there."""
+        self.until(lambda: rank in self.ranks(), f"rank {rank} starts")
+        return self.ranks()[rank]
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait for `condition`; the command must not end before."""
+        wait_until(lambda: condition() or self.process.poll() is not None, what, timeout_s)
+        assert condition(), f"ended before: {what}\n{self.wait()}"
+
+    def wait_for_step(self, out: Path, step: int) -> None:
+        """Until metrics.jsonl of the run in `out` has the line of training step `step`."""
+        self.until(lambda: last_step(out) >= step, f"step {step}")
+
+    def when_handled(self, number: signal.Signals) -> None:
+        """Send a signal to a launcher that sleeps, and wait until it sleeps again."""
+        self.until(self._sleeps, "the launcher sleeps")
+        before = self._launcher.num_ctx_switches().voluntary
+        self.send(number)
+        self.until(
+            lambda: self._launcher.num_ctx_switches().voluntary > before and self._sleeps(),
+            f"the launcher takes {number.name}",
+        )
+
+    def _sleeps(self) -> bool:
+        return self._launcher.status() == psutil.STATUS_SLEEPING
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Poll `condition` until it is true; fails after `timeout_s`."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain: {what}"
+        time.sleep(_POLL_S)
+
+
+def run(*arguments: object, folder: Path, prefix: tuple[object, ...] = ()) -> Ended:
+    """Run a command to its end."""
+    with Command(*arguments, folder=folder, prefix=prefix) as command:
+        return command.wait()
+
+
+def succeed(*arguments: object, folder: Path) -> Ended:
+    """Run a command that must end well."""
+    ended = run(*arguments, folder=folder)
+    assert ended.return_code == 0, ended.errors
+    return ended
+
+
+def result_of(out: Path) -> dict[str, Any]:
+    """result.json of a run folder."""
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    return result
+
+
+def metrics_of(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The complete lines of metrics.jsonl, of one kind or all; none where there is no file."""
+    path = out / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def last_step(out: Path) -> int:
+    """The last training step that metrics.jsonl knows; 0 before the first."""
+    return max((line["step"] for line in metrics_of(out, "train")), default=0)

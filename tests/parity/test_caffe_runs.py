@@ -1,0 +1,81 @@
+"""Whole training runs, through the command line, against what BVLC Caffe recorded: losses and weights."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samovar.formats.caffe.caffemodel import read_caffemodel
+from samovar.report.metrics import read_metrics
+
+SAMOVAR = Path(sys.executable).with_name("samovar")
+RUNS = ("sgd_fixed", "sgd_inv", "sgd_step", "sgd_no_momentum", "sgd_average_loss", "sgd_iter_size")
+LOSS_TOLERANCE = 1e-5  # relative; Caffe's own two BLAS kernels differ by 7e-7
+WEIGHT_TOLERANCES = {1: 1e-6, 2: 1e-6, 30: 1e-5}  # absolute
+
+pytestmark = pytest.mark.golden
+
+
+def train(golden_folder: Path, name: str, out: Path, *arguments: str) -> None:
+    command = [SAMOVAR, "train", "--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel"]
+    completed = subprocess.run(
+        [*command, "--threads-per-worker", "1", "--out", out, *arguments],
+        cwd=golden_folder / "lenet",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+
+
+def assert_weights_equal(ours: Path, caffe: Path, tolerance: float) -> None:
+    recorded = read_caffemodel(caffe)
+    trained = read_caffemodel(ours)
+    assert set(trained) == set(recorded)
+    for layer, arrays in recorded.items():
+        for index, array in enumerate(arrays):
+            difference = np.abs(trained[layer][index].reshape(array.shape) - array).max()
+            assert difference <= tolerance, f"{layer}/{index} is {difference:.2g} from Caffe's"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_losses_and_weights(name: str, golden_folder: Path, tmp_path: Path) -> None:
+    recorded = json.loads((golden_folder / "lenet" / name / "result.json").read_text())
+    train(golden_folder, name, tmp_path)
+    lines = read_metrics(tmp_path / "metrics.jsonl", "train")
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], recorded["lr"], rtol=1e-5)
+    if "iter_size" not in name:  # there Caffe recorded the loss of the last part only
+        np.testing.assert_allclose([line["loss"] for line in lines], recorded["raw_loss"], rtol=LOSS_TOLERANCE)
+    (model,) = tmp_path.glob("snapshots/step_00000030/*.caffemodel")
+    assert_weights_equal(model, golden_folder / "lenet" / name / "snap_iter_30.caffemodel", WEIGHT_TOLERANCES[30])
+    for test in recorded["test"]:
+        (line,) = [line for line in read_metrics(tmp_path / "metrics.jsonl", "test") if line["step"] == test["iter"]]
+        assert line["accuracy"] == pytest.approx(test["accuracy"], abs=1e-6)
+        assert line["loss"] == pytest.approx(test["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_first_steps(steps: int, golden_folder: Path, tmp_path: Path) -> None:
+    """Where one wrong term would show."""
+    train(golden_folder, "sgd_inv", tmp_path, "--iterations", str(steps))
+    (model,) = tmp_path.glob(f"snapshots/step_{steps:08}/*.caffemodel")
+    recorded = golden_folder / "lenet" / "sgd_inv" / f"snap_iter_{steps}.caffemodel"
+    assert_weights_equal(model, recorded, WEIGHT_TOLERANCES[steps])
+
+
+def test_a_pair_of_files_by_caffe_resumes(golden_folder: Path, tmp_path: Path) -> None:
+    """Steps 16 to 30 from Caffe's files after 15: the same weights as Caffe's own unbroken run."""
+    solver = golden_folder / "lenet" / "sgd_fixed.solver.prototxt"
+    state = golden_folder / "lenet" / "sgd_fixed" / "snap_iter_15.solverstate"
+    command = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
+    completed = subprocess.run(
+        command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "knows no data position" in completed.stderr
+    (model,) = tmp_path.glob("snapshots/step_00000030/*.caffemodel")
+    recorded = golden_folder / "lenet" / "sgd_fixed" / "snap_iter_30.caffemodel"
+    assert_weights_equal(model, recorded, WEIGHT_TOLERANCES[30])

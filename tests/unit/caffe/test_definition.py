@@ -1,0 +1,166 @@
+"""Which layers a phase has, what its Data layer reads, and what is refused or warned about."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.data.config import DataConfig, TransformConfig
+from samovar.frontends.caffe.definition import CaffeNetDefinition
+
+Definition = Callable[[str], CaffeNetDefinition]
+
+RULES = [
+    ("", True, True),
+    ("include { phase: TRAIN }", True, False),
+    ("exclude { phase: TRAIN }", False, True),
+    ("include { phase: TRAIN } include { phase: TEST }", True, True),
+    ("include { min_level: 2 }", False, False),
+    ("include { min_level: 1 max_level: 1 }", True, True),
+    ("include { max_level: 0 }", False, False),
+    ('include { stage: "a" }', True, True),
+    ('include { stage: "a" stage: "c" }', False, False),
+    ('include { stage: "a" not_stage: "b" }', False, False),
+    ('include { phase: TEST not_stage: "c" }', False, True),
+    ('exclude { stage: "b" }', False, False),
+]
+
+
+@pytest.mark.parametrize(("rules", "in_train", "in_test"), RULES)
+def test_phases_levels_and_stages(definition_of: Definition, rules: str, in_train: bool, in_test: bool) -> None:
+    definition = definition_of(f'state {{ level: 1 stage: "a" stage: "b" }} layer {{ name: "x" type: "ReLU" {rules} }}')
+
+    assert len(definition.in_phase("TRAIN")) == in_train
+    assert len(definition.in_phase("TEST")) == in_test
+
+
+def test_old_inputs_become_input_layers(definition_of: Definition) -> None:
+    by_dims = definition_of('input: "a" input_dim: 2 input_dim: 1 input_dim: 4 input_dim: 5')
+    by_shape = definition_of('input: "a" input: "b" input_shape { dim: 2 dim: 3 } input_shape { dim: 7 }')
+
+    assert [list(spec.message.input_param.shape[0].dim) for spec in by_dims.layers] == [[2, 1, 4, 5]]
+    assert [spec.tops for spec in by_shape.layers] == [("a",), ("b",)]
+    with pytest.raises(InputError, match="net.prototxt:2: 1 inputs with 0 input_shape and 3 input_dim"):
+        definition_of('\ninput: "a" input_dim: 2 input_dim: 1 input_dim: 4')
+
+
+DATA = 'layer {{ name: "d" type: "Data" top: "data" top: "label"\n {0} }}'
+
+
+def test_data_layer(definition_of: Definition, tmp_path: Path) -> None:
+    (tmp_path / "images_lmdb").mkdir()
+    (tmp_path / "mean.binaryproto").touch()
+    train = DATA.format(
+        'include { phase: TRAIN } data_param { source: "images_lmdb" batch_size: 64 backend: LMDB } '
+        "transform_param { scale: 0.5 crop_size: 3 mirror: true mean_value: 1 mean_value: 2 }"
+    )
+    test = DATA.format(
+        'include { phase: TEST } data_param { source: "images_lmdb" batch_size: 10 backend: LMDB } '
+        'transform_param { mean_file: "mean.binaryproto" }'
+    )
+
+    definition = definition_of(train + test)
+
+    assert definition.data_layer("TRAIN") == DataConfig(
+        tmp_path / "images_lmdb",
+        64,
+        ("data", "label"),
+        TransformConfig(scale=0.5, mean_values=(1, 2), crop_size=3, mirror=True),
+        training=True,
+    )
+    found = definition.data_layer("TEST")
+    assert (found.batch_size, found.training) == (10, False)
+    assert found.transform == TransformConfig(mean_file=tmp_path / "mean.binaryproto")
+
+
+def test_source_is_looked_for_in_the_working_folder_first(
+    definition_of: Definition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    working = tmp_path / "work"
+    (working / "images").mkdir(parents=True)
+    (tmp_path / "images").mkdir()
+    definition = definition_of(DATA.format('data_param { source: "images" batch_size: 1 backend: LMDB }'))
+
+    assert definition.data_layer("TRAIN").source == tmp_path / "images"
+    monkeypatch.chdir(working)
+    assert definition.data_layer("TRAIN").source == Path("images")
+
+
+BAD_DATA = [
+    ('data_param { source: "." batch_size: 1 }', "net.prototxt:2: layer 'd': backend: LEVELDB .* write backend: LMDB"),
+    ('data_param { source: "." backend: LMDB }', "batch_size is missing"),
+    ("data_param { batch_size: 1 backend: LMDB }", "source is empty"),
+    (
+        'data_param { source: "none" batch_size: 1 backend: LMDB }',
+        "'none' does not exist; looked for .*/none and .*/none",
+    ),
+    ('data_param { source: "/none" batch_size: 1 backend: LMDB }', "'/none' does not exist; looked for /none$"),
+    ('data_param { source: "." batch_size: 1 backend: LMDB scale: 2 }', "write it in transform_param"),
+    (
+        'data_param { source: "." batch_size: 1 backend: LMDB } transform_param { mean_file: "." mean_value: 1 }',
+        "mean_file and mean_value are both given",
+    ),
+    (
+        'data_param { source: "." batch_size: 1 backend: LMDB } transform_param { mean_file: "no_mean" }',
+        "mean_file: 'no_mean' does not exist",
+    ),
+    ('data_param { source: "." batch_size: 1 backend: LMDB } transform_param { scale: inf }', "finite"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_DATA)
+def test_refused_data_layers(definition_of: Definition, settings: str, message: str) -> None:
+    definition = definition_of(DATA.format(settings))
+
+    with pytest.raises(InputError, match=message):
+        definition.data_layer("TRAIN")
+
+
+def test_no_data_layer_and_two(definition_of: Definition) -> None:
+    one = DATA.format("include { phase: TRAIN }")
+
+    with pytest.raises(InputError, match=r"no Data layer in phase TEST; add one with include { phase: TEST }"):
+        definition_of(one).data_layer("TEST")
+    with pytest.raises(InputError, match=r"net.prototxt:4: layer 'd': a second Data layer in phase TRAIN"):
+        definition_of(one + "\n\n" + one).data_layer("TRAIN")
+
+
+BAD = [
+    ('name: "empty"', "net.prototxt: has no layers"),
+    ('\nlayers { name: "x" type: RELU }', "net.prototxt:2: .*upgrade_net_proto_text"),
+    (
+        'layer {\n name: "x"\n type: "Relu" }',
+        "net.prototxt:3: layer 'x': unknown layer type 'Relu'; did you mean 'ReLU'",
+    ),
+    ('layer { name: "x" type: "Dropout" }', "Caffe's layer type Dropout is not supported yet; supported are Accuracy"),
+    ('layer { name: "x" type: "Python" }', "Caffe's layer type Python is not supported yet"),
+    ('layer { name: "x" type: "ReLU" include { } exclude { } }', "both include and exclude"),
+    ('layer { name: "x" type: "ReLU"\n phase: TEST }', "net.prototxt:2: .*write include { phase: ... }"),
+    ('layer { name: "x" type: "ReLU" blobs { } }', "blobs in a prototxt"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_refused_nets(definition_of: Definition, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        definition_of(text)
+
+
+def test_warnings(definition_of: Definition, tmp_path: Path) -> None:
+    definition = definition_of(
+        """debug_info: true
+layer { name: "r" type: "ReLU"
+  pooling_param { kernel_size: 2 } }
+layer { name: "d" type: "Data" data_param { rand_skip: 3 }
+  transform_param { force_gray: true } }
+"""
+    )
+
+    path = tmp_path / "net.prototxt"
+    assert definition.warnings == (
+        f"{path}:1: debug_info has no effect",
+        f"{path}:3: layer 'r': pooling_param has no effect on a layer of type ReLU",
+        f"{path}:4: layer 'd': rand_skip has no effect; the order of samples follows from the seed",
+        f"{path}:5: layer 'd': force_gray has no effect on images that are not encoded",
+    )

@@ -1,0 +1,305 @@
+"""How layers become a net: names, shapes, sharing, order, and everything that is refused."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.net import CaffeNet
+
+BuildNet = Callable[..., CaffeNet]
+
+SMALL = """
+layer { name: "conv" type: "Convolution" bottom: "data" top: "c" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "relu" type: "ReLU" bottom: "c" top: "c" }
+layer { name: "ip" type: "InnerProduct" bottom: "c" top: "y" param { lr_mult: 0 }
+  inner_product_param { num_output: 4 weight_filler { type: "gaussian" std: 0.1 } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "y" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "y" bottom: "label" top: "accuracy" include { phase: TEST } }
+"""
+INPUTS = {"data": (2, 2, 5, 6), "label": (2,)}
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return {"data": torch.randn(2, 2, 5, 6, generator=generator), "label": torch.tensor([1.0, 3.0])}
+
+
+def test_parameters_and_outputs(net_of: BuildNet, batch: dict[str, torch.Tensor]) -> None:
+    net = net_of(SMALL, INPUTS, phase="TEST")
+
+    output = net(batch)
+
+    assert [(i.name, i.layer, i.index, i.lr_mult, i.decay_mult) for i in net.parameter_infos] == [
+        ("conv/0", "conv", 0, 1, 1),
+        ("conv/1", "conv", 1, 2, 0),
+        ("ip/0", "ip", 0, 0, 1),
+        ("ip/1", "ip", 1, 1, 1),
+    ]
+    assert [tuple(i.parameter.shape) for i in net.parameter_infos] == [(3, 2, 3, 3), (3,), (4, 36), (4,)]
+    assert [i.parameter.requires_grad for i in net.parameter_infos] == [True, True, False, True]
+    assert list(output.scalars) == ["accuracy", "loss"]  # Caffe's order, not the file's
+    assert not output.scalars["loss"].requires_grad
+    assert output.loss is not None
+    assert torch.equal(output.loss.detach(), output.scalars["loss"])
+
+
+def test_layers_for_a_caffemodel(net_of: BuildNet) -> None:
+    outlines = net_of(SMALL, INPUTS).layers_for_caffemodel()
+
+    assert [(o.name, o.type, o.parameter_names) for o in outlines] == [
+        ("data", "Input", ()),
+        ("label", "Input", ()),
+        ("conv", "Convolution", ("conv/0", "conv/1")),
+        ("relu", "ReLU", ()),
+        ("ip", "InnerProduct", ("ip/0", "ip/1")),
+        ("loss", "SoftmaxWithLoss", ()),
+    ]
+    assert outlines[2].bottoms == ("data",)
+    assert outlines[2].tops == ("c",)
+
+
+def test_data_layers_take_their_shapes_from_the_caller(net_of: BuildNet) -> None:
+    net = net_of(
+        'layer { name: "d" type: "Data" top: "data" top: "label" }' + SMALL,
+        data_shapes={"data": (7, 1, 4, 4), "label": (7,)},
+    )
+
+    assert net.input_names == ("data", "label")
+    assert tuple(net.parameter_infos[2].parameter.shape) == (4, 3 * 2 * 2)
+    assert net.layers_for_caffemodel()[0].type == "Data"
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_layout_of_weights_and_images_changes_nothing(
+    net_of: BuildNet, batch: dict[str, torch.Tensor], channels_last: bool
+) -> None:
+    reference, net = net_of(SMALL, INPUTS), net_of(SMALL, INPUTS)
+    reference(batch).loss.backward()
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    weight = net.parameter_infos[0].parameter
+    weight.data = weight.data.contiguous(memory_format=layout)
+
+    net(batch | {"data": batch["data"].contiguous(memory_format=layout)}).loss.backward()
+
+    for ours, theirs in zip(net.parameter_infos, reference.parameter_infos, strict=True):
+        if theirs.parameter.requires_grad:
+            torch.testing.assert_close(ours.parameter.grad, theirs.parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_test_net_uses_the_very_parameters_of_the_training_net(
+    net_of: BuildNet, batch: dict[str, torch.Tensor]
+) -> None:
+    train, test = net_of(SMALL, INPUTS, seed=1), net_of(SMALL, INPUTS, phase="TEST", seed=2)
+    before = float(test(batch).scalars["loss"])
+
+    test.share_parameters(train)
+
+    for ours, theirs in zip(test.parameter_infos, train.parameter_infos, strict=True):
+        assert ours.parameter is theirs.parameter
+    train.parameter_infos[3].parameter.data.add_(torch.tensor([1.0, 0, 0, -1]))
+    assert float(test(batch).scalars["loss"]) == float(train(batch).scalars["loss"]) != before
+
+
+def test_nets_that_cannot_share(net_of: BuildNet) -> None:
+    train = net_of(SMALL, INPUTS)
+    other = net_of(SMALL.replace("num_output: 3", "num_output: 5"), INPUTS)
+
+    with pytest.raises(InputError, match=r"layer 'conv' has parameters 5 x 2 x 3 x 3, 5, but 3 x 2 x 3 x 3, 3"):
+        other.share_parameters(train)
+
+
+SHARED = """
+layer {{ name: "a" type: "InnerProduct" bottom: "data" top: "h" param {{ name: "w" {0} }} param {{ name: "b" }}
+  inner_product_param {{ num_output: 3 weight_filler {{ type: "gaussian" }} bias_filler {{ type: "gaussian" }} }} }}
+layer {{ name: "z" type: "InnerProduct" bottom: "h" top: "y" param {{ name: "w" {1} }} param {{ name: "b" }}
+  inner_product_param {{ num_output: 3 }} loss_weight: 1 }}
+"""
+
+
+def test_shared_parameters_collect_the_gradient_of_both_layers(net_of: BuildNet) -> None:
+    net = net_of(SHARED.format("", "lr_mult: 3"), {"data": (2, 3)})
+    w, b = (info.parameter for info in net.parameter_infos)
+    x = torch.tensor([[1.0, 2, 3], [-1, 0, 1]])
+
+    loss = net({"data": x}).loss
+    loss.backward()
+
+    h = x @ w.detach().T + b.detach()
+    dy = torch.ones(2, 3)
+    torch.testing.assert_close(w.grad, dy.T @ h + (dy @ w.detach()).T @ x)
+    torch.testing.assert_close(b.grad, dy.sum(0) + (dy @ w.detach()).sum(0))
+    torch.testing.assert_close(loss.detach(), (h @ w.detach().T + b.detach()).sum())
+    assert [(i.name, i.lr_mult) for i in net.parameter_infos] == [("a/0", 3), ("a/1", 1)]
+    assert net.layers_for_caffemodel()[2].parameter_names == ("a/0", "a/1")
+
+
+def test_sharing_layers_must_agree(net_of: BuildNet) -> None:
+    with pytest.raises(InputError, match="net.prototxt:6: layer 'z': .* with lr_mult: 2.0, but lr_mult: 3.0 here"):
+        net_of("\n" + SHARED.format("lr_mult: 2", "lr_mult: 3"), {"data": (2, 3)})
+    with pytest.raises(InputError, match="shared with layer 'a', where it has shape 3 x 4, but 3 x 3 here"):
+        net_of(SHARED.format("", ""), {"data": (2, 4)})
+
+
+def test_in_place_relu_spares_what_others_need(net_of: BuildNet) -> None:
+    """The softmax needs its output for backward, and `early` reads the blob before it is overwritten."""
+    net = net_of(
+        """
+layer { name: "s" type: "Softmax" bottom: "data" top: "p" }
+layer { name: "r1" type: "ReLU" bottom: "p" top: "p" }
+layer { name: "ip" type: "InnerProduct" bottom: "p" top: "h" inner_product_param { num_output: 2
+  weight_filler { type: "gaussian" } } }
+layer { name: "early" type: "InnerProduct" bottom: "h" top: "e" loss_weight: 1 inner_product_param { num_output: 2
+  weight_filler { type: "gaussian" } } }
+layer { name: "r2" type: "ReLU" bottom: "h" top: "h" loss_weight: 1 }
+""",
+        {"data": (3, 4)},
+    )
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+    net({"data": x}).loss.backward()
+
+    w, _, v, _ = (info.parameter.detach() for info in net.parameter_infos)
+    y = x.detach().clone().requires_grad_()
+    h = y.softmax(1) @ w.T
+    ((h @ v.T).sum() + h.relu().sum()).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    assert [layer.overwrites_bottom for layer in net.layers] == [False, False, False, False, False]
+
+
+def test_in_place_relu_after_an_inner_product_overwrites(net_of: BuildNet) -> None:
+    net = net_of(SMALL, INPUTS)
+
+    assert [layer.overwrites_bottom for layer in net.layers] == [False, True, False, False]
+
+
+def test_propagate_down_stops_the_gradient(net_of: BuildNet) -> None:
+    text = SMALL.replace('bottom: "c" top: "y"', 'bottom: "c" top: "y" propagate_down: false')
+    net = net_of(text, INPUTS)
+
+    net({"data": torch.ones(2, 2, 5, 6), "label": torch.tensor([0, 1])}).loss.backward()
+
+    assert net.parameter_infos[0].parameter.grad is None
+    assert net.parameter_infos[3].parameter.grad is not None
+
+
+def test_a_net_without_loss(net_of: BuildNet) -> None:
+    output = net_of('layer { name: "s" type: "Softmax" bottom: "data" top: "p" }', {"data": (2, 3)})(
+        {"data": torch.zeros(2, 3)}
+    )
+
+    assert output.loss is None
+    np.testing.assert_allclose(output.scalars["p"].numpy(), np.full((2, 3), 1 / 3), rtol=1e-6)
+
+
+IP = "inner_product_param { num_output: 2 }"
+BAD = [
+    (
+        'layer { name: "x" type: "ReLU"\n bottom: "dta" top: "y" }',
+        "net.prototxt:4: layer 'x': bottom 'dta' .* did you mean 'data'",
+    ),
+    ('layer { name: "x" type: "ReLU" bottom: "data" top: "label" }', "top 'label' is already the top of a layer above"),
+    ('layer { name: "data" type: "ReLU" bottom: "data" top: "y" }', "another layer of this phase has the same name"),
+    ('layer { name: "x" type: "ReLU" bottom: "data" bottom: "label" top: "y" }', "number of bottoms is 2; .* has 1"),
+    ('layer { name: "x" type: "ReLU" bottom: "data" top: "y" top: "z" }', "number of tops is 2; .* has 1"),
+    (
+        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" param { } }',
+        "param is given 1 times, but .* 0 parameters",
+    ),
+    (
+        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" loss_weight: 1 loss_weight: 1 }',
+        "loss_weight is given 2 times",
+    ),
+    ('layer { name: "x" type: "ReLU" bottom: "data" top: "y" loss_weight: inf }', "loss_weight must be a finite"),
+    (
+        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" propagate_down: true propagate_down: true }',
+        "propagate_down is given 2",
+    ),
+    ('layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" }', "num_output is missing"),
+    (
+        'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" inner_product_param { num_output: 2 axis: 4 } }',
+        "axis 4 of .* 2 x 2 x 5 x 6; allowed are -4 to 3",
+    ),
+    (
+        'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" inner_product_param { num_output: 4000000000 } }',
+        "more than 2147483647 values",
+    ),
+    (
+        f'layer {{ name: "x" type: "InnerProduct" bottom: "data" top: "y" param {{ lr_mult: nan }} {IP} }}',
+        "lr_mult and decay_mult must be finite",
+    ),
+    (
+        'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "label" top: "y" }',
+        "labels of shape 2 are 2, but .* 2 x 2 x 5 x 6 .* need 60",
+    ),
+    (
+        'layer { name: "x" type: "Accuracy" bottom: "data" bottom: "label" top: "y" accuracy_param { top_k: 3 } }',
+        "top_k: 3 of 2 classes",
+    ),
+    ('layer { name: "i" type: "Input" top: "z" }', "0 shapes for 1 tops"),
+    ('layer { name: "i" type: "Input" top: "z" input_param { shape { dim: -1 } } }', "input 'z' would have shape -1"),
+    ('layer { name: "i" type: "Input" bottom: "data" top: "z" input_param { shape { dim: 1 } } }', "takes no bottom"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_refused_nets(net_of: BuildNet, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        net_of(text, INPUTS)
+
+
+BAD_CONVOLUTIONS = [
+    ("kernel_size: 3", "num_output is missing"),
+    ("num_output: 3", "kernel_size is missing"),
+    ("num_output: 3 kernel_size: 0", "kernel_size is missing or 0"),
+    ("num_output: 3 kernel_size: 7", "kernel of 7 .dilation 1. covers 7, more than the padded input's 5"),
+    ("num_output: 3 kernel_size: 3 dilation: 3", "covers 7"),
+    ("num_output: 3 kernel_size: 3 kernel_h: 3", "exclude kernel_size"),
+    ("num_output: 3 kernel_h: 3", "kernel_size is missing"),
+    (
+        "num_output: 3 kernel_size: 3 stride: 1 stride: 1 stride: 1",
+        "stride is given 3 times; allowed are once or 2 times",
+    ),
+    ("num_output: 3 kernel_size: 3 stride: 0", "stride: 0 0; allowed are 1 to"),
+    ("num_output: 3 kernel_size: 3 group: 2", "group: 2 does not divide num_output: 3"),
+    ("num_output: 3 kernel_size: 3 group: 3", "group: 3 does not divide input channels: 2"),
+    ("num_output: 3 kernel_size: 3 group: 0", "group: 0 does not divide"),
+    ("num_output: 3 kernel_size: 1 pad: 4000000000", "allowed are 0 to 2147483647"),
+    ("num_output: 3 kernel_size: 1 pad: 2000000000 stride: 2000000000", "the padded input would have shape"),
+    ("num_output: 3 kernel_size: 1 axis: 3", "has 0 spatial axes"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_CONVOLUTIONS)
+def test_refused_convolutions(net_of: BuildNet, settings: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"net.prototxt:3: layer 'x': .*{message}"):
+        net_of(
+            f'layer {{ name: "x" type: "Convolution" bottom: "data" top: "y" convolution_param {{ {settings} }} }}',
+            INPUTS,
+        )
+
+
+BAD_POOLINGS = [
+    ("stride: 2", "give either kernel_size, or both kernel_h and kernel_w"),
+    ("kernel_size: 2 kernel_h: 2 kernel_w: 2", "give either kernel_size"),
+    ("kernel_h: 2", "give either kernel_size"),
+    ("kernel_size: 2 pad_h: 1", "give either pad, or both pad_h and pad_w"),
+    ("kernel_size: 2 stride: 1 stride_h: 1 stride_w: 1", "give either stride"),
+    ("kernel_size: 2 pad: 2", "pad smaller than the kernel"),
+    ("kernel_size: 2 stride: 0", "kernel and stride must be 1 to"),
+    ("kernel_size: 4000000000", "kernel and stride must be 1 to"),
+    ("kernel_size: 1000000000 pad: 999999999 stride: 2147483647", "the padded input would have shape"),
+    ("global_pooling: true kernel_size: 2", "remove the kernel's size"),
+    ("global_pooling: true stride: 2", "remove pad and stride"),
+    ("kernel_size: 2 pool: STOCHASTIC", "STOCHASTIC is not supported"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_POOLINGS)
+def test_refused_poolings(net_of: BuildNet, settings: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"net.prototxt:3: layer 'x': .*{message}"):
+        net_of(f'layer {{ name: "x" type: "Pooling" bottom: "data" top: "y" pooling_param {{ {settings} }} }}', INPUTS)

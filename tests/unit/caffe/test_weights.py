@@ -1,0 +1,56 @@
+"""Which array of a caffemodel belongs to which parameter."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.weights import match_weights
+
+FILE = Path("w.caffemodel")
+
+
+@pytest.fixture
+def net(net_of: Callable[..., CaffeNet]) -> CaffeNet:
+    return net_of(
+        'layer { name: "a" type: "InnerProduct" bottom: "data" top: "a" inner_product_param { num_output: 2 } }'
+        'layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" inner_product_param { num_output: 4 } }',
+        {"data": (1, 3)},
+    )
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def test_by_name(net: CaffeNet) -> None:
+    matched = match_weights(net, {"b": [2 * ones(4, 2), ones(4)], "other": [ones(9)]}, FILE)
+
+    assert list(matched.arrays) == ["b/0", "b/1"]
+    np.testing.assert_array_equal(matched.arrays["b/0"], 2 * ones(4, 2))
+    assert matched.missing == ("a",)
+    assert matched.ignored == ("other",)
+
+
+def test_four_axes_of_old_files(net: CaffeNet) -> None:
+    matched = match_weights(net, {"a": [ones(1, 1, 2, 3), ones(1, 1, 1, 2)]}, FILE)
+
+    assert [array.shape for array in matched.arrays.values()] == [(2, 3), (2,)]
+
+
+BAD = [
+    ({"a": [ones(3, 2), ones(2)]}, "w.caffemodel: layer 'a', array 0 has shape 3 x 2, but 2 x 3 in the net"),
+    ({"a": [ones(2, 3)]}, "layer 'a' has 1 arrays, but 2 in the net"),
+    ({"a": [ones(2, 3), np.array([1, np.nan], np.float32)]}, "array 1 has 1 values that are NaN or infinite"),
+    ({"c": [ones(2, 3)], "d": [ones(1)]}, "belongs to another net: its layers 'c', 'd' are none of .*'a', 'b'"),
+    ({}, "belongs to another net: its layers .none with weights."),
+]
+
+
+@pytest.mark.parametrize(("weights", "message"), BAD)
+def test_refused(net: CaffeNet, weights: dict[str, list[np.ndarray]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        match_weights(net, weights, FILE)

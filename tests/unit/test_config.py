@@ -1,0 +1,117 @@
+"""The configuration of a run: what it refuses, and its way through JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.strategies.config import StrategyConfig, parse_bucket
+
+MINIMAL = {"job": "train", "model": Path("solver.prototxt")}
+FULL = RunConfig(
+    job="train",
+    model=Path("nets/solver.prototxt"),
+    snapshot=Path("runs/latest"),
+    workers=4,
+    threads_per_worker=2,
+    cpus=((0, 1), (2, 3), (4, 5), (6, 7)),
+    oversubscribed=True,
+    strategy=StrategyConfig("sync", "tree", 4096),
+    batch_mode="global",
+    seed=7,
+    shuffle=True,
+    iterations=0,
+    timeout_s=1.5,
+    out=Path("runs/x y"),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workers": 0}, "--workers: got 0; give at least 1"),
+        ({"threads_per_worker": 0}, "--threads-per-worker: got 0; give at least 1"),
+        ({"iterations": -1}, "--iterations: got -1; give at least 0"),
+        ({"job": "test", "iterations": 0}, "--iterations: got 0; give at least 1"),
+        ({"seed": -1}, "--seed: got -1; give at least 0"),
+        ({"timeout_s": 0.0}, "--timeout: got 0.0 s"),
+        ({"timeout_s": 86_400.0}, "--timeout: got 86400.0 s"),
+        ({"timeout_s": float("nan")}, "--timeout: got nan s"),
+        ({"batch_mode": "local"}, "--batch-mode: got 'local'; choose one of: per-worker, global"),
+        ({"weights": Path("a"), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
+    ],
+)
+def test_refusals_name_the_flag_what_was_given_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        RunConfig(**(MINIMAL | changes))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "psync"}, "--strategy: got 'psync'; choose one of: sync"),
+        ({"collective": "star"}, "--collective: got 'star'; choose one of: ring, tree"),
+        ({"bucket_size_bytes": 0}, "--bucket: got 0 bytes"),
+    ],
+)
+def test_strategy_settings_are_refused_likewise(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        StrategyConfig(**settings)
+
+
+def test_buckets_as_flags_spell_them() -> None:
+    assert [parse_bucket(text) for text in ("model", "layer", "1", "4194304")] == [None, 1, 1, 4_194_304]
+    for text in ("", "0", "-1", "1.5", "4M", "Model"):
+        with pytest.raises(InputError, match="--bucket: got"):
+            parse_bucket(text)
+
+
+@pytest.mark.parametrize("config", [RunConfig(**MINIMAL), FULL, RunConfig("test", Path("net"), weights=Path("w"))])
+def test_a_configuration_comes_back_from_its_file(config: RunConfig, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config.to_json()), encoding="utf-8")
+    assert RunConfig.load(path) == config
+
+
+def without(name: str) -> dict[str, object]:
+    values = FULL.to_json()
+    del values[name]
+    return values
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        b"\xff\xfe",
+        without("cpus"),
+        without("job"),
+        without("strategy"),
+        FULL.to_json() | {"learning_rate": 1},
+        FULL.to_json() | {"workers": "4"},
+        FULL.to_json() | {"model": 3},
+        FULL.to_json() | {"cpus": 3},
+        FULL.to_json() | {"strategy": {"name": "sync", "speed": 1}},
+    ],
+)
+def test_a_file_that_holds_something_else_is_an_input_error(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    text = content if isinstance(content, str) else json.dumps(content) if isinstance(content, dict) else ""
+    path.write_bytes(content if isinstance(content, bytes) else text.encode())
+    with pytest.raises(InputError, match=r"config\.json: not a configuration of this version"):
+        RunConfig.load(path)
+
+
+def test_a_file_with_a_refused_value_says_which_flag_and_a_missing_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FULL.to_json() | {"workers": 0}))
+    with pytest.raises(InputError, match="--workers: got 0"):
+        RunConfig.load(path)
+    with pytest.raises(InputError, match=r"nowhere\.json: .*No such file"):
+        RunConfig.load(tmp_path / "nowhere.json")

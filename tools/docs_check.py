@@ -1,0 +1,54 @@
+"""Check the documents: links lead somewhere, and commands in code blocks exist with their flags."""
+
+import re
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMOVAR = Path(sys.executable).with_name("samovar")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+COMMAND = re.compile(r"^\s*(?:\$ )?(samovar [^#\n]*|make [a-z-]+)", re.MULTILINE)
+CODE = re.compile(r"^```[a-z]*\n(.*?)^```|^(    \S.*)$", re.MULTILINE | re.DOTALL)
+
+
+def main() -> int:
+    problems = [problem for path in documents() for problem in check(path)]
+    print("\n".join(problems) if problems else "documents: links and commands are good")
+    return 1 if problems else 0
+
+
+def documents() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def check(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT)
+    broken = [f"{name}: no such file: {link}" for link in LINK.findall(text) if not (path.parent / link).exists()]
+    code = "\n".join(fenced or indented for fenced, indented in CODE.findall(text))
+    return broken + [f"{name}: {problem}" for command in COMMAND.findall(code) for problem in wrong(command)]
+
+
+def wrong(command: str) -> list[str]:
+    words = command.split()
+    if words[0] == "make":
+        verbs = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return [] if words[1] in verbs else [f"no such verb: {command}"]
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    subcommands = tuple(word for word in words[1:3] if re.fullmatch(r"[a-z]+", word))
+    known = help_of(subcommands if subcommands[:1] == ("data",) else subcommands[:1])
+    return [f"no such flag: {flag} in {command!r}" for flag in flags if flag not in known]
+
+
+@lru_cache
+def help_of(subcommands: tuple[str, ...]) -> str:
+    completed = subprocess.run(
+        [SAMOVAR, *subcommands, "--help"], capture_output=True, text=True, check=False, env={"COLUMNS": "200"}
+    )
+    return completed.stdout if completed.returncode == 0 else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
