@@ -136,6 +136,7 @@ class Launch:
 
     def _start(self, rank: int) -> None:
         read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
         try:
             with self._log_paths[rank].open("ab") as log:
                 process = subprocess.Popen(
@@ -173,7 +174,10 @@ class Launch:
         return sorted(ends, key=lambda end: end.return_code == 0)
 
     def _read(self, rank: _Rank) -> bool:
-        data = os.read(rank.pipe, _PIPE_READ_BYTES)
+        try:
+            data = os.read(rank.pipe, _PIPE_READ_BYTES)
+        except BlockingIOError:  # the rank is gone, but somebody it started still holds the pipe
+            return False
         if data:
             self._on_output(rank.number, data)
         elif rank.pipe_open:
@@ -183,13 +187,14 @@ class Launch:
 
     def _reap(self, rank: _Rank) -> RankEnd:
         self._selector.unregister(rank.pidfd)
+        _kill_session(rank.process.pid)
         while rank.pipe_open and self._read(rank):
             pass  # what it wrote last tells why it ended
         return RankEnd(rank.number, rank.process.wait(_REAP_WAIT_S))
 
     def _end_all(self) -> None:
         for rank in self._ranks:
-            if rank.process.poll() is None:
+            if rank.process.returncode is None:
                 _kill_session(rank.process.pid)
         for rank in self._ranks:
             rank.process.wait(_REAP_WAIT_S)
@@ -199,7 +204,10 @@ class Launch:
 
 
 def _kill_session(pid: int) -> None:
-    """Kill the rank and whatever it started: it leads a process group of its own."""
+    """Kill the rank and whatever it started: it leads a process group of its own.
+
+    To be called before the rank is waited for: until then its number is nobody else's.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -71,9 +71,7 @@ def test_a_pair_of_files_by_caffe_resumes(golden_folder: Path, tmp_path: Path) -
     solver = golden_folder / "lenet" / "sgd_fixed.solver.prototxt"
     state = golden_folder / "lenet" / "sgd_fixed" / "snap_iter_15.solverstate"
     command = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
-    completed = subprocess.run(
-        command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False
-    )
+    completed = subprocess.run(command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert "knows no data position" in completed.stderr
     (model,) = tmp_path.glob("snapshots/step_00000030/*.caffemodel")

@@ -64,7 +64,7 @@ def test_strategy_settings_are_refused_likewise(settings: dict[str, Any], messag
 
 def test_buckets_as_flags_spell_them() -> None:
     assert [parse_bucket(text) for text in ("model", "layer", "1", "4194304")] == [None, 1, 1, 4_194_304]
-    for text in ("", "0", "-1", "1.5", "4M", "Model"):
+    for text in ("", "0", "-1", "1.5", "4M", "Model", "²"):
         with pytest.raises(InputError, match="--bucket: got"):
             parse_bucket(text)
 

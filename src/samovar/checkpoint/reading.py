@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samovar.checkpoint import arrays
-from samovar.checkpoint.durable import FileMark, mark_of
 from samovar.checkpoint.manifest import (
     MANIFEST_NAME,
     PART_SUFFIX,
@@ -16,6 +15,7 @@ from samovar.checkpoint.manifest import (
     decode,
     noted_value,
 )
+from samovar.core.durable import FileMark, mark_of
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 

@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 
 from samovar.checkpoint import arrays
-from samovar.checkpoint.durable import sync_folder, write_file
 from samovar.checkpoint.manifest import MANIFEST_NAME, PART_SUFFIX, Manifest, is_plain_name, note
 from samovar.checkpoint.reading import Snapshot, read_manifest, read_snapshot, verify
+from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 

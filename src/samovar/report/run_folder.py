@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+from samovar.core.durable import sync_folder, write_file
 from samovar.core.errors import InputError
 from samovar.report.plain import to_plain
 
@@ -83,12 +84,10 @@ def write_atomic(path: Path, content: bytes) -> None:
     """The same for bytes."""
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.unlink(missing_ok=True)
+        write_file(temporary, [content])
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -122,11 +121,3 @@ def _probe(folder: Path) -> None:
     probe = folder / f".tmp-probe-{os.getpid()}"
     probe.touch()
     probe.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,7 +29,7 @@ def parse_bucket(text: str) -> int | None:
         return None
     if text == "layer":
         return 1
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise InputError(f"--bucket: got {text!r}; give 'model', 'layer' or a number of bytes")
     return int(text)
 

@@ -75,10 +75,11 @@ def run_layer(net_of: BuildNet) -> RunLayer:
         result = {name: value.detach().numpy() for name, value in output.scalars.items()}
         if top_gradient is not None:
             first = found["top 0"]
-            first.backward(torch.from_numpy(np.asarray(top_gradient, np.float32)).reshape(first.shape))
-            result["d data"] = batch["data"].grad.numpy()
-            for info in net.parameter_infos:
-                result[f"d {info.name}"] = info.parameter.grad.numpy()
+            gradient = torch.from_numpy(np.asarray(top_gradient, np.float32)).reshape(first.shape)
+            names = ["d data", *(f"d {info.name}" for info in net.parameter_infos)]
+            leaves = [batch["data"], *(info.parameter for info in net.parameter_infos)]
+            gradients = torch.autograd.grad(first, leaves, gradient)
+            result |= {name: value.numpy() for name, value in zip(names, gradients, strict=True)}
         return result
 
     return run

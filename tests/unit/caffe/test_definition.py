@@ -41,7 +41,7 @@ def test_old_inputs_become_input_layers(definition_of: Definition) -> None:
 
     assert [list(spec.message.input_param.shape[0].dim) for spec in by_dims.layers] == [[2, 1, 4, 5]]
     assert [spec.tops for spec in by_shape.layers] == [("a",), ("b",)]
-    with pytest.raises(InputError, match="net.prototxt:2: 1 inputs with 0 input_shape and 3 input_dim"):
+    with pytest.raises(InputError, match=r"net\.prototxt:2: 1 inputs with 0 input_shape and 3 input_dim"):
         definition_of('\ninput: "a" input_dim: 2 input_dim: 1 input_dim: 4')
 
 

@@ -36,7 +36,7 @@ def expected(x: torch.Tensor, parameters: Parameters) -> tuple[torch.Tensor, ...
 
 
 def test_without_a_sink_it_is_an_ordinary_layer(x: torch.Tensor, parameters: Parameters) -> None:
-    (linear(x, *parameters) ** 2).sum().backward()
+    torch.autograd.backward((linear(x, *parameters) ** 2).sum())
 
     for tensor, gradient in zip((x, *parameters), expected(x, parameters), strict=True):
         torch.testing.assert_close(tensor.grad, gradient)
@@ -48,7 +48,7 @@ def test_gradients_land_in_the_views_and_nowhere_else(x: torch.Tensor, parameter
     dx, dw, db = expected(x, parameters)
 
     for times in (1, 2, 3):  # the second and third pass add to what is there
-        (linear(x, *parameters) ** 2).sum().backward()
+        torch.autograd.backward((linear(x, *parameters) ** 2).sum())
         torch.testing.assert_close(sinks[0].view, times * dw)
         torch.testing.assert_close(sinks[1].view, times * db)
         torch.testing.assert_close(x.grad, times * dx)
@@ -64,7 +64,7 @@ def test_gradients_land_in_one_flat_buffer(x: torch.Tensor, parameters: Paramete
     weight_sink, bias_sink = (attach(p, [], "") for p in parameters)
     bias_sink.view, weight_sink.view = flat[:4], flat[8:].view(4, 3)
 
-    (linear(x, *parameters) ** 2).sum().backward()
+    torch.autograd.backward((linear(x, *parameters) ** 2).sum())
 
     _, dw, db = expected(x, parameters)
     torch.testing.assert_close(flat, torch.cat([db, torch.zeros(4), dw.flatten()]))
@@ -73,7 +73,7 @@ def test_gradients_land_in_one_flat_buffer(x: torch.Tensor, parameters: Paramete
 def test_a_sink_on_the_weight_alone(x: torch.Tensor, parameters: Parameters) -> None:
     sink = attach(parameters[0], [], "weight")
 
-    (linear(x, *parameters) ** 2).sum().backward()
+    torch.autograd.backward((linear(x, *parameters) ** 2).sum())
 
     _, dw, db = expected(x, parameters)
     torch.testing.assert_close(sink.view, dw)
@@ -84,7 +84,7 @@ def test_no_bias_and_no_gradient_for_the_input(parameters: Parameters) -> None:
     sink = attach(parameters[0], [], "weight")
     x = torch.ones(2, 3)
 
-    linear(x, parameters[0]).sum().backward()
+    torch.autograd.backward(linear(x, parameters[0]).sum())
 
     torch.testing.assert_close(sink.view, torch.full((4, 3), 2.0))
     assert x.grad is None
@@ -95,7 +95,7 @@ def test_a_frozen_weight_is_not_written(x: torch.Tensor, parameters: Parameters)
     sink = attach(parameters[0], written, "weight")
     parameters[0].requires_grad_(False)
 
-    (linear(x, *parameters) ** 2).sum().backward()
+    torch.autograd.backward((linear(x, *parameters) ** 2).sum())
 
     assert written == []
     torch.testing.assert_close(sink.view, torch.full((4, 3), 7.0))

@@ -40,5 +40,6 @@ def test_lenet(repository_root: Path) -> None:
     first.loss.backward()
     with torch.no_grad():
         for info in net.parameter_infos:
+            assert info.parameter.grad is not None
             info.parameter.sub_(0.01 * info.lr_mult * info.parameter.grad)
     assert net(batch).scalars["loss"] < first.scalars["loss"]

@@ -139,7 +139,7 @@ def test_shared_parameters_collect_the_gradient_of_both_layers(net_of: BuildNet)
 
 
 def test_sharing_layers_must_agree(net_of: BuildNet) -> None:
-    with pytest.raises(InputError, match="net.prototxt:6: layer 'z': .* with lr_mult: 2.0, but lr_mult: 3.0 here"):
+    with pytest.raises(InputError, match=r"net\.prototxt:6: layer 'z': .* with lr_mult: 2.0, but lr_mult: 3.0 here"):
         net_of("\n" + SHARED.format("lr_mult: 2", "lr_mult: 3"), {"data": (2, 3)})
     with pytest.raises(InputError, match="shared with layer 'a', where it has shape 3 x 4, but 3 x 3 here"):
         net_of(SHARED.format("", ""), {"data": (2, 4)})
@@ -166,7 +166,7 @@ layer { name: "r2" type: "ReLU" bottom: "h" top: "h" loss_weight: 1 }
     w, _, v, _ = (info.parameter.detach() for info in net.parameter_infos)
     y = x.detach().clone().requires_grad_()
     h = y.softmax(1) @ w.T
-    ((h @ v.T).sum() + h.relu().sum()).backward()
+    torch.autograd.backward((h @ v.T).sum() + h.relu().sum())
     torch.testing.assert_close(x.grad, y.grad)
     assert [layer.overwrites_bottom for layer in net.layers] == [False, False, False, False, False]
 
@@ -196,53 +196,38 @@ def test_a_net_without_loss(net_of: BuildNet) -> None:
     np.testing.assert_allclose(output.scalars["p"].numpy(), np.full((2, 3), 1 / 3), rtol=1e-6)
 
 
-IP = "inner_product_param { num_output: 2 }"
+RELU = 'layer { name: "x" type: "ReLU" bottom: "data" top: "y"'
+IP = 'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y"'
+INPUT = 'layer { name: "i" type: "Input" top: "z"'
+ON_LABELS = 'bottom: "data" bottom: "label" top: "y"'
 BAD = [
     (
-        'layer { name: "x" type: "ReLU"\n bottom: "dta" top: "y" }',
-        "net.prototxt:4: layer 'x': bottom 'dta' .* did you mean 'data'",
+        RELU.replace("bottom:", "\n bottom:").replace('"data"', '"dta"') + "}",
+        r"net\.prototxt:4: layer 'x': bottom 'dta' .* 'data'",
     ),
-    ('layer { name: "x" type: "ReLU" bottom: "data" top: "label" }', "top 'label' is already the top of a layer above"),
-    ('layer { name: "data" type: "ReLU" bottom: "data" top: "y" }', "another layer of this phase has the same name"),
-    ('layer { name: "x" type: "ReLU" bottom: "data" bottom: "label" top: "y" }', "number of bottoms is 2; .* has 1"),
-    ('layer { name: "x" type: "ReLU" bottom: "data" top: "y" top: "z" }', "number of tops is 2; .* has 1"),
+    (RELU.replace('"y"', '"label"') + "}", "top 'label' is already the top of a layer above"),
+    (RELU.replace('"x"', '"data"') + "}", "another layer of this phase has the same name"),
+    (RELU + 'bottom: "label" }', "number of bottoms is 2; .* has 1"),
+    (RELU + 'top: "z" }', "number of tops is 2; .* has 1"),
+    (RELU + "param { } }", "param is given 1 times, but .* 0 parameters"),
+    (RELU + "loss_weight: 1 loss_weight: 1 }", "loss_weight is given 2 times"),
+    (RELU + "loss_weight: inf }", "loss_weight must be a finite"),
+    (RELU + "propagate_down: true propagate_down: true }", "propagate_down is given 2"),
+    (IP + "}", "num_output is missing"),
+    (IP + "inner_product_param { num_output: 2 axis: 4 } }", "axis 4 of .* 2 x 2 x 5 x 6; allowed are -4 to 3"),
+    (IP + "inner_product_param { num_output: 4000000000 } }", "more than 2147483647 values"),
+    (IP + "param { lr_mult: nan } inner_product_param { num_output: 2 } }", "lr_mult and decay_mult must be finite"),
     (
-        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" param { } }',
-        "param is given 1 times, but .* 0 parameters",
-    ),
-    (
-        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" loss_weight: 1 loss_weight: 1 }',
-        "loss_weight is given 2 times",
-    ),
-    ('layer { name: "x" type: "ReLU" bottom: "data" top: "y" loss_weight: inf }', "loss_weight must be a finite"),
-    (
-        'layer { name: "x" type: "ReLU" bottom: "data" top: "y" propagate_down: true propagate_down: true }',
-        "propagate_down is given 2",
-    ),
-    ('layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" }', "num_output is missing"),
-    (
-        'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" inner_product_param { num_output: 2 axis: 4 } }',
-        "axis 4 of .* 2 x 2 x 5 x 6; allowed are -4 to 3",
-    ),
-    (
-        'layer { name: "x" type: "InnerProduct" bottom: "data" top: "y" inner_product_param { num_output: 4000000000 } }',
-        "more than 2147483647 values",
-    ),
-    (
-        f'layer {{ name: "x" type: "InnerProduct" bottom: "data" top: "y" param {{ lr_mult: nan }} {IP} }}',
-        "lr_mult and decay_mult must be finite",
-    ),
-    (
-        'layer { name: "x" type: "SoftmaxWithLoss" bottom: "data" bottom: "label" top: "y" }',
+        f'layer {{ name: "x" type: "SoftmaxWithLoss" {ON_LABELS} }}',
         "labels of shape 2 are 2, but .* 2 x 2 x 5 x 6 .* need 60",
     ),
     (
-        'layer { name: "x" type: "Accuracy" bottom: "data" bottom: "label" top: "y" accuracy_param { top_k: 3 } }',
+        f'layer {{ name: "x" type: "Accuracy" {ON_LABELS} accuracy_param {{ top_k: 3 }} }}',
         "top_k: 3 of 2 classes",
     ),
-    ('layer { name: "i" type: "Input" top: "z" }', "0 shapes for 1 tops"),
-    ('layer { name: "i" type: "Input" top: "z" input_param { shape { dim: -1 } } }', "input 'z' would have shape -1"),
-    ('layer { name: "i" type: "Input" bottom: "data" top: "z" input_param { shape { dim: 1 } } }', "takes no bottom"),
+    (INPUT + "}", "0 shapes for 1 tops"),
+    (INPUT + "input_param { shape { dim: -1 } } }", "input 'z' would have shape -1"),
+    (INPUT + 'bottom: "data" input_param { shape { dim: 1 } } }', "takes no bottom"),
 ]
 
 

@@ -111,7 +111,7 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "message"), BAD)
 def test_refused(solver_of: Solver, line: str, message: str) -> None:
-    field = line.split(":")[0]
+    field = line.partition(":")[0]
     lines = [old for old in LEAST.splitlines() if not old.startswith(field + ":")]
 
     with pytest.raises(InputError, match=rf"my_solver.prototxt:\d+: .*{message}"):

@@ -17,7 +17,8 @@ from types import FrameType
 
 import numpy as np
 
-from samovar.checkpoint import Snapshot, SnapshotStore
+from samovar.checkpoint.reading import Snapshot
+from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 

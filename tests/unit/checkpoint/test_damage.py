@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.checkpoint import SnapshotStore
 from samovar.checkpoint.manifest import DamagedManifest, decode
+from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 
 NUM_POSITIONS = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samovar.checkpoint import SnapshotStore
+from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 
 from .test_kill import output, saver

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.checkpoint import SnapshotStore
+from samovar.checkpoint.store import SnapshotStore
 
 from .saver import digest
 

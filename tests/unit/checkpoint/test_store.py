@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from samovar.checkpoint import SnapshotStore
+from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 

@@ -1,15 +1,7 @@
 """One record of each kind, as a small run gives them."""
 
-from samovar.report import (
-    Failed,
-    Finished,
-    Notice,
-    Progress,
-    RunResult,
-    SnapshotWritten,
-    Started,
-    Tested,
-)
+from samovar.report.records import Failed, Finished, Notice, Progress, SnapshotWritten, Started, Tested
+from samovar.report.result import RunResult
 
 STARTED = Started(
     net_name="LeNet",

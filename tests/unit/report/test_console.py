@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report import Console, Log, Notice
+from samovar.report.console import Console
+from samovar.report.log import Log
+from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
 
 from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, WARNING
@@ -190,7 +192,7 @@ def test_a_stream_that_knows_only_ascii_gets_ascii() -> None:
 
 def test_a_reader_that_is_gone_does_not_end_the_run() -> None:
     program = (
-        "import sys; from samovar.report import Console, Notice\n"
+        "import sys; from samovar.report.console import Console; from samovar.report.records import Notice\n"
         "console = Console(sys.stdout, sys.stderr)\n"
         "for turn in range(1000): console.show(Notice(level='info', text='x' * 1000))\n"
         "print('still here', file=sys.stderr)"
@@ -206,7 +208,7 @@ def test_a_reader_that_is_gone_does_not_end_the_run() -> None:
 
 def test_a_real_terminal_shows_the_bar() -> None:
     program = (
-        "import sys; from samovar.report import Console, Progress\n"
+        "import sys; from samovar.report.console import Console; from samovar.report.records import Progress\n"
         "console = Console(sys.stdout, sys.stderr)\n"
         "console.show(Progress(step=5, total_steps=5, loss=1.0, learning_rate=0.1,"
         " samples_per_second=10.0, eta_s=None))"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.core.errors import DeadlineExceeded
-from samovar.report import Notice, Progress, RecordReader, RecordWriter, from_json, to_json
-from samovar.report.pipe import MAX_LINE_BYTES
+from samovar.report.pipe import MAX_LINE_BYTES, RecordReader, RecordWriter
+from samovar.report.records import Notice, Progress, from_json, to_json
 
 from .examples import EVERY_RECORD, FINISHED, PROGRESS, STARTED, TESTED
 

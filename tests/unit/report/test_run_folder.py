@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report import (
-    MetricsWriter,
-    create_run_folder,
-    read_metrics,
-    read_result,
-    write_json_atomic,
-    write_result,
-)
+from samovar.report.metrics import MetricsWriter, read_metrics
+from samovar.report.result import read_result, write_result
+from samovar.report.run_folder import create_run_folder, write_json_atomic
 
 from .examples import RESULT
 
@@ -107,7 +102,7 @@ def test_a_disk_that_refuses_leaves_the_old_json(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_json_atomic(path, {"value": 1})
     program = (
-        "import resource, sys; from pathlib import Path; from samovar.report import write_json_atomic\n"
+        "import resource, sys; from pathlib import Path; from samovar.report.run_folder import write_json_atomic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write_json_atomic(Path(sys.argv[1]), {'value': 'x' * 5000})"
     )
@@ -210,7 +205,7 @@ def test_a_damaged_line_is_named(metrics: Path, line: str) -> None:
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     program = (
-        "import resource, sys; from pathlib import Path; from samovar.report import MetricsWriter\n"
+        "import resource, sys; from pathlib import Path; from samovar.report.metrics import MetricsWriter\n"
         "writer = MetricsWriter(Path(sys.argv[1]))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "for step in range(100): writer.append(step, 'train', {'loss': 0.5})"

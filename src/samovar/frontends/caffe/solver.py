@@ -219,8 +219,8 @@ def _warnings(text: TextMessage) -> tuple[str, ...]:
     solver = text.message
     sentences = {
         "debug_info": "has no effect" if solver.debug_info else None,
-        "device_id": "has no effect; use --device" if solver.device_id else None,
-        "layer_wise_reduce": "has no effect; use --overlap none" if not solver.layer_wise_reduce else None,
+        "device_id": "has no effect; training runs on the CPU" if solver.device_id else None,
+        "layer_wise_reduce": "has no effect; gradients are exchanged after the backward pass" if not solver.layer_wise_reduce else None,
         "snapshot_diff": "has no effect; gradients are not saved" if solver.snapshot_diff else None,
         "test_compute_loss": "has no effect; a test reports its loss" if solver.test_compute_loss else None,
         "test_interval": "has no effect without test_iter" if solver.test_interval and not solver.test_iter else None,

@@ -85,10 +85,8 @@ class Wiring:
                 f"{len(spec.bottoms)} bottoms and {len(spec.tops)} tops; a layer of type {spec.type} takes "
                 "no bottom and gives " + ("1 or 2 tops (images, labels)" if spec.type == DATA_TYPE else "tops")
             )
-        if spec.type == DATA_TYPE:
-            shapes = [self._data_shapes[top] for top in spec.tops]
-        else:
-            shapes = input_shapes(spec)
+        is_data = spec.type == DATA_TYPE
+        shapes = [self._data_shapes[top] for top in spec.tops] if is_data else input_shapes(spec)
         for top, shape in zip(spec.tops, shapes, strict=True):
             self._write(spec, top, shape, None)
             self.input_names.append(top)

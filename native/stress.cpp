@@ -1,0 +1,297 @@
+// Stress of the native core for sanitizers: four ranks are threads of one process, there is no Python.
+//
+//   stress SECONDS SEED     exits 0, or 1 with what was wrong; built and run by tools/sanitize.sh
+//
+// Every job runs with two ways to map the memory:
+//   separate  every rank has a segment and a window of its own, as processes have them. Two mappings of one
+//             page hide races from a race detector, so versions and sums tell whether data was whole.
+//   shared    all ranks use one window object, that of rank 0, each with a range of its slots. Every byte then
+//             has one address, and a race detector knows nothing that orders data but the slots themselves.
+// and with two ways to wait: asleep on the doorbell, or spinning, where the slot alone is read.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernels.hpp"
+#include "window.hpp"
+
+namespace {
+
+using samovar::Segment;
+using samovar::Window;
+using Random = std::mt19937_64;
+
+constexpr std::uint32_t kRanks = 4;
+constexpr std::uint32_t kSlots = 8;        // of each rank
+constexpr std::size_t kWords = 2100;       // largest block of the ring, more than one block of the kernels
+constexpr std::uint64_t kBytes = 1 << 17;  // of each rank
+constexpr std::uint64_t kRounds = 150;
+constexpr std::uint64_t kTimeoutNs = 30'000'000'000;
+
+[[noreturn]] void fail(const char* what, std::uint64_t rank, std::uint64_t got, std::uint64_t wanted) {
+  std::fprintf(stderr, "stress: %s: rank %llu got %llu, not %llu\n", what, static_cast<unsigned long long>(rank),
+               static_cast<unsigned long long>(got), static_cast<unsigned long long>(wanted));
+  std::_Exit(1);
+}
+
+void expect(const char* what, std::uint64_t rank, std::uint64_t got, std::uint64_t wanted) {
+  if (got != wanted) fail(what, rank, got, wanted);
+}
+
+std::uint64_t mixed(std::uint64_t value) {
+  value = (value ^ (value >> 31)) * 0x9e3779b97f4a7c15u;
+  return value ^ (value >> 29);
+}
+
+// What one rank sees: the same calls whether its window is its own or shared.
+class Rank {
+ public:
+  Rank(Window& window, std::uint32_t rank, bool shared, std::uint64_t seed)
+      : rank(rank), random(mixed(seed + rank)), window_(window), shared_(shared) {}
+
+  void put(std::uint32_t peer, std::uint64_t offset, const void* source, std::uint64_t size) {
+    window_.put(peer, offset, source, size);
+  }
+  void notify(std::uint32_t peer, std::uint32_t slot, std::uint64_t value) {
+    window_.notify(shared_ ? 0 : peer, peer * kSlots + slot, value);
+  }
+  std::uint64_t wait(std::uint32_t slot, std::uint64_t at_least) {
+    const auto seen = window_.wait(rank * kSlots + slot, at_least, kTimeoutNs);
+    if (!seen) fail("wait ended by its deadline", rank, 0, at_least);
+    return *seen;
+  }
+  bool expires(std::uint32_t slot, std::uint64_t timeout_ns) {
+    return !window_.wait(rank * kSlots + slot, ~std::uint64_t{0}, timeout_ns).has_value();
+  }
+  std::pair<std::uint32_t, std::uint64_t> wait_any(std::uint32_t first, std::uint32_t count) {
+    const auto fired = window_.wait_any(rank * kSlots + first, count, kTimeoutNs);
+    if (!fired) fail("wait_any ended by its deadline", rank, 0, 1);
+    return {fired->first - rank * kSlots, fired->second};
+  }
+  template <typename T>
+  T* memory(std::uint32_t peer, std::uint64_t offset) const {
+    return reinterpret_cast<T*>(window_.memory(peer) + offset);
+  }
+  Window& window() const { return window_; }
+
+  const std::uint32_t rank;
+  Random random;
+
+ private:
+  Window& window_;
+  const bool shared_;
+};
+
+// Nobody goes on before all have come; a faster rank may be one version ahead.
+void meet(Rank& self, std::uint64_t version) {
+  for (std::uint32_t peer = 0; peer < kRanks; ++peer) self.notify(peer, self.rank, version);
+  for (std::uint32_t peer = 0; peer < kRanks; ++peer) (void)self.wait(peer, version);
+}
+
+// Blocks of random size go around: put, notify, check, and tell the sender that the place is free again.
+void ring(Rank& self) {
+  const std::uint32_t right = (self.rank + 1) % kRanks, left = (self.rank + kRanks - 1) % kRanks;
+  std::vector<std::uint64_t> block;
+  for (std::uint64_t version = 1; version <= kRounds; ++version) {
+    block.assign(3 + self.random() % (kWords - 3), 0);
+    block[0] = block.size();
+    for (std::size_t i = 2; i < block.size(); ++i) block[1] += block[i] = mixed(version * kRanks + self.rank + i);
+    self.put(right, 0, block.data(), block.size() * sizeof(std::uint64_t));
+    self.notify(right, 0, version);
+    expect("version of a block", self.rank, self.wait(0, version), version);
+    const std::uint64_t* seen = self.memory<std::uint64_t>(self.rank, 0);
+    std::uint64_t sum = 0;
+    for (std::size_t i = 2; i < seen[0]; ++i) {
+      expect("word of the ring", self.rank, seen[i], mixed(version * kRanks + left + i));
+      sum += seen[i];
+    }
+    expect("sum of the ring", self.rank, sum, seen[1]);
+    self.notify(left, 1, version);
+    expect("version of a free place", self.rank, self.wait(1, version), version);
+  }
+}
+
+// Ranks 2 and 3 produce; this thread and that of rank 1 both consume what comes to rank 0, each value once.
+void produce(Rank& self) {
+  const std::uint32_t slot = self.rank - 2;
+  for (std::uint64_t version = 1; version <= kRounds; ++version) {
+    const std::uint64_t payload[2] = {version, mixed(version + self.rank)};
+    self.put(0, slot * sizeof(payload), payload, sizeof(payload));
+    self.notify(0, slot, version);
+    expect("version taken", self.rank, self.wait(0, version), version);
+  }
+  self.notify(0, self.rank, 1);  // stops one consumer
+}
+
+void consume(Rank& self, std::vector<std::uint64_t>& taken) {
+  for (auto fired = self.wait_any(0, kRanks); fired.first < 2; fired = self.wait_any(0, kRanks)) {
+    const auto [slot, version] = fired;
+    const std::uint64_t* payload = self.memory<std::uint64_t>(0, slot * 2 * sizeof(std::uint64_t));
+    expect("version of a payload", self.rank, payload[0], version);
+    expect("payload", self.rank, payload[1], mixed(version + slot + 2));
+    taken.push_back(slot * kRounds + version - 1);
+    self.notify(slot + 2, 0, version);
+  }
+}
+
+// Words that all add to, and a plain word that only the holder of a lock touches.
+void count(Rank& self) {
+  constexpr std::uint64_t kLock = 8, kGuarded = 16, kSum = 24;
+  std::uint64_t sum = 0;
+  Window& window = self.window();
+  for (std::uint64_t round = 0; round < kRounds; ++round) {
+    const std::uint64_t step = self.random() % 1000;
+    sum += step;
+    window.fetch_add(1, kSum, step);
+    while (window.compare_swap(1, kLock, 0, self.rank + 1) != 0) std::this_thread::yield();
+    *self.memory<std::uint64_t>(1, kGuarded) += 1;
+    expect("unlock", self.rank, window.compare_swap(1, kLock, self.rank + 1, 0), self.rank + 1);
+  }
+  window.fetch_add(0, kSum, sum);
+  meet(self, 1);
+  expect("guarded count", self.rank, *self.memory<std::uint64_t>(1, kGuarded), kRanks * kRounds);
+  expect("fetch_add", self.rank, window.fetch_add(1, kSum, 0), window.fetch_add(0, kSum, 0));
+}
+
+// Waits that nobody answers end, not early, while others ring the same doorbell.
+void expire(Rank& self) {
+  for (std::uint64_t round = 1; round <= kRounds / 5; ++round) {
+    const std::uint64_t timeout_ns = self.random() % 500'000;
+    const auto start = std::chrono::steady_clock::now();
+    expect("expired", self.rank, self.expires(kSlots - 1, timeout_ns), 1);
+    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
+    expect("waited to the end", self.rank, static_cast<std::uint64_t>(waited.count()) >= timeout_ns, 1);
+    self.notify((self.rank + 1) % kRanks, 5, round);
+  }
+}
+
+float number(std::uint64_t key) { return static_cast<float>(static_cast<std::int64_t>(mixed(key)) >> 40) / 1024.0f; }
+
+// A model of kFloats weights, trained by all: the sum of all gradients, then one step, chunk by chunk.
+constexpr std::size_t kFloats = 4 * 2100;
+constexpr std::size_t kChunk = kFloats / kRanks;
+constexpr std::uint64_t kWeightsAt = 0, kHistoryAt = kFloats * sizeof(float);  // in the memory of rank 0
+constexpr std::uint64_t kSteps = 12;
+const samovar::Run kRuns[] = {{0, 5, 0.25f, 0.0f}, {5, 16, 0.5f, 0.125f}, {21, kChunk - 21, 0.125f, 0.0625f}};
+
+float gradient(std::uint32_t rank, std::uint64_t step, std::size_t i) { return number(step * 1000003 + i * 7 + rank); }
+
+// Gradients lie behind the model's place, in each rank's own memory; a chunk's owner changes with the step.
+void train(Rank& self) {
+  constexpr std::uint64_t kGradientsAt = kHistoryAt;
+  std::vector<float> own(kFloats), sum(kChunk);
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    for (std::size_t i = 0; i < kFloats; ++i) own[i] = gradient(self.rank, step, i);
+    if (self.rank > 0) self.put(self.rank, kGradientsAt, own.data(), kFloats * sizeof(float));
+    // Rank 0's gradients lie where rank 1's model would be: rank 0's own memory holds the model.
+    if (self.rank == 0) self.put(1, 0, own.data(), kFloats * sizeof(float));
+    meet(self, 2 * step - 1);
+    const std::size_t start = (self.rank + step) % kRanks * kChunk;
+    std::vector<const float*> sources = {self.memory<const float>(1, 0) + start};
+    for (std::uint32_t peer = 1; peer < kRanks; ++peer)
+      sources.push_back(self.memory<const float>(peer, kGradientsAt) + start);
+    samovar::reduce(sum.data(), sources.data(), sources.size(), kChunk);
+    samovar::sgd_momentum(self.memory<float>(0, kWeightsAt) + start, sum.data(),
+                          self.memory<float>(0, kHistoryAt) + start, kRuns, std::size(kRuns), 0.75f, 0.25f);
+    meet(self, 2 * step);
+  }
+}
+
+void check_training(const Window& window) {
+  for (std::size_t i = 0; i < kFloats; ++i) {
+    const std::size_t place = i % kChunk;
+    const samovar::Run& run = kRuns[place < 5 ? 0 : place < 21 ? 1 : 2];
+    float weight = 0, history = 0;
+    for (std::uint64_t step = 1; step <= kSteps; ++step) {
+      float sum = gradient(0, step, i);
+      for (std::uint32_t rank = 1; rank < kRanks; ++rank) sum = sum + gradient(rank, step, i);
+      const float total = 0.25f * sum + run.decay * weight;
+      history = 0.75f * history + run.rate * total;
+      weight = weight - history;
+    }
+    const float seen = reinterpret_cast<const float*>(window.memory(0) + kWeightsAt)[i];
+    if (std::memcmp(&seen, &weight, sizeof(float)) != 0) fail("bits of a weight", 0, i, 0);
+  }
+}
+
+using Job = std::function<void(Rank&)>;
+
+// Every rank in a thread of its own, on a new segment; `check` looks at the memory they leave.
+void run(bool shared, std::uint64_t spin_ns, std::uint64_t seed, const Job& job,
+         const std::function<void(const Window&)>& check) {
+  const int fd = memfd_create("samovar-stress", MFD_CLOEXEC);
+  if (fd < 0) fail("memfd_create", 0, 0, 1);
+  std::vector<std::unique_ptr<Window>> windows;
+  for (std::uint32_t rank = 0; rank < (shared ? 1 : kRanks); ++rank)
+    windows.push_back(std::make_unique<Window>(std::make_shared<Segment>(fd, kRanks), rank,
+                                               Segment::head_bytes(kRanks), kRanks * kSlots, kBytes, spin_ns));
+  std::vector<std::thread> threads;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank)
+    threads.emplace_back([&, rank] {
+      Rank self(*windows[shared ? 0 : rank], rank, shared, seed);
+      job(self);
+    });
+  for (std::thread& thread : threads) thread.join();
+  check(*windows[0]);
+  close(fd);
+}
+
+void nothing(const Window&) {}
+
+void hand_out_once(bool shared, std::uint64_t spin_ns, std::uint64_t seed) {
+  std::vector<std::uint64_t> taken[2];
+  Window* center = nullptr;
+  std::atomic<bool> ready{false};
+  const Job job = [&](Rank& self) {
+    if (self.rank >= 2) return produce(self);
+    if (self.rank == 0) {
+      center = &self.window();
+      ready.store(true);
+      return consume(self, taken[0]);
+    }
+    while (!ready.load()) std::this_thread::yield();
+    Rank second(*center, 0, shared, seed);
+    consume(second, taken[1]);
+  };
+  run(shared, spin_ns, seed, job, nothing);
+  std::vector<int> times(2 * kRounds, 0);
+  for (const auto& values : taken)
+    for (const std::uint64_t value : values) ++times.at(value);
+  for (std::size_t value = 0; value < times.size(); ++value) expect("times a value came", value, times[value], 1);
+}
+
+void pass(bool shared, std::uint64_t spin_ns, std::uint64_t seed) {
+  run(shared, spin_ns, seed, ring, nothing);
+  hand_out_once(shared, spin_ns, seed);
+  run(shared, spin_ns, seed, count, nothing);
+  run(shared, spin_ns, seed, expire, nothing);
+  run(shared, spin_ns, seed, train, check_training);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: stress SECONDS SEED\n");
+    return 2;
+  }
+  const auto stop = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(argv[1]));
+  std::uint64_t seed = std::strtoull(argv[2], nullptr, 10), passes = 0;
+  do {
+    for (const bool shared : {false, true})
+      for (const std::uint64_t spin_ns : {0u, 300'000u}) pass(shared, spin_ns, seed + passes);
+    ++passes;
+  } while (std::chrono::steady_clock::now() < stop);
+  std::printf("stress: %llu passes from seed %llu, all exact\n", static_cast<unsigned long long>(passes),
+              static_cast<unsigned long long>(seed));
+  return 0;
+}

@@ -1,0 +1,223 @@
+"""Layers, fillers, files and refusals against what BVLC Caffe recorded (see the recordings' README.md)."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from samovar.core.errors import InputError
+from samovar.data.stream import BatchReader
+from samovar.formats.caffe.blob import read_mean
+from samovar.formats.caffe.caffemodel import read_caffemodel
+from samovar.formats.caffe.schema import Message, message_class
+from samovar.formats.caffe.solverstate import encode_solverstate, read_solverstate
+from samovar.formats.caffe.text import read_text
+from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.layers.registry import SUPPORTED
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.solver import load_solver
+
+pytestmark = pytest.mark.golden
+
+SYNTAX_ERRORS = {"truncated_prototxt", "unknown_field", "unknown_solver_field"}
+NUM_LAYER_CASES = 78
+
+
+def layer_cases(golden_folder: Path) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((golden_folder / "layers/index.json").read_text())["cases"]
+    return [case for case in cases if set(case["types"]) <= set(SUPPORTED)]
+
+
+class LayerRun:
+    """One recorded case run by our net: forward, then backward from the recorded gradients of its outputs."""
+
+    def __init__(self, folder: Path, case: Mapping[str, Any], channels_last: bool) -> None:
+        self.arrays = np.load(folder / f"{case['name']}.npz")
+        self.net = build_net(load_net(folder / f"{case['name']}.prototxt"), case["phase"], {}, seed=0)
+        for info in self.net.parameter_infos:
+            info.parameter.data.copy_(torch.from_numpy(self.arrays[f"param/{info.name}"]))
+        self.batch = {name: self._input(name, channels_last) for name in self.net.input_names}
+        self.tops: dict[str, torch.Tensor] = {}
+        handles = [self._keep_tops(index) for index in range(len(self.net.layers))]
+        loss = self.net(self.batch).loss
+        for handle in handles:
+            handle.remove()
+        if case["backward"]:
+            self._backward(loss)
+
+    def results(self) -> dict[str, torch.Tensor]:
+        """What the recording also has, by its keys."""
+        found = {f"output/{name}": value for name, value in self.tops.items()}
+        found |= {f"bottom_diff/{name}": value.grad for name, value in self.batch.items() if value.grad is not None}
+        parameters = {info.name: info.parameter for info in self.net.parameter_infos}
+        found |= {f"param_diff/{name}": p.grad for name, p in parameters.items() if p.grad is not None}
+        return found
+
+    def _input(self, name: str, channels_last: bool) -> torch.Tensor:
+        value = torch.from_numpy(self.arrays[f"input/{name}"])
+        if channels_last and value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        return value.requires_grad_(f"bottom_diff/{name}" in self.arrays)
+
+    def _keep_tops(self, index: int) -> torch.utils.hooks.RemovableHandle:
+        layer, names = self.net.layers[index], self.net.layers[index].spec.tops
+        return layer.register_forward_hook(
+            lambda _layer, _inputs, tops: self.tops.update(zip(names, tops, strict=True))
+        )
+
+    def _backward(self, loss: torch.Tensor | None) -> None:
+        terms = [] if loss is None else [loss]
+        for key in self.arrays.files:
+            kind, _, name = key.partition("/")
+            if kind == "top_diff" and self.tops[name].requires_grad:  # the index of a maximum has no gradient
+                terms.append((self.tops[name] * torch.from_numpy(self.arrays[key])).sum())
+        torch.autograd.backward(torch.stack(terms).sum())
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_every_case_of_the_supported_layers(golden_folder: Path, channels_last: bool) -> None:
+    cases = layer_cases(golden_folder)
+    wrong = []
+    for case in cases:
+        run = LayerRun(golden_folder / "layers", case, channels_last)
+        ours = run.results()
+        expected = [key for key in run.arrays.files if key.split("/")[0] in ("output", "bottom_diff", "param_diff")]
+        if case["name"] == "shared_weights":  # autograd gives the sum over both layers, recorded as ip1's
+            expected = [key for key in expected if not key.startswith("param_diff/ip2")]
+        for key in expected:
+            recorded = run.arrays[key]
+            difference = np.abs(ours[key].detach().numpy().reshape(recorded.shape) - recorded).max()
+            if not difference <= case["tolerance"] * max(1e-3, np.abs(recorded).max()):
+                wrong.append(f"{case['name']} {key}: {difference}")
+    assert not wrong
+    assert len(cases) == NUM_LAYER_CASES
+
+
+def test_fillers(golden_folder: Path) -> None:
+    recorded = json.loads((golden_folder / "fillers/statistics.json").read_text())
+    net = build_net(load_net(golden_folder / "fillers/net.prototxt"), "TRAIN", {}, seed=1)
+    wrong = [
+        problem
+        for info in net.parameter_infos
+        for problem in _differences(info.layer, info.parameter.detach().numpy(), recorded[info.layer])
+    ]
+    assert not wrong
+    assert {info.layer for info in net.parameter_infos} == set(recorded)
+
+
+def _differences(layer: str, values: np.ndarray, recorded: Mapping[str, Any]) -> list[str]:
+    """Statistics further from the recorded ones than two samples of this size differ by chance."""
+    std, size = recorded["std"], values.size
+    width = recorded["max"] - recorded["min"]
+    found = {
+        "mean": (values.mean(), 6 * std / math.sqrt(size)),
+        "std": (values.std(), max(0.03 * std, 1e-7)),
+        "min": (values.min(), 0.2 * width),
+        "max": (values.max(), 0.2 * width),
+    }
+    if "nonzero_fraction" in recorded:
+        found["nonzero_fraction"] = ((values != 0).mean(), 0.01)
+        found["std"] = (values.std(), 0.05 * std)
+    wrong = [
+        f"{layer} {name}: {value} is not {recorded[name]}"
+        for name, (value, allowed) in found.items()
+        if abs(value - recorded[name]) > allowed + 1e-7
+    ]
+    return wrong + ([] if list(values.shape) == recorded["shape"] else [f"{layer}: shape {values.shape}"])
+
+
+def _refusal(golden_folder: Path, case: Mapping[str, Any]) -> str:
+    """Our message for a case, or an empty string where nothing was wrong."""
+    path = golden_folder / "refused" / case["file"]
+    try:
+        if case["kind"] == "solver":
+            load_solver(path)
+            return ""
+        definition = load_net(path)
+        if any(spec.type == "Data" for spec in definition.layers):
+            BatchReader(definition.data_layer("TEST"))
+        else:
+            build_net(definition, "TRAIN", {}, seed=0)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def test_what_caffe_refuses_is_refused_at_its_place(golden_folder: Path) -> None:
+    cases = json.loads((golden_folder / "refused/refused.json").read_text())
+    messages = {name: _refusal(golden_folder, case) for name, case in cases.items()}
+
+    accepted = [name for name, case in cases.items() if case["refused"] and not messages[name]]
+    assert not accepted
+    unplaced = [name for name, message in messages.items() if cases[name]["file"] not in message]
+    assert set(unplaced) <= {"crop_bigger_than_image", "wrong_number_of_means"}  # known only from the database
+    own_reasons = [name for name, message in messages.items() if "is not supported yet" not in message]
+    assert len(own_reasons) >= 34
+
+
+def test_every_text_file_can_be_read(golden_folder: Path) -> None:
+    paths = sorted(golden_folder.rglob("*.prototxt"))
+    for path in paths:
+        name = "SolverParameter" if "solver" in path.name else "NetParameter"
+        if path.name.partition(".")[0] in SYNTAX_ERRORS:
+            continue
+        parsed = read_text(path, name)
+        _assert_places(parsed.message, parsed.places.fields)
+    assert len(paths) > 350
+
+
+def _assert_places(message: Message, places: Mapping[str, list[Any]]) -> None:
+    """Every field that was read has its place."""
+    for field, value in message.ListFields():
+        values = list(value) if field.is_repeated else [value]
+        assert len(places[field.name]) == len(values), field.full_name
+        if field.message_type is not None:
+            for inner, place in zip(values, places[field.name], strict=True):
+                _assert_places(inner, place.fields)
+
+
+def test_every_binary_file_can_be_read(golden_folder: Path) -> None:
+    models, states = sorted(golden_folder.rglob("*.caffemodel")), sorted(golden_folder.rglob("*.solverstate"))
+    for path in models:
+        content = path.read_bytes()
+        net = message_class("NetParameter").FromString(content)
+        _assert_all_fields_known(net)
+        assert len(net.SerializeToString()) == len(content)
+        blobs = {layer.name: layer.blobs for layer in (*net.layer, *net.layers) if layer.blobs}
+        for name, arrays in read_caffemodel(path).items():
+            for array, blob in zip(arrays, blobs.pop(name), strict=True):
+                np.testing.assert_array_equal(array.ravel(), np.array(blob.data or blob.double_data, np.float32))
+        assert not blobs
+    for path in states:
+        assert encode_solverstate(read_solverstate(path)) == path.read_bytes()
+    assert len(models) > 50
+    assert len(states) > 10
+    assert read_mean(golden_folder / "cifar/mean.binaryproto").shape == (3, 32, 32)
+
+
+def _assert_all_fields_known(message: Message) -> None:
+    assert len(UnknownFieldSet(message)) == 0, message.DESCRIPTOR.full_name
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if field.is_repeated else [value]:
+                _assert_all_fields_known(inner)
+
+
+def test_nets_of_the_training_runs(golden_folder: Path) -> None:
+    definition = load_net(golden_folder / "lenet/net.prototxt")
+    config = definition.data_layer("TRAIN")
+    net: CaffeNet = build_net(definition, "TRAIN", {"data": (32, 1, 28, 28), "label": (32,)}, seed=1)
+
+    recorded = read_caffemodel(golden_folder / "lenet/init.caffemodel")
+    assert config.source.resolve() == (golden_folder / "lmdb/mnist_train").resolve()
+    assert {info.name: list(info.parameter.shape) for info in net.parameter_infos} == {
+        f"{layer}/{index}": list(array.shape)
+        for layer, arrays in recorded.items()
+        for index, array in enumerate(arrays)
+    }

@@ -1,0 +1,160 @@
+"""Several workers learn what one worker with the whole batch learns, to rounding; and the same bits every time."""
+
+import mmap
+import os
+import signal
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from samovar.collectives.cost import cost
+from samovar.collectives.plan import Plan
+from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.tree import tree_all_reduce
+from samovar.core.layout import Layout, ParameterSpec
+from samovar.strategies.config import parse_bucket
+from tests.multiproc.command import Command
+from tests.multiproc.nets import write_net, write_solver
+from tests.parity.trained import NUM_STEPS, PARAMETERS, Trained, Trainer, relative_difference
+
+TOLERANCE = 1e-5
+BATCH = 12
+ALL_REDUCE: dict[str, Callable[[int, int], Plan]] = {"ring": ring_all_reduce, "tree": tree_all_reduce}
+COMBINATIONS = [
+    (2, "ring", "model"),
+    (2, "tree", "layer"),
+    (2, "ring", "4096"),
+    (3, "ring", "layer"),
+    (3, "tree", "4096"),
+    (4, "ring", "4096"),
+    (4, "tree", "model"),
+]
+# Test passes of a run, their batches, and the outputs of a batch (accuracy, loss).
+NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 2
+RECORD_BYTES = 4 * 8  # what every rank tells every other after a step: four numbers
+
+
+def assert_equal_to_rounding(one: Trained, other: Trained) -> None:
+    assert one.result["steps"] == other.result["steps"] == NUM_STEPS
+    difference = relative_difference(one, other)
+    print(f"relative difference {difference:.2e}")
+    assert difference <= TOLERANCE
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("workers", "collective", "bucket"), COMBINATIONS)
+def test_workers_learn_as_one_with_the_whole_batch(train: Trainer, workers: int, collective: str, bucket: str) -> None:
+    together = train(workers, BATCH, "--collective", collective, "--bucket", bucket)
+    alone = train(1, workers * BATCH)
+    assert_equal_to_rounding(together, alone)
+    assert together.result["effective_batch"] == alone.result["effective_batch"] == workers * BATCH
+    assert together.result["samples"] == alone.result["samples"] == workers * BATCH * NUM_STEPS
+
+
+def test_the_tolerance_is_far_below_what_training_changes(train: Trainer) -> None:
+    """So that the tests above say something: other batches lead elsewhere, and 50 steps lead somewhere."""
+    two, three = train(1, 2 * BATCH), train(1, 3 * BATCH)
+    assert relative_difference(two, three) > 1000 * TOLERANCE
+    assert two.losses[-1] < 0.7 * two.losses[0]
+
+
+def test_uneven_shares_of_a_global_batch(train: Trainer) -> None:
+    """64 samples on 3 workers are 22, 21 and 21."""
+    together = train(3, 64, "--batch-mode", "global", "--bucket", "layer")
+    assert_equal_to_rounding(together, train(1, 64))
+    assert together.result["effective_batch"] == 64
+    assert together.result["samples"] == 64 * NUM_STEPS
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_iter_size_two_is_twice_the_batch(train: Trainer, workers: int) -> None:
+    parts = train(workers, 2 * BATCH // workers, iter_size=2)
+    whole = train(1, 4 * BATCH)
+    assert_equal_to_rounding(parts, whole)
+    assert parts.result["effective_batch"] == 4 * BATCH
+    assert parts.result["samples"] == 4 * BATCH * NUM_STEPS
+
+
+def test_the_example_as_it_is_published(train: Trainer, repository_root: Path, tmp_path: Path) -> None:
+    """LeNet with 431,080 parameters, batch 64 on each of two workers against 128 on one."""
+    net = (repository_root / "examples" / "lenet" / "digits_train_test.prototxt").read_text()
+    solver = (repository_root / "examples" / "lenet" / "digits_solver.prototxt").read_text()
+    runs = []
+    for workers, batch in ((2, 64), (1, 128)):
+        (tmp_path / f"net{batch}").write_text(net.replace("batch_size: 64", f"batch_size: {batch}"))
+        (tmp_path / f"solver{batch}").write_text(solver.replace("digits_train_test.prototxt", f"net{batch}"))
+        runs.append(train.train(tmp_path / f"solver{batch}", workers, "--iterations", str(NUM_STEPS)))
+    assert_equal_to_rounding(*runs)
+
+
+@pytest.mark.parametrize(("workers", "collective", "bucket"), COMBINATIONS)
+def test_all_ranks_end_with_the_weights_that_are_saved(
+    train: Trainer, workers: int, collective: str, bucket: str
+) -> None:
+    trained = train(workers, BATCH, "--collective", collective, "--bucket", bucket)
+    assert trained.result["replicas_equal"] is True
+    assert trained.result["weights_sha256"] == trained.sha256
+
+
+def test_a_rank_whose_weights_differ_is_named(digits: Path, tmp_path: Path) -> None:
+    """One number of rank 1's weights is changed from outside, in a run whose rate is 0."""
+    net = write_net(tmp_path, digits)
+    solver = write_solver(net, 100_000, snapshot=10)
+    solver.write_text(solver.read_text().replace("base_lr: 0.01", "base_lr: 0"))
+    out = tmp_path / "out"
+    with Command("train", "--solver", solver, "--workers", 2, "--out", out, folder=tmp_path) as command:
+        saved = out / "snapshots" / "step_00000010" / "weights.safetensors"
+        command.until(saved.exists, "the first snapshot")
+        wanted = safetensors.numpy.load_file(saved)["ip1/0"].tobytes()
+        change_one_number(command.wait_for_rank(1).pid, wanted, 1)
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    assert ended.return_code == 3
+    assert "weights of ranks [1] differ from those of rank 0" in ended.error
+
+
+def change_one_number(process_id: int, wanted: bytes, rank: int) -> None:
+    """Add 1 to the first of the numbers `wanted` where shared memory holds them for the `rank`-th time."""
+    folder = Path("/proc") / str(process_id) / "fd"
+    (memory,) = [entry for entry in folder.iterdir() if "memfd:samovar" in os.readlink(entry)]
+    with memory.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        place = -1
+        for _ in range(rank + 1):
+            place = content.index(wanted, place + 1)
+        number = np.frombuffer(content[place : place + 4], np.float32) + np.float32(1)
+        content[place : place + 4] = number.tobytes()
+
+
+def test_the_same_seed_gives_the_same_bits(train: Trainer) -> None:
+    flags = ("--collective", "tree", "--bucket", "4096")
+    first, second = train(3, BATCH, *flags), train(3, BATCH, *flags, turn=2)
+    assert first.result["weights_sha256"] == second.result["weights_sha256"]
+    assert first.losses == second.losses
+    other = train(2, BATCH, "--collective", "ring", "--bucket", "model", "--seed", "2")
+    assert other.sha256 != train(2, BATCH, "--collective", "ring", "--bucket", "model").sha256
+
+
+def test_two_gradients_have_one_sum(train: Trainer) -> None:
+    """a + b = b + a: with two workers neither collective nor bucket changes a bit."""
+    runs = [train(*c[:1], BATCH, "--collective", c[1], "--bucket", c[2]) for c in COMBINATIONS if c[0] == 2]
+    assert len(runs) == 3
+    assert len({run.sha256 for run in runs}) == 1
+
+
+@pytest.mark.parametrize(("workers", "collective", "bucket"), COMBINATIONS)
+def test_bytes_sent_are_those_of_the_plans(train: Trainer, workers: int, collective: str, bucket: str) -> None:
+    """The gradient's exchange, the ranks' records and the test results: not a byte more."""
+    trained = train(workers, BATCH, "--collective", collective, "--bucket", bucket)
+    layout = Layout.pack(ParameterSpec(name, trained.weights[name].shape) for name in reversed(PARAMETERS))
+    plans = [ALL_REDUCE[collective](rank, workers) for rank in range(workers)]
+    sizes = [part.size for part in layout.buckets(parse_bucket(bucket))]
+    gradient = sum(sum(cost(plans, size).bytes_sent) for size in sizes) * NUM_STEPS
+    records = workers * (workers - 1) * RECORD_BYTES * NUM_STEPS
+    trees = [tree_all_reduce(rank, workers) for rank in range(workers)]
+    tests = sum(cost(trees, NUM_TEST_BATCHES * NUM_OUTPUTS, element_bytes=8).bytes_sent) * NUM_TESTS
+    total = Fraction(gradient + records + tests, workers * NUM_STEPS)
+    assert trained.result["bytes_sent_per_step"] == pytest.approx(float(total), rel=1e-12)

@@ -1,0 +1,28 @@
+#!/bin/sh
+# The native core without Python under the sanitizers: address and undefined behaviour, then threads.
+#
+#   tools/sanitize.sh [SECONDS [SEED]]     each of the two runs lasts SECONDS (default 10)
+#
+# No suppressions. A finding, a wrong value or a wait that never ends exits other than 0.
+set -eu
+cd "$(dirname "$0")/.."
+seconds=${1:-10}
+seed=${2:-1}
+build=build/sanitize
+mkdir -p "$build"
+
+run() {
+  name=$1
+  shift
+  "${CXX:-g++}" -std=c++17 -O1 -g -Wall -Wextra -Werror -ffp-contract=off -fno-omit-frame-pointer -DSAMOVAR_SANITIZE \
+    "$@" -Inative native/stress.cpp native/window.cpp native/kernels.cpp -o "$build/stress-$name" -pthread
+  echo "$name: $seconds s"
+  # A thread sanitizer finds its memory only where addresses are not spread too widely.
+  setarch -R "$build/stress-$name" "$seconds" "$seed"
+}
+
+export ASAN_OPTIONS=detect_leaks=1
+export UBSAN_OPTIONS=print_stacktrace=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+run address-undefined -fsanitize=address,undefined -fno-sanitize-recover=all
+run thread -fsanitize=thread
