@@ -19,7 +19,8 @@ class RankArguments:
 
     def to_command(self, executable: str) -> list[str]:
         values = [f"--{name}={getattr(self, name)}" for name in self.__slots__]
-        return [executable, "-m", MODULE, *values]
+        # -P: a file of the user's working folder must never be taken for a module of ours.
+        return [executable, "-P", "-X", "faulthandler", "-m", MODULE, *values]
 
     @classmethod
     def parse(cls, arguments: list[str]) -> "RankArguments":

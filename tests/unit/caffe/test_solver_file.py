@@ -125,8 +125,8 @@ def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
 
 WARNED = [
     ("debug_info: true", "debug_info has no effect"),
-    ("device_id: 1", "device_id has no effect; use --device"),
-    ("layer_wise_reduce: false", "layer_wise_reduce has no effect; use --overlap none"),
+    ("device_id: 1", "device_id has no effect; training runs on the CPU"),
+    ("layer_wise_reduce: false", "layer_wise_reduce has no effect"),
     ("snapshot_diff: true", "snapshot_diff has no effect"),
     ("test_compute_loss: true", "test_compute_loss has no effect"),
     ("test_interval: 5", "test_interval has no effect without test_iter"),

@@ -67,9 +67,7 @@ def test_writes_all_1797_digits_the_same_at_every_run(tmp_path: Path) -> None:
 def test_labels_are_mixed_and_true(tmp_path: Path) -> None:
     write_digits(tmp_path)
     datasets = [LmdbDataset(tmp_path / name) for name in NAMES]
-    (train, train_labels), (test, test_labels) = (
-        dataset.read(np.arange(len(dataset))) for dataset in datasets
-    )
+    (train, train_labels), (test, test_labels) = (dataset.read(np.arange(len(dataset))) for dataset in datasets)
     for dataset in datasets:
         dataset.close()
     assert len(np.unique(train_labels[:100])) == 10
@@ -78,9 +76,7 @@ def test_labels_are_mixed_and_true(tmp_path: Path) -> None:
     assert np.mean(distances.argmin(axis=1) == test_labels) > 0.85  # by the nearest mean image
 
 
-def test_without_scikit_learn_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scikit_learn_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(InputError, match=r"pip install 'samovar\[digits\]'"):
         write_digits(tmp_path)

@@ -19,9 +19,7 @@ from samovar.data.mnist import SPLITS, PublishedFile, Split, write_mnist
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)
-IMAGES = {
-    name: GENERATOR.integers(0, 256, (count, 28, 28), np.uint8) for name, count in (("a", 30), ("b", 7))
-}
+IMAGES = {name: GENERATOR.integers(0, 256, (count, 28, 28), np.uint8) for name, count in (("a", 30), ("b", 7))}
 LABELS = {name: GENERATOR.integers(0, 10, len(images), np.uint8) for name, images in IMAGES.items()}
 
 

@@ -42,9 +42,7 @@ def test_ranks_together_read_every_record_once_an_epoch(
     cut=st.integers(0, 90),
     shuffled=st.booleans(),
 )
-def test_a_run_of_samples_is_its_pieces(
-    num_samples: int, start: int, count: int, cut: int, shuffled: bool
-) -> None:
+def test_a_run_of_samples_is_its_pieces(num_samples: int, start: int, count: int, cut: int, shuffled: bool) -> None:
     order = SampleOrder(num_samples, 3, shuffled)
     cut = min(cut, count)
     pieces = [sample_indices(order, start, cut), sample_indices(order, start + cut, count - cut)]
@@ -70,9 +68,7 @@ def test_shuffled_order_is_fixed_for_all_time() -> None:
 @given(global_batch=st.integers(1, 10**6), world_size=st.integers(1, 200))
 def test_shares_are_contiguous_and_even(global_batch: int, world_size: int) -> None:
     if global_batch < world_size:
-        with pytest.raises(
-            InputError, match=f"{global_batch} samples cannot be shared by {world_size} workers"
-        ):
+        with pytest.raises(InputError, match=f"{global_batch} samples cannot be shared by {world_size} workers"):
             shares(global_batch, world_size)
         return
     slices = shares(global_batch, world_size)
@@ -87,9 +83,7 @@ def test_shares_are_contiguous_and_even(global_batch: int, world_size: int) -> N
 @settings(deadline=None)
 @given(seed=st.integers(-1, 2**64), start=st.integers(0, 2**62), skip=st.integers(0, 20))
 def test_draws_of_a_sample_do_not_depend_on_where_reading_starts(seed: int, start: int, skip: int) -> None:
-    np.testing.assert_array_equal(
-        sample_draws(seed, start, 25)[skip:], sample_draws(seed, start + skip, 25 - skip)
-    )
+    np.testing.assert_array_equal(sample_draws(seed, start, 25)[skip:], sample_draws(seed, start + skip, 25 - skip))
 
 
 def test_draws_differ_between_samples_seeds_and_columns() -> None:

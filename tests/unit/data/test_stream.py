@@ -209,9 +209,7 @@ def test_more_workers_than_samples_are_refused(config: DataConfig) -> None:
         ({"transform": TransformConfig(crop_size=100)}, "crop_size 100"),
     ],
 )
-def test_a_layer_that_cannot_be_read_is_refused(
-    config: DataConfig, change: dict[str, Any], message: str
-) -> None:
+def test_a_layer_that_cannot_be_read_is_refused(config: DataConfig, change: dict[str, Any], message: str) -> None:
     before = num_descriptors()
     with pytest.raises(InputError, match=message):
         BatchReader(replace(config, **change))

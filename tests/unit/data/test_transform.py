@@ -78,9 +78,7 @@ def test_equals_the_definition(
     if mean == "file":
         full_mean = mean_image()
         file = write_mean(tmp_path / "mean.binaryproto", full_mean)
-    asked = config(
-        training, scale=0.017, mirror=mirror, crop_size=crop_size, mean_values=values, mean_file=file
-    )
+    asked = config(training, scale=0.017, mirror=mirror, crop_size=crop_size, mean_values=values, mean_file=file)
     images = random_images(9, dtype)
     transform = Transform(asked, SHAPE, SEED)
     found = transform(images, 100)

@@ -220,7 +220,7 @@ def _warnings(text: TextMessage) -> tuple[str, ...]:
     sentences = {
         "debug_info": "has no effect" if solver.debug_info else None,
         "device_id": "has no effect; training runs on the CPU" if solver.device_id else None,
-        "layer_wise_reduce": "has no effect; gradients are exchanged after the backward pass" if not solver.layer_wise_reduce else None,
+        "layer_wise_reduce": "has no effect" if not solver.layer_wise_reduce else None,
         "snapshot_diff": "has no effect; gradients are not saved" if solver.snapshot_diff else None,
         "test_compute_loss": "has no effect; a test reports its loss" if solver.test_compute_loss else None,
         "test_interval": "has no effect without test_iter" if solver.test_interval and not solver.test_iter else None,
