@@ -11,14 +11,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -174,7 +178,11 @@ void expire(Rank& self) {
   }
 }
 
-float number(std::uint64_t key) { return static_cast<float>(static_cast<std::int64_t>(mixed(key)) >> 40) / 1024.0f; }
+// Of many magnitudes, so that another order of additions gives other bits.
+float number(std::uint64_t key) {
+  const std::uint64_t bits = mixed(key);
+  return std::ldexp(static_cast<float>(static_cast<std::int64_t>(bits) >> 40), -20 - static_cast<int>(bits % 16));
+}
 
 // A model of kFloats weights, trained by all: the sum of all gradients, then one step, chunk by chunk.
 constexpr std::size_t kFloats = 4 * 2100;

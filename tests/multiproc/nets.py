@@ -3,6 +3,7 @@
 from pathlib import Path
 from string import Template
 
+_RELU = 'layer { name: "relu1" type: "ReLU" bottom: "ip1" top: "ip1" }'
 _NET = Template("""name: "narrow"
 layer {
   name: "train" type: "Data" top: "data" top: "label" include { phase: TRAIN }
@@ -34,7 +35,7 @@ layer {
   name: "ip1" type: "InnerProduct" bottom: "pool2" top: "ip1" param { lr_mult: 1 } param { lr_mult: 2 }
   inner_product_param { num_output: $hidden weight_filler { type: "xavier" } }
 }
-layer { name: "relu1" type: "ReLU" bottom: "ip1" top: "ip1" }
+$relu
 layer {
   name: "ip2" type: "InnerProduct" bottom: "ip1" top: "ip2" param { lr_mult: 1 } param { lr_mult: 2 }
   inner_product_param { num_output: 10 weight_filler { type: "xavier" } }
@@ -60,10 +61,16 @@ snapshot_prefix: "narrow"
 """
 
 
-def write_net(folder: Path, data: Path, batch: int = 12, hidden: int = 32) -> Path:
-    """The net with `batch` samples a step, reading the databases in `data`."""
-    path = folder / f"narrow_{batch}_{hidden}.prototxt"
-    path.write_text(_NET.substitute(data=data, batch=batch, hidden=hidden))
+def write_net(folder: Path, data: Path, batch: int = 12, hidden: int = 32, smooth: bool = False) -> Path:
+    """The net with `batch` samples a step, reading the databases in `data`.
+
+    A `smooth` net has means instead of maxima and no ReLU: nothing in it can tip over by a rounding.
+    """
+    text = _NET.substitute(data=data, batch=batch, hidden=hidden, relu="" if smooth else _RELU)
+    if smooth:
+        text = text.replace("MAX", "AVE")
+    path = folder / f"narrow_{batch}_{hidden}{'_smooth' if smooth else ''}.prototxt"
+    path.write_text(text)
     return path
 
 

@@ -1,7 +1,6 @@
 """Trained models of a test session: each combination of settings is trained once."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,8 @@ class Trained:
         return [line["loss"] for line in metrics_of(self.out, "train")]
 
 
-Train = Callable[..., Trained]
-
-
 class Trainer:
-    """Trains the narrow net for NUM_STEPS steps; equal settings give the run that was made before."""
+    """Trains the smooth narrow net for NUM_STEPS steps; equal settings give the run that was made before."""
 
     def __init__(self, folder: Path, data: Path) -> None:
         self._folder = folder
@@ -56,7 +52,7 @@ class Trainer:
         """`batch` is the net's batch_size; another `turn` trains the same anew."""
         key = (workers, batch, flags, iter_size, turn)
         if key not in self._made:
-            net = write_net(self._folder, self._data, batch)
+            net = write_net(self._folder, self._data, batch, smooth=True)
             solver = write_solver(net, NUM_STEPS, iter_size=iter_size)
             self._made[key] = self.train(solver, workers, *flags)
         return self._made[key]

@@ -1,0 +1,44 @@
+"""What a run may leave behind nowhere but in its run folder: processes, names, half-written files."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; a process that only waits for its parent to notice does not."""
+    return [process for process in processes if _runs(process)]
+
+
+def sessions_of(leaders: Iterable[int]) -> list[psutil.Process]:
+    """All running processes whose session one of `leaders` has made."""
+    wanted = set(leaders)
+    return living(process for process in psutil.process_iter() if _session(process.pid) in wanted)
+
+
+def unfinished(out: Path) -> list[Path]:
+    """Files and folders under passing names."""
+    return [path for path in out.rglob("*") if path.name.startswith(".")]
+
+
+def names() -> set[str]:
+    """Names in shared memory, and of abstract sockets of Samovar."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    sockets = {line.split()[-1] for line in lines if "@samovar" in line}
+    return sockets | {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _session(process_id: int) -> int | None:
+    try:
+        return os.getsid(process_id)
+    except OSError:
+        return None

@@ -1,0 +1,125 @@
+"""A run that was stopped and goes on ends with the bits of one that was never stopped."""
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.numpy
+
+from tests.multiproc.command import Command, last_step, metrics_of, result_of, succeed
+from tests.multiproc.nets import write_net, write_solver
+
+NUM_STEPS = 400
+LAST_STOP = 100
+RUNS = Path("runs")
+
+Arguments = tuple[object, ...]
+Unbroken = Callable[[int, bool], Path]
+
+
+def arguments_of(solver: Path, workers: int, shuffle: bool) -> Arguments:
+    shape = ("--workers", workers, "--threads-per-worker", 1)
+    return ("train", "--solver", solver, *shape, *(["--shuffle"] if shuffle else []))
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+    return write_solver(write_net(tmp_path_factory.mktemp("nets"), digits), NUM_STEPS)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, solver: Path) -> Unbroken:
+    """The folder of an uninterrupted run; each is made once."""
+    made: dict[tuple[int, bool], Path] = {}
+
+    def get(workers: int, shuffle: bool) -> Path:
+        if (workers, shuffle) not in made:
+            folder = tmp_path_factory.mktemp("unbroken")
+            succeed(*arguments_of(solver, workers, shuffle), "--out", "out", folder=folder)
+            made[workers, shuffle] = folder / "out"
+        return made[workers, shuffle]
+
+    return get
+
+
+def assert_same_run(out: Path, unbroken: Path) -> None:
+    """The same weights, momentum, losses and tests, each step once."""
+    mine, theirs = result_of(out), result_of(unbroken)
+    assert mine["weights_sha256"] == theirs["weights_sha256"]
+    assert mine["steps"] == theirs["steps"] == NUM_STEPS
+    assert mine["stopped_by"] is None
+    assert (mine["test_loss"], mine["test_accuracy"]) == (theirs["test_loss"], theirs["test_accuracy"])
+    for name in ("weights", "momentum"):
+        files = [run / "snapshots" / f"step_{NUM_STEPS:08}" / f"{name}.safetensors" for run in (out, unbroken)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    lines, wanted = metrics_of(out), metrics_of(unbroken)
+    for line in (*lines, *wanted):
+        line.pop("seconds", None)
+    assert lines == wanted
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, NUM_STEPS + 1))
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_run_goes_on_with_the_same_bits(
+    solver: Path, unbroken: Unbroken, tmp_path: Path, workers: int, shuffle: bool
+) -> None:
+    """SIGINT at a random step, then --snapshot latest: neither names the run folder."""
+    whole = unbroken(workers, shuffle)
+    step = random.Random(f"{workers} {shuffle}").randrange(1, LAST_STOP)
+    with Command(*arguments_of(solver, workers, shuffle), folder=tmp_path) as command:
+        command.until(lambda: list(tmp_path.glob("runs/*")), "the run folder")
+        (out,) = tmp_path.glob("runs/*")
+        command.wait_for_step(out, step)
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    assert ended.return_code == 0, ended.errors
+    stopped = result_of(out)
+    assert stopped["stopped_by"] == "SIGINT"
+    assert f"stopped by SIGINT after step {stopped['steps']}" in ended.output
+    assert step <= stopped["steps"] < NUM_STEPS
+    assert last_step(out) == stopped["steps"]
+    assert (out / "snapshots" / "latest").read_text().strip() == f"step_{stopped['steps']:08}"
+    succeed(*arguments_of(solver, workers, shuffle), "--snapshot", "latest", folder=tmp_path)
+    assert list(tmp_path.glob("runs/*")) == [out]
+    assert_same_run(out, whole)
+
+
+def test_a_run_goes_on_from_a_folder_and_from_a_solverstate(solver: Path, unbroken: Unbroken, tmp_path: Path) -> None:
+    """SIGHUP saves a snapshot on the way; from it the same weights come in another run folder."""
+    whole = unbroken(2, True)
+    arguments = arguments_of(solver, 2, True)
+    out = tmp_path / "out"
+    with Command(*arguments, "--out", out, folder=tmp_path) as command:
+        command.wait_for_step(out, 20)
+        command.send(signal.SIGHUP)
+        command.until(lambda: list(out.glob("snapshots/step_*")), "the snapshot")
+        ended = command.wait()
+    assert ended.return_code == 0, ended.errors
+    assert_same_run(out, whole)
+    saved, last = sorted(out.glob("snapshots/step_*"))
+    assert 20 <= int(saved.name.removeprefix("step_")) < NUM_STEPS
+    assert last.name == f"step_{NUM_STEPS:08}"
+    (solverstate,) = saved.glob("*.solverstate")
+    wanted = (last / "weights.safetensors").read_bytes()
+    for name, start in (("from folder", saved), ("from solverstate", solverstate)):
+        succeed(*arguments, "--snapshot", start, "--out", name, folder=tmp_path)
+        assert (tmp_path / name / "snapshots" / last.name / "weights.safetensors").read_bytes() == wanted
+        assert result_of(tmp_path / name)["weights_sha256"] == result_of(whole)["weights_sha256"]
+
+
+def test_a_finished_run_has_nothing_left_to_do(unbroken: Unbroken, solver: Path, tmp_path: Path) -> None:
+    """Going on from the last snapshot, with another number of workers, tests and keeps the weights."""
+    whole = unbroken(2, True)
+    last = whole / "snapshots" / f"step_{NUM_STEPS:08}"
+    succeed(*arguments_of(solver, 1, True), "--snapshot", last, "--out", "out", folder=tmp_path)
+    saved = tmp_path / "out" / "snapshots" / last.name / "weights.safetensors"
+    assert safetensors.numpy.load_file(saved).keys() == {
+        f"{n}/{i}" for n in ("conv1", "conv2", "ip1", "ip2") for i in (0, 1)
+    }
+    assert saved.read_bytes() == (last / "weights.safetensors").read_bytes()
+    mine, theirs = result_of(tmp_path / "out"), result_of(whole)
+    assert (mine["test_loss"], mine["test_accuracy"]) == (theirs["test_loss"], theirs["test_accuracy"])
+    assert metrics_of(tmp_path / "out", "train") == []

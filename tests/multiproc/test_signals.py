@@ -1,0 +1,124 @@
+"""What each signal does to a run, sent to the launcher or to a rank."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import Command, Ended, last_step, result_of
+from tests.multiproc.nets import write_net, write_solver
+
+PREEMPTED = 75
+
+
+@pytest.fixture
+def endless(tmp_path: Path, digits: Path) -> Path:
+    """A solver that would train for hours."""
+    return write_solver(write_net(tmp_path, digits), 10_000_000)
+
+
+def start(solver: Path, out: Path, workers: int = 2) -> Command:
+    arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out)
+    return Command("train", *arguments, folder=out.parent)
+
+
+def assert_saved_and_stopped(out: Path, ended: Ended, number: signal.Signals, exit_code: int) -> None:
+    assert ended.return_code == exit_code, ended.errors
+    result = result_of(out)
+    assert result["stopped_by"] == number.name
+    assert result["steps"] == last_step(out)
+    assert [path.name for path in out.glob("snapshots/step_*")] == [f"step_{result['steps']:08}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_preemption(endless: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_step(out, 3)
+        command.send(number)
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, number, PREEMPTED)
+
+
+@pytest.mark.parametrize(
+    ("number", "rank", "exit_code"),
+    [
+        (signal.SIGTERM, 1, PREEMPTED),
+        pytest.param(signal.SIGTERM, 0, PREEMPTED, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 1, PREEMPTED, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 1, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_sent_to_a_rank(
+    endless: Path, tmp_path: Path, number: signal.Signals, rank: int, exit_code: int
+) -> None:
+    """As schedulers do: all ranks stop after the same step."""
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_step(out, 3)
+        command.wait_for_rank(rank).send_signal(number)
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, number, exit_code)
+
+
+def test_signals_from_everywhere_are_one_stop(endless: Path, tmp_path: Path) -> None:
+    """A scheduler tells every process of the job: launcher and ranks."""
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_step(out, 3)
+        for process in command.ranks().values():
+            process.send_signal(signal.SIGTERM)
+        command.send(signal.SIGTERM)
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
+
+
+def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path) -> None:
+    """It is kept until the ranks, still being started, can act on it."""
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_rank(1)
+        command.when_handled(signal.SIGTERM)
+        assert last_step(out) == 0
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
+    assert result_of(out)["steps"] <= 2
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: signal.Signals) -> None:
+    """Even if a rank hangs and so cannot stop as asked."""
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_step(out, 3)
+        processes = command.ranks().values()
+        command.wait_for_rank(1).suspend()
+        command.when_handled(signal.SIGINT)
+        command.send(second)
+        started_s = time.monotonic()
+        ended = command.wait()
+    assert time.monotonic() - started_s < 2
+    assert ended.return_code == 128 + second
+    assert "second signal" in ended.error
+    assert second.name in ended.error
+    assert not any(process.is_running() for process in processes)
+    assert not (out / "result.json").exists()
+    assert not list(out.glob("snapshots/*"))
+
+
+def test_hangup_saves_and_goes_on_each_time(endless: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start(endless, out, workers=1) as command:
+        command.wait_for_step(out, 3)
+        for count in (1, 2):
+            command.send(signal.SIGHUP)
+            command.until(lambda count=count: len(list(out.glob("snapshots/step_*"))) == count, f"snapshot {count}")
+            command.wait_for_step(out, last_step(out) + 3)
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    assert ended.return_code == 0, ended.errors
+    saved = sorted(int(path.name.removeprefix("step_")) for path in out.glob("snapshots/step_*"))
+    assert len(saved) == 3
+    assert saved[-1] == result_of(out)["steps"] == last_step(out)
+    assert result_of(out)["stopped_by"] == "SIGINT"
