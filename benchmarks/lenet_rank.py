@@ -16,7 +16,7 @@ from torch import nn
 from samovar import _native
 from samovar.cli import build
 from samovar.collectives.barrier import dissemination_barrier
-from samovar.collectives.execute import Channel
+from samovar.collectives.execute import open_channel
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -83,7 +83,7 @@ class Bench:
         self.definition = load_net(self.caffe.net_path)
         window = self.transport.open_window("nothing", 0, 0)
         plan = dissemination_barrier(group.rank, group.world_size)
-        self._barrier = Channel("barrier", plan, self.transport, Region.of(window, 0, 0, np.float32))
+        self._barrier = open_channel("barrier", plan, self.transport, Region.of(window, 0, 0, np.float32))
 
     def barrier(self) -> None:
         self._barrier.run(Deadline.after(TIMEOUT_S))

@@ -11,16 +11,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "kernels.hpp"
+#include "program.hpp"
 #include "window.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
+using samovar::CombineOperation;
+using samovar::Program;
 using samovar::Segment;
 using samovar::Window;
 
@@ -98,6 +102,56 @@ void raise_os_error(const std::exception_ptr& thrown, void*) {
   }
 }
 
+template <typename Number>
+void add_combine(Program& program, const std::vector<Array<Number>>& destinations,
+                 const std::vector<Array<const Number>>& sources) {
+  if (sources.empty() || destinations.empty()) throw std::invalid_argument("combine needs sources and destinations");
+  constexpr auto element = sizeof(Number) == 4 ? samovar::Element::kFloat32 : samovar::Element::kFloat64;
+  CombineOperation operation{{}, {}, destinations[0].size(), element};
+  for (const auto& array : destinations) operation.destinations.push_back(reinterpret_cast<std::byte*>(array.data()));
+  for (const auto& array : sources) operation.sources.push_back(reinterpret_cast<const std::byte*>(array.data()));
+  const auto differs = [&](const auto& array) { return array.size() != operation.count; };
+  if (std::any_of(sources.begin(), sources.end(), differs) ||
+      std::any_of(destinations.begin(), destinations.end(), differs))
+    throw std::invalid_argument("combine: sources and destinations must have equal sizes");
+  program.add(std::move(operation));
+}
+
+void add_put(Program& program, std::uint32_t peer, std::uint32_t slot, AnyBuffer destination, ConstBuffer source) {
+  if (destination.nbytes() != source.nbytes())
+    throw std::invalid_argument("put: " + std::to_string(source.nbytes()) + " bytes into a place of " +
+                                std::to_string(destination.nbytes()));
+  program.add(samovar::PutOperation{peer, slot, static_cast<std::byte*>(destination.data()),
+                                    static_cast<const std::byte*>(source.data()), source.nbytes()});
+}
+
+bool run_program(Program& program, double timeout_s) {
+  bool begun = false;
+  const auto slice = [&](std::uint64_t ns) -> std::optional<bool> {
+    const bool complete = begun ? program.resume(ns) : program.run(ns);
+    begun = true;
+    return complete ? std::optional(true) : std::nullopt;
+  };
+  return wait_in_slices(slice, timeout_s).has_value();
+}
+
+void bind_program(nb::module_& module) {
+  nb::class_<Program>(module, "Program")
+      .def(nb::init<std::shared_ptr<Window>>(), "window"_a)
+      .def("add_put", &add_put, "peer"_a, "slot"_a, "destination"_a, "source"_a)
+      .def("add_combine", &add_combine<float>, "destinations"_a, "sources"_a)
+      .def("add_combine", &add_combine<double>, "destinations"_a, "sources"_a)
+      .def(
+          "add_notify",
+          [](Program& self, std::uint32_t peer, std::uint32_t slot) { self.add(samovar::NotifyOperation{peer, slot}); },
+          "peer"_a, "slot"_a)
+      .def(
+          "add_wait", [](Program& self, std::uint32_t slot) { self.add(samovar::WaitOperation{slot}); }, "slot"_a)
+      .def("run", &run_program, "timeout_s"_a)
+      .def_prop_ro("steps", &Program::steps)
+      .def_prop_ro("position", &Program::position);
+}
+
 void die_with_parent() {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) throw std::system_error(errno, std::generic_category(), "prctl");
 }
@@ -156,6 +210,7 @@ NB_MODULE(_native, module) {
       .def("post", &Segment::post, "row"_a, "word"_a, "value"_a)
       .def("read", &Segment::read, "row"_a, "word"_a);
   bind_window(module);
+  bind_program(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("sgd_momentum", &sgd_momentum, "weights"_a.noconvert(), "gradients"_a.noconvert(), "history"_a.noconvert(),

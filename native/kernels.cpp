@@ -24,18 +24,25 @@ SAMOVAR_VECTORIZED void add(double* out, const double* a, const double* b, std::
 }
 
 template <typename Number>
-void reduce_blocks(Number* destination, const Number* const* sources, std::size_t num_sources, std::size_t size) {
+void sum_block(Number* out, const Number* const* sources, std::size_t num_sources, std::size_t start,
+               std::size_t count) {
   if (num_sources == 1) {
-    if (destination != sources[0]) std::copy_n(sources[0], size, destination);
+    if (out != sources[0] + start) std::copy_n(sources[0] + start, count, out);
     return;
   }
-  if (num_sources == 2) return add(destination, sources[0], sources[1], size);
-  Number partial[kBlock];
+  add(out, sources[0] + start, sources[1] + start, count);
+  for (std::size_t k = 2; k < num_sources; ++k) add(out, out, sources[k] + start, count);
+}
+
+// Sums go through a block of their own: a destination may be a source that is still to be read.
+template <typename Number>
+void combine_blocks(Number* const* destinations, std::size_t num_destinations, const Number* const* sources,
+                    std::size_t num_sources, std::size_t size) {
+  Number sums[kBlock];
   for (std::size_t start = 0; start < size; start += kBlock) {
     const std::size_t count = std::min(kBlock, size - start);
-    add(partial, sources[0] + start, sources[1] + start, count);
-    for (std::size_t k = 2; k + 1 < num_sources; ++k) add(partial, partial, sources[k] + start, count);
-    add(destination + start, partial, sources[num_sources - 1] + start, count);
+    sum_block(sums, sources, num_sources, start, count);
+    for (std::size_t k = 0; k < num_destinations; ++k) std::copy_n(sums, count, destinations[k] + start);
   }
 }
 
@@ -50,12 +57,24 @@ SAMOVAR_VECTORIZED void sgd_run(float* weights, const float* gradients, float* h
 
 }  // namespace
 
+void combine(float* const* destinations, std::size_t num_destinations, const float* const* sources,
+             std::size_t num_sources, std::size_t size) {
+  combine_blocks(destinations, num_destinations, sources, num_sources, size);
+}
+
+void combine(double* const* destinations, std::size_t num_destinations, const double* const* sources,
+             std::size_t num_sources, std::size_t size) {
+  combine_blocks(destinations, num_destinations, sources, num_sources, size);
+}
+
 void reduce(float* destination, const float* const* sources, std::size_t num_sources, std::size_t size) {
-  reduce_blocks(destination, sources, num_sources, size);
+  if (num_sources == 2) return add(destination, sources[0], sources[1], size);
+  combine(&destination, 1, sources, num_sources, size);
 }
 
 void reduce(double* destination, const double* const* sources, std::size_t num_sources, std::size_t size) {
-  reduce_blocks(destination, sources, num_sources, size);
+  if (num_sources == 2) return add(destination, sources[0], sources[1], size);
+  combine(&destination, 1, sources, num_sources, size);
 }
 
 void sgd_momentum(float* weights, const float* gradients, float* history, const Run* runs, std::size_t num_runs,

@@ -10,6 +10,13 @@ namespace samovar {
 void reduce(float* destination, const float* const* sources, std::size_t num_sources, std::size_t size);
 void reduce(double* destination, const double* const* sources, std::size_t num_sources, std::size_t size);
 
+// Every destination[i] = ((sources[0][i] + sources[1][i]) + ...): each source is read once, each destination
+// written once. Destinations may be among the sources.
+void combine(float* const* destinations, std::size_t num_destinations, const float* const* sources,
+             std::size_t num_sources, std::size_t size);
+void combine(double* const* destinations, std::size_t num_destinations, const double* const* sources,
+             std::size_t num_sources, std::size_t size);
+
 // Elements [start, start + size) with their own learning rate and weight decay.
 struct Run {
   std::uint64_t start;

@@ -220,6 +220,10 @@ void Window::notify(std::uint32_t peer, std::uint32_t slot, std::uint64_t value)
   segment_->ring(peer);
 }
 
+std::uint64_t Window::slot(std::uint32_t slot) const {
+  return slot_at(rank_, slot).value.load(std::memory_order_acquire);
+}
+
 template <typename Ready>
 bool Window::wait_until(Ready ready, std::uint64_t timeout_ns) {
   if (ready()) return true;

@@ -103,6 +103,8 @@ class Window {
                              std::uint64_t desired);
 
   void notify(std::uint32_t peer, std::uint32_t slot, std::uint64_t value);
+  // The own slot's value, without waiting; what was put before it was set is visible.
+  std::uint64_t slot(std::uint32_t slot) const;
   // Waits until the own slot holds at least `at_least`; empty when `timeout_ns` passed first.
   std::optional<std::uint64_t> wait(std::uint32_t slot, std::uint64_t at_least, std::uint64_t timeout_ns);
   // Waits until one of the own slots [first, first + count) is not 0, resets it to 0, returns it.

@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samovar.collectives.plan import Notify, Plan, Put, Reduce, Wait
+from samovar.collectives.plan import Combine, Notify, Plan, Put, Reduce, Wait
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """`steps`: messages on the longest chain, where a rank sends one message after the other.
 
-    `bytes_sent[r]`: payload put by rank r. `num_messages`: puts and notifications of all ranks.
+    `bytes_sent[r]`: payload that rank r writes into other ranks' memory. `num_messages`: puts and
+    notifications of all ranks.
     """
 
     steps: int
@@ -73,6 +74,9 @@ class _Rank:
                     sent.append(self._message(peer, slot))
                 case Notify(peer=peer, slot=slot):
                     sent.append(self._message(peer, slot))
+                case Combine(chunk=chunk, ranks=ranks):
+                    start, stop = self.plan.chunk_bounds(chunk, num_elements)
+                    self.elements_sent += (len(ranks) - 1) * (stop - start)
                 case Reduce():
                     pass
             self._next += 1

@@ -1,74 +1,114 @@
-"""The executor: runs any plan on any transport."""
+"""The executors: `Channel` runs any plan on any transport, `NativeChannel` the same plan where memory is mapped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol, assert_never
 
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.plan import Notify, Plan, Put, Reduce, Wait
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 from samovar.core.clock import Deadline
-from samovar.transports.base import Array, Notification, Region, Transport
+from samovar.core.errors import SamovarError
+from samovar.transports.base import Array, MappedWindow, Notification, Region, Transport, Window
 
 # A notification's value is (run number << _STEP_BITS) | step number of the sender.
 _STEP_BITS = 24
 
 
-class Channel:
-    """One plan bound to one buffer: its staging areas, its slots, and how often it ran.
+class PlanRunner(Protocol):
+    """A plan bound to a buffer; `last_steps` is the step number reached by the last run (see `cost.Cost`)."""
 
-    `last_steps` is the step number reached by the last run (see `samovar.collectives.cost.Cost`).
-    """
+    last_steps: int
+
+    def run(self, deadline: Deadline) -> None:
+        """Run the plan once; every rank of the group must. Raises DeadlineExceeded."""
+        ...
+
+
+def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) -> PlanRunner:
+    """The native executor where the transport maps its peers' memory, else the Python one: the same bits."""
+    executor = NativeChannel if isinstance(buffer.window, MappedWindow) else Channel
+    return executor(name, plan, transport, buffer)
+
+
+class ChannelMemory:
+    """Where a plan's chunks and staging areas lie on this rank, and equally on every other."""
 
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.plan = plan
+        self.buffer = buffer
+        self._staging_bytes = _line_aligned(plan.largest_chunk(len(buffer.array)) * buffer.array.itemsize)
+        self.window: Window = transport.open_window(name, plan.num_stagings * self._staging_bytes, plan.num_slots)
+
+    def chunk(self, chunk: int) -> Array:
+        """This rank's own chunk."""
+        start, stop = self.plan.chunk_bounds(chunk, len(self.buffer.array))
+        return self.buffer.array[start:stop]
+
+    def chunk_offset(self, chunk: int) -> int:
+        """Where the chunk begins in the buffer's window, in bytes."""
+        start, _ = self.plan.chunk_bounds(chunk, len(self.buffer.array))
+        return self.buffer.offset + start * self.buffer.array.itemsize
+
+    def staging_offset(self, staging: int) -> int:
+        """Where the staging area begins in the channel's window, in bytes."""
+        return staging * self._staging_bytes
+
+    def staging(self, staging: int, count: int) -> Array:
+        """The first `count` elements of this rank's own staging area."""
+        dtype: type[np.generic] = self.buffer.array.dtype.type
+        return Region.of(self.window, self.staging_offset(staging), count, dtype).array
+
+    def sources(self, reduce: Reduce) -> list[Array]:
+        """What a Reduce adds up, in its order."""
+        own = self.chunk(reduce.chunk)
+        return [own, *(self.staging(staging, len(own)) for staging in reduce.stagings)]
+
+
+class Channel:
+    """Runs a plan operation by operation through the window's verbs: the reference for every other executor."""
+
+    def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.last_steps = 0
-        self._buffer = buffer
-        staging_bytes = _line_aligned(plan.largest_chunk(len(buffer.array)) * buffer.array.itemsize)
-        self._staging_bytes = staging_bytes
-        self._window = transport.open_window(name, plan.num_stagings * staging_bytes, plan.num_slots)
+        self._memory = ChannelMemory(name, plan, transport, buffer)
+        self._window = self._memory.window
         self._runs = 0
         self._deadline = Deadline(0.0)
         self._operations = [self._compiled(operation) for operation in plan.operations]
 
     def run(self, deadline: Deadline) -> None:
-        """Run the plan once; every rank of the group must. Raises DeadlineExceeded."""
         self._runs += 1
         self._deadline = deadline
         self.last_steps = 0
         for operation in self._operations:
             operation()
 
-    def _compiled(self, operation: Put | Reduce | Notify | Wait) -> Callable[[], None]:
+    def _compiled(self, operation: Operation) -> Callable[[], None]:
+        memory = self._memory
         match operation:
-            case Put(peer=peer, chunk=chunk, staging=None, slot=slot):
-                start, _ = self.plan.chunk_bounds(chunk, len(self._buffer.array))
-                offset = self._buffer.offset + start * self._buffer.array.itemsize
-                return partial(self._put_buffer, peer, offset, self._chunk(chunk), slot)
-            case Put(peer=peer, chunk=chunk, staging=int(staging), slot=slot):
-                return partial(self._put_staging, peer, staging * self._staging_bytes, self._chunk(chunk), slot)
-            case Reduce(chunk=chunk, stagings=stagings):
-                own = self._chunk(chunk)
-                return partial(_native.reduce, own, [own, *(self._staging(k, len(own)) for k in stagings)])
+            case Put():
+                return partial(self._put, operation.peer, *self._destination(operation), operation.slot)
+            case Reduce(chunk=chunk):
+                return partial(_native.reduce, memory.chunk(chunk), memory.sources(operation))
             case Notify(peer=peer, slot=slot):
                 return partial(self._notify, peer, slot)
             case Wait(peer=peer, slot=slot):
                 return partial(self._wait, peer, slot)
-        raise AssertionError(operation)
+            case Combine():
+                raise SamovarError(f"plan {memory.plan.name!r} needs memory that all ranks map; this executor has none")
+            case _:
+                assert_never(operation)
 
-    def _chunk(self, chunk: int) -> Array:
-        start, stop = self.plan.chunk_bounds(chunk, len(self._buffer.array))
-        return self._buffer.array[start:stop]
+    def _destination(self, put: Put) -> tuple[Window, int, Array]:
+        """Window and offset to put at, and the chunk to put."""
+        source = self._memory.chunk(put.chunk)
+        if put.staging is None:
+            return self._memory.buffer.window, self._memory.chunk_offset(put.chunk), source
+        return self._window, self._memory.staging_offset(put.staging), source
 
-    def _staging(self, staging: int, count: int) -> Array:
-        dtype: type[np.generic] = self._buffer.array.dtype.type
-        return Region.of(self._window, staging * self._staging_bytes, count, dtype).array
-
-    def _put_staging(self, peer: int, offset: int, source: Array, slot: int) -> None:
-        self._window.put(peer, offset, source, self._next_notification(slot))
-
-    def _put_buffer(self, peer: int, offset: int, source: Array, slot: int) -> None:
-        self._buffer.window.put(peer, offset, source)
+    def _put(self, peer: int, window: Window, offset: int, source: Array, slot: int) -> None:
+        window.put(peer, offset, source)
         self._notify(peer, slot)
 
     def _notify(self, peer: int, slot: int) -> None:
@@ -81,6 +121,64 @@ class Channel:
     def _wait(self, peer: int, slot: int) -> None:
         value = self._window.wait(slot, self._runs << _STEP_BITS, peer, self._deadline)
         self.last_steps = max(self.last_steps, value & ((1 << _STEP_BITS) - 1))
+
+
+class NativeChannel:
+    """Runs a plan as an array in the native core, on its own and its peers' mapped memory."""
+
+    def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
+        self.last_steps = 0
+        self._memory = ChannelMemory(name, plan, transport, buffer)
+        self._transport = transport
+        assert isinstance(self._memory.window, MappedWindow)
+        assert isinstance(buffer.window, MappedWindow)
+        self._window, self._buffer_window = self._memory.window, buffer.window
+        self._bytes_per_run = 0
+        self._program = _native.Program(self._window.native)
+        for operation in plan.operations:
+            self._add(operation)
+
+    def run(self, deadline: Deadline) -> None:
+        waiting_s = deadline.remaining_s()
+        complete = self._program.run(waiting_s)
+        self.last_steps = self._program.steps
+        if not complete:
+            operation = self._memory.plan.operations[self._program.position]
+            assert isinstance(operation, Wait), operation
+            raise self._window.missing_notification(operation.slot, operation.peer, waiting_s)
+        self._transport.count_sent(self._bytes_per_run)
+
+    def _add(self, operation: Operation) -> None:
+        match operation:
+            case Put(peer=peer, slot=slot):
+                self._program.add_put(peer, slot, *self._put_places(operation))
+            case Reduce(chunk=chunk):
+                self._program.add_combine([self._memory.chunk(chunk)], self._memory.sources(operation))
+            case Combine(chunk=chunk, ranks=ranks):
+                places = [self._peer_chunk(rank, chunk) for rank in ranks]
+                self._bytes_per_run += (len(ranks) - 1) * places[0].nbytes
+                self._program.add_combine(places, places)
+            case Notify(peer=peer, slot=slot):
+                self._program.add_notify(peer, slot)
+            case Wait(slot=slot):
+                self._program.add_wait(slot)
+            case _:
+                assert_never(operation)
+
+    def _put_places(self, put: Put) -> Sequence[Array]:
+        """Destination in the peer's memory, and source."""
+        source = self._memory.chunk(put.chunk)
+        self._bytes_per_run += source.nbytes
+        if put.staging is None:
+            return self._peer_chunk(put.peer, put.chunk), source
+        start = self._memory.staging_offset(put.staging)
+        place = self._window.peer(put.peer)[start : start + source.nbytes]
+        return place.view(source.dtype), source
+
+    def _peer_chunk(self, rank: int, chunk: int) -> Array:
+        own = self._memory.chunk(chunk)
+        start = self._memory.chunk_offset(chunk)
+        return self._buffer_window.peer(rank)[start : start + own.nbytes].view(own.dtype)
 
 
 def _line_aligned(num_bytes: int) -> int:

@@ -47,7 +47,18 @@ class Wait:
     slot: int
 
 
-Operation: TypeAlias = Put | Reduce | Notify | Wait
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """The chunk of every rank in `ranks` = ((first's + second's) + third's) + ..., read and written in place.
+
+    Only for windows whose memory all ranks map. The plan must order it after every rank's readiness.
+    """
+
+    chunk: int
+    ranks: tuple[int, ...]
+
+
+Operation: TypeAlias = Put | Reduce | Combine | Notify | Wait
 
 
 @dataclass(frozen=True, slots=True)

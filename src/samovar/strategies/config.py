@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from samovar.core.errors import InputError
 
 STRATEGIES = ("sync",)
-COLLECTIVES = ("ring", "tree")
+COLLECTIVES = ("direct", "ring", "tree")
 
 
 @dataclass(frozen=True, slots=True)

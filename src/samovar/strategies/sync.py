@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from samovar.collectives.execute import Channel
+from samovar.collectives.direct import direct_all_reduce
+from samovar.collectives.execute import open_channel
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.ring import ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce
@@ -12,7 +13,7 @@ from samovar.strategies.base import Update
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
 
-_ALL_REDUCE: dict[str, PlanFunction] = {"ring": ring_all_reduce, "tree": tree_all_reduce}
+_ALL_REDUCE: dict[str, PlanFunction] = {"direct": direct_all_reduce, "ring": ring_all_reduce, "tree": tree_all_reduce}
 
 
 class Sync:
@@ -37,7 +38,7 @@ class Sync:
         self._channels = [
             (
                 bucket,
-                Channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)),
+                open_channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)),
             )
             for bucket in buckets
         ]

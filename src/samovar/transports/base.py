@@ -1,12 +1,14 @@
 """What a transport offers: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from samovar import _native
 from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -65,6 +67,21 @@ class Window(Protocol):
         ...
 
 
+@runtime_checkable
+class MappedWindow(Window, Protocol):
+    """A window whose memory, of all ranks, lies in this process's address space."""
+
+    native: _native.Window
+
+    def peer(self, rank: int) -> npt.NDArray[np.uint8]:
+        """The memory of `rank`."""
+        ...
+
+    def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
+        """The error of a wait that ended without `peer`'s notification."""
+        ...
+
+
 class Transport(Protocol):
     """One rank's access to the memory of its group."""
 
@@ -74,6 +91,10 @@ class Transport(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Bytes put into other ranks' memory so far."""
+        ...
+
+    def count_sent(self, num_bytes: int) -> None:
+        """Add what an executor moved without `put`."""
         ...
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> Window:

@@ -64,6 +64,9 @@ class ShmTransport:
         self._end = _native.Segment.head_bytes(group.world_size)
         self._spin_ns = 0 if oversubscribed else SPIN_NS
 
+    def count_sent(self, num_bytes: int) -> None:
+        self.bytes_sent += num_bytes
+
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "ShmWindow":
         """A new window behind the earlier ones.
 
@@ -91,43 +94,49 @@ class ShmWindow:
     def __init__(self, transport: ShmTransport, name: str, native: _native.Window) -> None:
         self._transport = transport
         self._name = name
-        self._native = native
+        self.native = native
         self._rank = transport.group.rank
         self.local: npt.NDArray[np.uint8] = native.memory(self._rank)
 
     def put(self, peer: int, offset: int, source: npt.NDArray[Any], notification: Notification | None = None) -> None:
-        self._native.put(peer, offset, source)
+        self.native.put(peer, offset, source)
         if peer != self._rank:
-            self._transport.bytes_sent += source.nbytes
+            self._transport.count_sent(source.nbytes)
         if notification is not None:
-            self._native.notify(peer, notification.slot, notification.value)
+            self.native.notify(peer, notification.slot, notification.value)
 
     def get(self, peer: int, offset: int, destination: npt.NDArray[Any]) -> None:
-        self._native.get(peer, offset, destination)
+        self.native.get(peer, offset, destination)
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
-        return self._native.fetch_add(peer, offset, value)
+        return self.native.fetch_add(peer, offset, value)
 
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
-        return self._native.compare_swap(peer, offset, expected, desired)
+        return self.native.compare_swap(peer, offset, expected, desired)
 
     def notify(self, peer: int, notification: Notification) -> None:
-        self._native.notify(peer, notification.slot, notification.value)
+        self.native.notify(peer, notification.slot, notification.value)
 
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
         waiting_s = deadline.remaining_s()
-        value = self._native.wait(slot, at_least, waiting_s)
+        value = self.native.wait(slot, at_least, waiting_s)
         if value is None:
-            raise DeadlineExceeded(
-                f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self._name!r} within "
-                f"{waiting_s:.1f} s; is rank {peer} stopped or much slower? See its log, or raise --timeout"
-            )
+            raise self.missing_notification(slot, peer, waiting_s)
         return value
+
+    def peer(self, rank: int) -> npt.NDArray[np.uint8]:
+        return self.native.memory(rank)
+
+    def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self._name!r} within "
+            f"{waited_s:.1f} s; is rank {peer} stopped or much slower? See its log, or raise --timeout"
+        )
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
-        fired = self._native.wait_any(slots.start, len(slots), waiting_s)
+        fired = self.native.wait_any(slots.start, len(slots), waiting_s)
         if fired is None:
             raise DeadlineExceeded(
                 f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from samovar.collectives.execute import Channel
+from samovar.collectives.execute import open_channel
 from samovar.collectives.tree import tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
@@ -42,7 +42,7 @@ class Evaluation:
         window = transport.open_window("test results", count * 8, 0)
         self._results = Region.of(window, 0, count, np.float64)
         plan = tree_all_reduce(transport.group.rank, transport.group.world_size)
-        self._channel = Channel("test all-reduce", plan, transport, self._results)
+        self._channel = open_channel("test all-reduce", plan, transport, self._results)
 
     def run(self) -> dict[str, float]:
         """Mean of each output, by name; the same on every rank."""
