@@ -19,12 +19,14 @@
 
 #include "kernels.hpp"
 #include "program.hpp"
+#include "progress.hpp"
 #include "window.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using samovar::CombineOperation;
 using samovar::Program;
+using samovar::ProgressThread;
 using samovar::Segment;
 using samovar::Window;
 
@@ -138,9 +140,13 @@ bool run_program(Program& program, double timeout_s) {
 void bind_program(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def(nb::init<std::shared_ptr<Window>>(), "window"_a)
-      .def("add_put", &add_put, "peer"_a, "slot"_a, "destination"_a, "source"_a)
-      .def("add_combine", &add_combine<float>, "destinations"_a, "sources"_a)
-      .def("add_combine", &add_combine<double>, "destinations"_a, "sources"_a)
+      // The arrays themselves, never converted copies, and they live as long as the program.
+      .def("add_put", &add_put, "peer"_a, "slot"_a, "destination"_a.noconvert(), "source"_a.noconvert(),
+           nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def("add_combine", &add_combine<float>, "destinations"_a.noconvert(), "sources"_a.noconvert(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
+      .def("add_combine", &add_combine<double>, "destinations"_a.noconvert(), "sources"_a.noconvert(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
       .def(
           "add_notify",
           [](Program& self, std::uint32_t peer, std::uint32_t slot) { self.add(samovar::NotifyOperation{peer, slot}); },
@@ -150,6 +156,16 @@ void bind_program(nb::module_& module) {
       .def("run", &run_program, "timeout_s"_a)
       .def_prop_ro("steps", &Program::steps)
       .def_prop_ro("position", &Program::position);
+  nb::class_<ProgressThread>(module, "ProgressThread")
+      .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t>(), "segment"_a, "rank"_a, "spin_ns"_a)
+      .def("submit", &ProgressThread::submit, "program"_a)
+      .def(
+          "wait",
+          [](ProgressThread& self, const Program& program, double timeout_s) {
+            const auto slice = [&](std::uint64_t ns) { return self.wait(program, ns) ? std::optional(true) : std::nullopt; };
+            return wait_in_slices(slice, timeout_s).has_value();
+          },
+          "program"_a, "timeout_s"_a);
 }
 
 void die_with_parent() {

@@ -47,8 +47,9 @@ bool Program::perform(const Operation& operation) {
 }
 
 bool Program::advance() {
-  while (position_ < operations_.size() && perform(operations_[position_])) ++position_;
-  return position_ == operations_.size();
+  std::size_t next = position();
+  while (next < operations_.size() && perform(operations_[next])) position_.store(++next, std::memory_order_relaxed);
+  return next == operations_.size();
 }
 
 bool Program::run(std::uint64_t timeout_ns) {

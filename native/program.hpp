@@ -1,6 +1,7 @@
 // A plan as an array of operations on mapped memory.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -57,18 +58,19 @@ class Program {
 
   std::uint64_t steps() const { return step_; }
   // The operation that is waited for, by number.
-  std::size_t position() const { return position_; }
-
- private:
+  std::size_t position() const { return position_.load(std::memory_order_relaxed); }
+  // The two halves of `run`: enter the next run; do what can be done without waiting, true if that was all.
   void begin();
   bool advance();
+
+ private:
   bool perform(const Operation& operation);
 
   std::shared_ptr<Window> window_;
   std::vector<Operation> operations_;
   std::uint64_t run_ = 0;
   std::uint64_t step_ = 0;
-  std::size_t position_ = 0;
+  std::atomic<std::size_t> position_{0};  // read by others for a report on a run that hangs
 };
 
 }  // namespace samovar

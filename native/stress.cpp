@@ -26,6 +26,8 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "program.hpp"
+#include "progress.hpp"
 #include "window.hpp"
 
 namespace {
@@ -35,7 +37,7 @@ using samovar::Window;
 using Random = std::mt19937_64;
 
 constexpr std::uint32_t kRanks = 4;
-constexpr std::uint32_t kSlots = 8;        // of each rank
+constexpr std::uint32_t kSlots = 17;       // of each rank
 constexpr std::size_t kWords = 2100;       // largest block of the ring, more than one block of the kernels
 constexpr std::uint64_t kBytes = 1 << 17;  // of each rank
 constexpr std::uint64_t kRounds = 150;
@@ -59,39 +61,44 @@ std::uint64_t mixed(std::uint64_t value) {
 // What one rank sees: the same calls whether its window is its own or shared.
 class Rank {
  public:
-  Rank(Window& window, std::uint32_t rank, bool shared, std::uint64_t seed)
-      : rank(rank), random(mixed(seed + rank)), window_(window), shared_(shared) {}
+  Rank(std::shared_ptr<Segment> segment, std::shared_ptr<Window> window, std::uint32_t rank, bool shared,
+       std::uint64_t seed)
+      : rank(rank), random(mixed(seed + rank)), segment(std::move(segment)), window(std::move(window)), shared_(shared) {}
+
+  // Rank and slot, as the window knows them, of slot `slot` of `peer`.
+  std::uint32_t home(std::uint32_t peer) const { return shared_ ? 0 : peer; }
+  std::uint32_t place(std::uint32_t peer, std::uint32_t slot) const { return peer * kSlots + slot; }
 
   void put(std::uint32_t peer, std::uint64_t offset, const void* source, std::uint64_t size) {
-    window_.put(peer, offset, source, size);
+    window->put(peer, offset, source, size);
   }
   void notify(std::uint32_t peer, std::uint32_t slot, std::uint64_t value) {
-    window_.notify(shared_ ? 0 : peer, peer * kSlots + slot, value);
+    window->notify(home(peer), place(peer, slot), value);
   }
   std::uint64_t wait(std::uint32_t slot, std::uint64_t at_least) {
-    const auto seen = window_.wait(rank * kSlots + slot, at_least, kTimeoutNs);
+    const auto seen = window->wait(place(rank, slot), at_least, kTimeoutNs);
     if (!seen) fail("wait ended by its deadline", rank, 0, at_least);
     return *seen;
   }
   bool expires(std::uint32_t slot, std::uint64_t timeout_ns) {
-    return !window_.wait(rank * kSlots + slot, ~std::uint64_t{0}, timeout_ns).has_value();
+    return !window->wait(place(rank, slot), ~std::uint64_t{0}, timeout_ns).has_value();
   }
   std::pair<std::uint32_t, std::uint64_t> wait_any(std::uint32_t first, std::uint32_t count) {
-    const auto fired = window_.wait_any(rank * kSlots + first, count, kTimeoutNs);
+    const auto fired = window->wait_any(place(rank, first), count, kTimeoutNs);
     if (!fired) fail("wait_any ended by its deadline", rank, 0, 1);
-    return {fired->first - rank * kSlots, fired->second};
+    return {fired->first - place(rank, 0), fired->second};
   }
   template <typename T>
   T* memory(std::uint32_t peer, std::uint64_t offset) const {
-    return reinterpret_cast<T*>(window_.memory(peer) + offset);
+    return reinterpret_cast<T*>(window->memory(peer) + offset);
   }
-  Window& window() const { return window_; }
 
   const std::uint32_t rank;
   Random random;
+  const std::shared_ptr<Segment> segment;
+  const std::shared_ptr<Window> window;
 
  private:
-  Window& window_;
   const bool shared_;
 };
 
@@ -151,7 +158,7 @@ void consume(Rank& self, std::vector<std::uint64_t>& taken) {
 void count(Rank& self) {
   constexpr std::uint64_t kLock = 8, kGuarded = 16, kSum = 24;
   std::uint64_t sum = 0;
-  Window& window = self.window();
+  Window& window = *self.window;
   for (std::uint64_t round = 0; round < kRounds; ++round) {
     const std::uint64_t step = self.random() % 1000;
     sum += step;
@@ -231,6 +238,72 @@ void check_training(const Window& window) {
   }
 }
 
+// The direct all-reduce as a program, on the floats at `area` of all ranks; its last message to the right
+// neighbour carries a tag, which lies behind the floats.
+constexpr std::uint64_t kAreaBytes = kFloats * sizeof(float) + 64;
+
+void add_direct_all_reduce(samovar::Program& program, const Rank& self, std::uint32_t area, const std::uint64_t* tag) {
+  const std::uint32_t ready_slot = area * 2 * kRanks, done_slot = ready_slot + kRanks;
+  const std::uint64_t start = area * kAreaBytes;
+  const auto tell = [&](std::uint32_t first_slot, std::uint32_t first_distance) {
+    for (std::uint32_t distance = first_distance; distance < kRanks; ++distance) {
+      const std::uint32_t peer = (self.rank + distance) % kRanks;
+      program.add(samovar::NotifyOperation{self.home(peer), self.place(peer, first_slot + self.rank)});
+    }
+    for (std::uint32_t peer = 0; peer < kRanks; ++peer)
+      if (peer != self.rank) program.add(samovar::WaitOperation{self.place(self.rank, first_slot + peer)});
+  };
+  tell(ready_slot, 1);
+  samovar::CombineOperation sum{{}, {}, kChunk, samovar::Element::kFloat32};
+  for (std::uint32_t peer = 0; peer < kRanks; ++peer) {
+    sum.destinations.push_back(self.memory<std::byte>(peer, start + self.rank * kChunk * sizeof(float)));
+    sum.sources.push_back(sum.destinations.back());
+  }
+  program.add(std::move(sum));
+  const std::uint32_t right = (self.rank + 1) % kRanks;
+  program.add(samovar::PutOperation{self.home(right), self.place(right, done_slot + self.rank),
+                                    self.memory<std::byte>(right, start + kFloats * sizeof(float)),
+                                    reinterpret_cast<const std::byte*>(tag), sizeof(*tag)});
+  tell(done_slot, 2);
+}
+
+void check_sums(const Rank& self, std::uint32_t area, std::uint64_t step) {
+  const float* own = self.memory<float>(self.rank, area * kAreaBytes);
+  for (std::size_t i = 0; i < kFloats; ++i) {
+    float sum = gradient(0, step, i);
+    for (std::uint32_t rank = 1; rank < kRanks; ++rank) sum = sum + gradient(rank, step, i);
+    if (std::memcmp(&own[i], &sum, sizeof(float)) != 0) fail("bits of a sum in place", self.rank, i, 0);
+  }
+  const std::uint64_t left = (self.rank + kRanks - 1) % kRanks;
+  expect("tag", self.rank, *self.memory<std::uint64_t>(self.rank, area * kAreaBytes + kFloats * sizeof(float)),
+         step * kRanks + left);
+}
+
+// Two sums at once on a thread of their own, or one after the other on the rank's.
+void sum_in_place(Rank& self, bool in_background) {
+  std::uint64_t tags[2];
+  std::shared_ptr<samovar::Program> programs[2];
+  samovar::ProgressThread progress(self.segment, self.home(self.rank), self.random() % 2 * 50'000);
+  for (std::uint32_t area = 0; area < 2; ++area) {
+    programs[area] = std::make_shared<samovar::Program>(self.window);
+    add_direct_all_reduce(*programs[area], self, area, &tags[area]);
+  }
+  for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    for (std::uint32_t area = 0; area < 2; ++area) {
+      float* own = self.memory<float>(self.rank, area * kAreaBytes);
+      for (std::size_t i = 0; i < kFloats; ++i) own[i] = gradient(self.rank, step + area, i);
+      tags[area] = (step + area) * kRanks + self.rank;
+      if (in_background) progress.submit(programs[area]);
+    }
+    for (std::uint32_t area = 0; area < 2; ++area) {
+      samovar::Program& program = *programs[area];
+      if (!(in_background ? progress.wait(program, kTimeoutNs) : program.run(kTimeoutNs)))
+        fail("program ended by its deadline", self.rank, program.position(), 0);
+      check_sums(self, area, step + area);
+    }
+  }
+}
+
 using Job = std::function<void(Rank&)>;
 
 // Every rank in a thread of its own, on a new segment; `check` looks at the memory they leave.
@@ -238,14 +311,17 @@ void run(bool shared, std::uint64_t spin_ns, std::uint64_t seed, const Job& job,
          const std::function<void(const Window&)>& check) {
   const int fd = memfd_create("samovar-stress", MFD_CLOEXEC);
   if (fd < 0) fail("memfd_create", 0, 0, 1);
-  std::vector<std::unique_ptr<Window>> windows;
-  for (std::uint32_t rank = 0; rank < (shared ? 1 : kRanks); ++rank)
-    windows.push_back(std::make_unique<Window>(std::make_shared<Segment>(fd, kRanks), rank,
-                                               Segment::head_bytes(kRanks), kRanks * kSlots, kBytes, spin_ns));
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::shared_ptr<Window>> windows;
+  for (std::uint32_t rank = 0; rank < (shared ? 1 : kRanks); ++rank) {
+    segments.push_back(std::make_shared<Segment>(fd, kRanks));
+    windows.push_back(std::make_shared<Window>(segments.back(), rank, Segment::head_bytes(kRanks), kRanks * kSlots,
+                                               kBytes, spin_ns));
+  }
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      Rank self(*windows[shared ? 0 : rank], rank, shared, seed);
+      Rank self(segments[shared ? 0 : rank], windows[shared ? 0 : rank], rank, shared, seed);
       job(self);
     });
   for (std::thread& thread : threads) thread.join();
@@ -257,17 +333,17 @@ void nothing(const Window&) {}
 
 void hand_out_once(bool shared, std::uint64_t spin_ns, std::uint64_t seed) {
   std::vector<std::uint64_t> taken[2];
-  Window* center = nullptr;
+  std::shared_ptr<Window> center;
   std::atomic<bool> ready{false};
   const Job job = [&](Rank& self) {
     if (self.rank >= 2) return produce(self);
     if (self.rank == 0) {
-      center = &self.window();
+      center = self.window;
       ready.store(true);
       return consume(self, taken[0]);
     }
     while (!ready.load()) std::this_thread::yield();
-    Rank second(*center, 0, shared, seed);
+    Rank second(self.segment, center, 0, shared, seed);
     consume(second, taken[1]);
   };
   run(shared, spin_ns, seed, job, nothing);
@@ -283,6 +359,8 @@ void pass(bool shared, std::uint64_t spin_ns, std::uint64_t seed) {
   run(shared, spin_ns, seed, count, nothing);
   run(shared, spin_ns, seed, expire, nothing);
   run(shared, spin_ns, seed, train, check_training);
+  for (const bool in_background : {false, true})
+    run(shared, spin_ns, seed, [=](Rank& self) { sum_in_place(self, in_background); }, nothing);
 }
 
 }  // namespace

@@ -138,6 +138,20 @@ void Segment::ring(std::uint32_t rank) const {
   if (bell.sleepers.load() != 0) futex_wake_all(bell.rings);
 }
 
+std::uint32_t Segment::rings(std::uint32_t rank) const { return doorbell(rank).rings.load(); }
+
+void Segment::wait_ring(std::uint32_t rank, std::uint32_t seen, std::uint64_t spin_ns, std::uint64_t timeout_ns) const {
+  Doorbell& bell = doorbell(rank);
+  const std::uint64_t start = now_ns();
+  while (now_ns() - start < spin_ns) {
+    if (bell.rings.load() != seen) return;
+    relax();
+  }
+  bell.sleepers.fetch_add(1);
+  futex_wait(bell.rings, seen, timeout_ns);
+  bell.sleepers.fetch_sub(1);
+}
+
 std::uint64_t Window::file_bytes(std::uint32_t world_size, std::uint32_t num_slots, std::uint64_t bytes_per_rank) {
   const std::uint64_t slots = static_cast<std::uint64_t>(world_size) * num_slots * sizeof(Slot);
   return rounded_up(sizeof(WindowHeader) + slots, kPageBytes) + world_size * rounded_up(bytes_per_rank, kPageBytes);

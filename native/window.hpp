@@ -70,6 +70,9 @@ class Segment {
   std::uint64_t read(std::uint32_t row, std::uint32_t word) const;
   Doorbell& doorbell(std::uint32_t rank) const;
   void ring(std::uint32_t rank) const;
+  // How often the rank's bell rang; and: sleep until it is another number than `seen`.
+  std::uint32_t rings(std::uint32_t rank) const;
+  void wait_ring(std::uint32_t rank, std::uint32_t seen, std::uint64_t spin_ns, std::uint64_t timeout_ns) const;
 
  private:
   std::atomic<std::uint64_t>& word_at(std::uint32_t row, std::uint32_t word) const;

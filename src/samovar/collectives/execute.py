@@ -25,6 +25,14 @@ class PlanRunner(Protocol):
         """Run the plan once; every rank of the group must. Raises DeadlineExceeded."""
         ...
 
+    def start(self) -> None:
+        """Begin a run in the background where the transport can; never waits."""
+        ...
+
+    def finish(self, deadline: Deadline) -> None:
+        """Complete the run that `start` began. Raises DeadlineExceeded."""
+        ...
+
 
 def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) -> PlanRunner:
     """The native executor where the transport maps its peers' memory, else the Python one: the same bits."""
@@ -76,6 +84,12 @@ class Channel:
         self._runs = 0
         self._deadline = Deadline(0.0)
         self._operations = [self._compiled(operation) for operation in plan.operations]
+
+    def start(self) -> None:
+        """Nothing yet: this executor has no thread, `finish` does it all."""
+
+    def finish(self, deadline: Deadline) -> None:
+        self.run(deadline)
 
     def run(self, deadline: Deadline) -> None:
         self._runs += 1
@@ -135,17 +149,29 @@ class NativeChannel:
         self._window, self._buffer_window = self._memory.window, buffer.window
         self._bytes_per_run = 0
         self._program = _native.Program(self._window.native)
+        self._progress: _native.ProgressThread | None = None
         for operation in plan.operations:
             self._add(operation)
 
     def run(self, deadline: Deadline) -> None:
         waiting_s = deadline.remaining_s()
-        complete = self._program.run(waiting_s)
-        self.last_steps = self._program.steps
+        self._completed(self._program.run(waiting_s), waiting_s)
+
+    def start(self) -> None:
+        self._progress = self._window.progress_thread()
+        self._progress.submit(self._program)
+
+    def finish(self, deadline: Deadline) -> None:
+        assert self._progress is not None, "start() comes first"
+        waiting_s = deadline.remaining_s()
+        self._completed(self._progress.wait(self._program, waiting_s), waiting_s)
+
+    def _completed(self, complete: bool, waiting_s: float) -> None:
         if not complete:
             operation = self._memory.plan.operations[self._program.position]
             assert isinstance(operation, Wait), operation
             raise self._window.missing_notification(operation.slot, operation.peer, waiting_s)
+        self.last_steps = self._program.steps
         self._transport.count_sent(self._bytes_per_run)
 
     def _add(self, operation: Operation) -> None:

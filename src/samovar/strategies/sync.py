@@ -53,13 +53,18 @@ class Sync:
         """Nothing: the update ran at the end of the last step."""
 
     def gradient_final(self, bucket: Bucket) -> None:
-        """Count: the exchange runs when all are final."""
+        """Start the bucket's exchange, unless it is the only one: then there is nothing left to hide it behind."""
         self._final.add(bucket.index)
+        if len(self._channels) > 1:
+            self._channels[bucket.index][1].start()
 
     def finish_step(self, step: int, update: Update) -> None:
         assert len(self._final) == len(self._channels), f"step {step}: only buckets {self._final} are final"
         self._final.clear()
         deadline = self._deadline()
         for bucket, channel in self._channels:
-            channel.run(deadline)
+            if len(self._channels) > 1:
+                channel.finish(deadline)
+            else:
+                channel.run(deadline)
             update(bucket, self._gradient_scale)

@@ -77,6 +77,10 @@ class MappedWindow(Window, Protocol):
         """The memory of `rank`."""
         ...
 
+    def progress_thread(self) -> _native.ProgressThread:
+        """This rank's thread that runs programs in the background; started at the first call."""
+        ...
+
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
         """The error of a wait that ended without `peer`'s notification."""
         ...

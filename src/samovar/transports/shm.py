@@ -62,7 +62,18 @@ class ShmTransport:
         self.bytes_sent = 0
         self._segment = _native.Segment(descriptor, group.world_size)
         self._end = _native.Segment.head_bytes(group.world_size)
+        self._progress: _native.ProgressThread | None = None
         self._spin_ns = 0 if oversubscribed else SPIN_NS
+
+    def progress_thread(self) -> _native.ProgressThread:
+        if self._progress is None:
+            # It shares the rank's cores with the computation, from which spinning would take time.
+            self._progress = _native.ProgressThread(self._segment, self.group.rank, 0)
+        return self._progress
+
+    def close(self) -> None:
+        """End the progress thread; windows stay mapped as long as arrays of them live."""
+        self._progress = None
 
     def count_sent(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
@@ -126,6 +137,9 @@ class ShmWindow:
 
     def peer(self, rank: int) -> npt.NDArray[np.uint8]:
         return self.native.memory(rank)
+
+    def progress_thread(self) -> _native.ProgressThread:
+        return self._transport.progress_thread()
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
         return DeadlineExceeded(

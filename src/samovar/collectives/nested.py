@@ -1,0 +1,107 @@
+"""Plans whose chunks have several sizes, and plans made of other plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import TypeAlias, assert_never
+
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
+
+Span: TypeAlias = tuple[int, int]  # first cell, number of cells
+
+
+@dataclass(frozen=True, slots=True)
+class NestedPlan(Plan):
+    """A plan over a buffer of `num_cells` cells, where chunk c is the cells of `spans[c]`.
+
+    Chunks may contain one another. A staging area has room for one cell; a larger chunk takes as many in a row.
+    """
+
+    num_cells: int
+    spans: tuple[Span, ...]
+
+    def chunk_bounds(self, chunk: int, num_elements: int) -> tuple[int, int]:
+        first, count = self.spans[chunk]
+        return first * num_elements // self.num_cells, (first + count) * num_elements // self.num_cells
+
+    def largest_chunk(self, num_elements: int) -> int:
+        """Elements of the largest cell, which is what a staging area must hold."""
+        return -(-num_elements // self.num_cells)
+
+
+def as_nested(plan: Plan) -> NestedPlan:
+    """The same plan with every chunk a cell."""
+    if isinstance(plan, NestedPlan):
+        return plan
+    spans = tuple((chunk, 1) for chunk in range(plan.num_chunks))
+    counts = (plan.num_chunks, plan.num_stagings, plan.num_slots)
+    return NestedPlan(plan.name, plan.operations, *counts, num_cells=plan.num_chunks, spans=spans)
+
+
+def sequence(name: str, plans: Sequence[Plan]) -> NestedPlan:
+    """One plan after the other on one buffer, each with stagings and slots of its own.
+
+    Whether a place may be written again must hold of the whole: a part may rely on what a later part receives.
+    """
+    parts = [as_nested(plan) for plan in plans]
+    num_cells = lcm(*(part.num_cells for part in parts))
+    operations: list[Operation] = []
+    spans: list[Span] = []
+    num_stagings = num_slots = 0
+    for part in parts:
+        scale = num_cells // part.num_cells
+        place = Place(len(spans), num_stagings, num_slots, stagings_per_cell=scale)
+        operations += [place.moved(operation) for operation in part.operations]
+        spans += [(first * scale, count * scale) for first, count in part.spans]
+        num_stagings += part.num_stagings * scale
+        num_slots += part.num_slots
+    return NestedPlan(name, tuple(operations), len(spans), num_stagings, num_slots, num_cells, tuple(spans))
+
+
+def renumbered(plan: Plan, ranks: Sequence[int]) -> Plan:
+    """The same plan among some ranks of a larger group: its rank k is `ranks[k]`."""
+    return replace(plan, operations=tuple(_renumbered(operation, ranks) for operation in plan.operations))
+
+
+def idle(plan: Plan) -> Plan:
+    """The same plan for a rank that has no part in it."""
+    return replace(plan, operations=())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the chunks, stagings and slots of a plan lie in the plan that it becomes part of."""
+
+    first_chunk: int
+    first_staging: int
+    first_slot: int
+    stagings_per_cell: int = 1
+
+    def moved(self, operation: Operation) -> Operation:
+        match operation:
+            case Put(peer, chunk, None, slot):
+                return Put(peer, self.first_chunk + chunk, None, self.first_slot + slot)
+            case Put(peer, chunk, int(staging), slot):
+                return Put(peer, self.first_chunk + chunk, self._staging(staging), self.first_slot + slot)
+            case Reduce(chunk, stagings):
+                return Reduce(self.first_chunk + chunk, tuple(self._staging(staging) for staging in stagings))
+            case Combine(chunk, ranks):
+                return Combine(self.first_chunk + chunk, ranks)
+            case Notify() | Wait():
+                return replace(operation, slot=self.first_slot + operation.slot)
+        raise AssertionError(operation)
+
+    def _staging(self, staging: int) -> int:
+        return self.first_staging + staging * self.stagings_per_cell
+
+
+def _renumbered(operation: Operation, ranks: Sequence[int]) -> Operation:
+    match operation:
+        case Reduce():
+            return operation
+        case Combine(chunk, among):
+            return Combine(chunk, tuple(ranks[rank] for rank in among))
+        case Put() | Notify() | Wait():
+            return replace(operation, peer=ranks[operation.peer])
+        case _:
+            assert_never(operation)
