@@ -1,64 +1,106 @@
 """The cases of the conformance suite and what their results must be, from the plans' documented order.
 
-Used by the rank processes and by the test that compares them; NumPy only.
+Used by the rank processes and by the tests that compare their results; NumPy only.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 
 from samovar.collectives.barrier import dissemination_barrier
+from samovar.collectives.direct import direct_all_reduce
+from samovar.collectives.halving_doubling import halving_doubling_all_reduce
+from samovar.collectives.kary_tree import kary_tree_all_reduce
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.scatter_gather import ring_all_gather, ring_reduce_scatter
+from samovar.collectives.segment import segmented
+from samovar.collectives.server import server_all_reduce
 from samovar.collectives.tree import tree_all_reduce, tree_broadcast
+from samovar.collectives.two_level import two_level
+from tests.conformance import orders
+from tests.conformance.orders import Array, Order
 
-PLANS: dict[str, PlanFunction] = {
-    "ring": ring_all_reduce,
-    "tree": tree_all_reduce,
-    "broadcast": tree_broadcast,
-    "barrier": dissemination_barrier,
+
+@dataclass(frozen=True)
+class Collective:
+    """A plan function and the order of additions that its documentation states."""
+
+    function: PlanFunction
+    order: Order
+
+
+TWO_LEVEL_RING = two_level(host_size=4)
+TWO_LEVEL_HALVING = two_level(host_size=3, between=halving_doubling_all_reduce)
+
+COLLECTIVES: dict[str, Collective] = {
+    "ring": Collective(ring_all_reduce, orders.ring),
+    "tree": Collective(tree_all_reduce, orders.binomial_tree),
+    "kary tree": Collective(kary_tree_all_reduce, orders.kary_tree),
+    "3-ary tree": Collective(partial(kary_tree_all_reduce, arity=3), partial(orders.kary_tree, arity=3)),
+    "halving-doubling": Collective(halving_doubling_all_reduce, orders.halving_doubling),
+    "server": Collective(server_all_reduce, orders.rank_order),
+    "direct": Collective(direct_all_reduce, orders.rank_order),
+    "two-level": Collective(TWO_LEVEL_RING, partial(orders.two_level, host_size=4, between=orders.ring)),
+    "two-level halving": Collective(
+        TWO_LEVEL_HALVING, partial(orders.two_level, host_size=3, between=orders.halving_doubling)
+    ),
+    "reduce-scatter": Collective(ring_reduce_scatter, orders.reduce_scatter),
+    "all-gather": Collective(ring_all_gather, orders.all_gather),
+    "broadcast": Collective(tree_broadcast, orders.first),
+    "barrier": Collective(dissemination_barrier, orders.first),
+    "ring in 3": Collective(segmented(ring_all_reduce, 3), orders.ring),
+    "tree in 4": Collective(segmented(tree_all_reduce, 4), orders.binomial_tree),
+    "halving-doubling in 2": Collective(segmented(halving_doubling_all_reduce, 2), orders.halving_doubling),
+    "two-level in 3": Collective(
+        segmented(TWO_LEVEL_RING, 3),
+        partial(orders.two_level, host_size=4, between=partial(orders.ring, num_segments=3)),
+    ),
+    "reduce-scatter in 2": Collective(segmented(ring_reduce_scatter, 2), orders.reduce_scatter),
 }
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
-SIZES = (0, 1, 3, 1001, 262_144)  # elements; the last is 1 MB of float32
-DTYPES = ("float32", "float64")
 NUM_RUNS = 3
 
-Array = npt.NDArray[np.floating]
+
+class Case(NamedTuple):
+    collective: str
+    executor: str
+    size: int
+    dtype: str
 
 
+def cases() -> list[Case]:
+    """The native executor on all sizes, up to 1 MB of float32; the Python one, and float64, on one."""
+    found = []
+    for name in COLLECTIVES:
+        if name == "barrier":
+            found += [Case(name, executor, 0, "float32") for executor in ("native", "python")]
+            continue
+        found += [Case(name, "native", size, "float32") for size in (0, 1, 3, 1001, 262_144)]
+        found.append(Case(name, "native", 1001, "float64"))
+        if name != "direct":  # needs mapped memory, which only the native executor uses
+            found.append(Case(name, "python", 1001, "float32"))
+    return found
+
+
+@lru_cache(maxsize=1024)
 def contribution(rank: int, run: int, size: int, dtype: str) -> Array:
     """What a rank brings: values whose sums are rounded, so that another order gives other bits."""
     generator = np.random.Generator(np.random.Philox(key=[rank, run]))
-    return (generator.standard_normal(size) * 10.0 ** generator.integers(-3, 4, size)).astype(dtype)
+    values = (generator.standard_normal(size) * 10.0 ** generator.integers(-3, 4, size)).astype(dtype)
+    values.flags.writeable = False
+    return values
 
 
-def expected(plan: str, world_size: int, run: int, size: int, dtype: str) -> Array:
-    """The result on every rank, bit for bit."""
-    shares = [contribution(rank, run, size, dtype) for rank in range(world_size)]
-    if plan == "ring":
-        return _ring_order(shares)
-    if plan == "tree":
-        return _tree_order(shares, 0)
-    return shares[0]
+def expected(collective: str, world_size: int, run: int, size: int, dtype: str) -> Array:
+    """The result, of which every rank has the part `result_part`, bit for bit."""
+    return COLLECTIVES[collective].order([contribution(rank, run, size, dtype) for rank in range(world_size)])
 
 
-def _ring_order(shares: list[Array]) -> Array:
-    """Chunk c: x_{c-1} + (... + (x_{c+1} + x_c))."""
-    world_size, size = len(shares), len(shares[0])
-    result = np.empty_like(shares[0])
-    for chunk in range(world_size):
-        part = slice(chunk * size // world_size, (chunk + 1) * size // world_size)
-        total = shares[chunk][part]
-        for distance in range(1, world_size):
-            total = shares[(chunk + distance) % world_size][part] + total
-        result[part] = total
-    return result
-
-
-def _tree_order(shares: list[Array], rank: int) -> Array:
-    """A node adds its children's sums in the order of their distance."""
-    total = shares[rank]
-    distance = 1
-    while rank + distance < len(shares) and rank & distance == 0:
-        total = total + _tree_order(shares, rank + distance)
-        distance *= 2
-    return total
+def result_part(collective: str, rank: int, world_size: int, size: int) -> tuple[int, int]:
+    """The elements [start, stop) of a rank's buffer that are defined."""
+    if collective.startswith("reduce-scatter"):
+        return rank * size // world_size, (rank + 1) * size // world_size
+    return 0, size

@@ -3,49 +3,52 @@
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
+from typing import Any
 
-import cases
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.execute import Channel
+from samovar.collectives.execute import Channel, NativeChannel
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.transports.base import Region
+from samovar.transports.base import Region, Window
 from samovar.transports.shm import ShmTransport
+from tests.conformance import cases
 
 TIMEOUT_S = 50.0
+EXECUTORS = {"native": NativeChannel, "python": Channel}
 
 
 def main() -> None:
     rank, world_size, segment = (int(argument) for argument in sys.argv[1:])
     _native.die_with_parent()
     transport = ShmTransport(segment, Group(rank, world_size), oversubscribed=True)
-    for plan in cases.PLANS:
-        for size in cases.SIZES if plan != "barrier" else (0,):
-            for dtype in cases.DTYPES:
-                run_case(transport, plan, size, dtype)
+    data = transport.open_window("data", max(case.size * int(case.dtype[-2:]) // 8 for case in cases.cases()), 0)
+    # Written at the end: a rank must not wait for its reader while others wait for it.
+    reports = [report for case in cases.cases() for report in run_case(transport, data, case)]
+    sys.stdout.writelines(json.dumps(report) + "\n" for report in reports)
 
 
-def run_case(transport: ShmTransport, plan_name: str, size: int, dtype: str) -> None:
+def run_case(transport: ShmTransport, data: Window, case: cases.Case) -> Iterator[dict[str, Any]]:
     rank, world_size = transport.group.rank, transport.group.world_size
-    window = transport.open_window("data", size * 8 + 8, 0)
-    buffer = Region.of(window, 8, size, np.dtype(dtype).type)
-    plan = cases.PLANS[plan_name](rank, world_size)
-    channel = Channel(plan_name, plan, transport, buffer)
+    counter = transport.open_window("counter", 8, 0)
+    buffer = Region.of(data, 0, case.size, np.dtype(case.dtype).type)
+    plan = cases.COLLECTIVES[case.collective].function(rank, world_size)
+    channel = EXECUTORS[case.executor](case.collective, plan, transport, buffer)
+    result = slice(*cases.result_part(case.collective, rank, world_size, case.size))
     for run in range(1, cases.NUM_RUNS + 1):
-        buffer.array[:] = cases.contribution(rank, run, size, dtype)
-        window.fetch_add(0, 0, 1)
+        buffer.array[:] = cases.contribution(rank, run, case.size, case.dtype)
+        counter.fetch_add(0, 0, 1)
         sent_before = transport.bytes_sent
         channel.run(Deadline.after(TIMEOUT_S))
-        line = {
-            "case": [plan_name, size, dtype, run],
-            "sha256": hashlib.sha256(buffer.array.tobytes()).hexdigest(),
+        yield {
+            "case": [*case, run],
+            "sha256": hashlib.sha256(buffer.array[result].tobytes()).hexdigest(),
             "steps": channel.last_steps,
             "bytes_sent": transport.bytes_sent - sent_before,
-            "entered": window.fetch_add(0, 0, 0),
+            "entered": counter.fetch_add(0, 0, 0),
         }
-        sys.stdout.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,19 +18,22 @@ def halving_doubling_all_reduce(rank: int, world_size: int) -> NestedPlan:
     Reuse: a partner's sums come back only after it has read its stagings, and they fill the half that was given
     to it; the same holds of rank r and rank Q+r.
 
-    Reference: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005,
-    section 4.5.
+    Reference: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005
+    (all-reduce by reduce-scatter and all-gather).
     """
     levels = world_size.bit_length() - 1
     core = 1 << levels
     folded = world_size > core
-    operations = _halve(rank, levels, core if folded else 0) + _double(rank, levels)
+    fold_slot = 2 * levels
+    operations: list[Operation]
     if rank >= core:
-        operations = [Put(rank - core, 0, staging=0, slot=2 * levels), Wait(rank - core, slot=2 * levels)]
-    elif rank + core < world_size:
-        operations[:0] = [Wait(rank + core, slot=2 * levels), Reduce(0, (0,))]
-        operations.append(Put(rank + core, 0, staging=None, slot=2 * levels))
-    num_stagings, num_slots = core - 1 + core * folded, 2 * levels + folded
+        operations = [Put(rank - core, 0, staging=0, slot=fold_slot), Wait(rank - core, fold_slot)]
+    else:
+        operations = _halve(rank, levels, core if folded else 0) + _double(rank, levels)
+        if rank + core < world_size:
+            fold: list[Operation] = [Wait(rank + core, fold_slot), Reduce(0, (0,))]
+            operations = [*fold, *operations, Put(rank + core, 0, staging=None, slot=fold_slot)]
+    num_stagings, num_slots = core - 1 + core * folded, fold_slot + folded
     spans = _spans(levels)
     return NestedPlan("halving-doubling", tuple(operations), len(spans), num_stagings, num_slots, core, spans)
 

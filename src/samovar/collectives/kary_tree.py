@@ -20,7 +20,7 @@ def kary_tree_all_reduce(rank: int, world_size: int, arity: int | None = None) -
     """
     arity = chosen_arity(world_size) if arity is None else min(arity, world_size - 1)
     up, down = kary_tree_up(rank, world_size, arity), kary_tree_down(rank, world_size, arity)
-    # The root sends down, and the others up, on slots that no other message takes.
+    # Up takes slots 0 to k-1, down slot k.
     return replace(up, name="kary-tree", operations=up.operations + down.operations)
 
 

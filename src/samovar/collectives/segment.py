@@ -25,7 +25,7 @@ def segmented(function: PlanFunction, num_segments: int) -> PlanFunction:
     repeat each stage for all segments; every wait then follows its message.
     Reuse: as in the plan; what protects a place there is done for each segment in the same order.
 
-    Reference: van de Geijn, Efficient global combine operations, 1991 (pipelined); Thakur et al., 2005.
+    Reference: Pjesivac-Grbovic et al., Performance analysis of MPI collective operations, 2007 (segmentation).
     """
     return partial(_segmented_plan, function, num_segments)
 

@@ -16,6 +16,6 @@ def server_all_reduce(rank: int, world_size: int) -> Plan:
     (P-1)N elements.
     Reuse: as in the tree.
 
-    Reference: Iandola et al., FireCaffe, 2016 (arXiv 1511.00175), section 4.1.
+    Reference: Iandola et al., FireCaffe, 2016 (arXiv 1511.00175).
     """
     return replace(kary_tree_all_reduce(rank, world_size, arity=world_size - 1), name="server")

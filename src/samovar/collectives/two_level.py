@@ -27,7 +27,8 @@ def two_level_all_reduce(
     Reuse: as in the k-ary tree, where the all-reduce between hosts comes between up and down; in that one as
     its own plan says, as the buffers of first ranks are put into only after their shares were sent.
 
-    Reference: Thakur, Rabenseifner, Gropp, 2005, section 6 (hierarchical systems); CaffeGPI's node and network.
+    Reference: Karonis et al., Exploiting hierarchy in parallel computer networks to optimize collective operation
+    performance, 2000.
     """
     host, place = divmod(rank, host_size)
     members = range(host * host_size, min((host + 1) * host_size, world_size))
