@@ -1,9 +1,10 @@
 # One line a verb; CI and people call the same ones. A verb that needs the environment makes it first.
 PYTHON ?= python3
+SEEDS ?= 1000
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types bench docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench docs sanitize clean
 
 setup: $(GROUND)
 
@@ -19,6 +20,7 @@ types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
 test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
+simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -81,6 +81,7 @@ class Channel:
         self.last_steps = 0
         self._memory = ChannelMemory(name, plan, transport, buffer)
         self._window = self._memory.window
+        self._transport = transport
         self._runs = 0
         self._deadline = Deadline(0.0)
         self._operations = [self._compiled(operation) for operation in plan.operations]
@@ -104,7 +105,7 @@ class Channel:
             case Put():
                 return partial(self._put, operation.peer, *self._destination(operation), operation.slot)
             case Reduce(chunk=chunk):
-                return partial(_native.reduce, memory.chunk(chunk), memory.sources(operation))
+                return partial(self._transport.reduce, memory.chunk(chunk), memory.sources(operation))
             case Notify(peer=peer, slot=slot):
                 return partial(self._notify, peer, slot)
             case Wait(peer=peer, slot=slot):
@@ -149,7 +150,7 @@ class NativeChannel:
         self._window, self._buffer_window = self._memory.window, buffer.window
         self._bytes_per_run = 0
         self._program = _native.Program(self._window.native)
-        self._progress: _native.ProgressThread | None = None
+        self._is_started = False
         for operation in plan.operations:
             self._add(operation)
 
@@ -158,13 +159,13 @@ class NativeChannel:
         self._completed(self._program.run(waiting_s), waiting_s)
 
     def start(self) -> None:
-        self._progress = self._window.progress_thread()
-        self._progress.submit(self._program)
+        self._window.progress_thread().submit(self._program)
+        self._is_started = True
 
     def finish(self, deadline: Deadline) -> None:
-        assert self._progress is not None, "start() comes first"
+        assert self._is_started, "start() comes first"
         waiting_s = deadline.remaining_s()
-        self._completed(self._progress.wait(self._program, waiting_s), waiting_s)
+        self._completed(self._window.progress_thread().wait(self._program, waiting_s), waiting_s)
 
     def _completed(self, complete: bool, waiting_s: float) -> None:
         if not complete:

@@ -1,5 +1,6 @@
 """What a transport offers: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -99,6 +100,10 @@ class Transport(Protocol):
 
     def count_sent(self, num_bytes: int) -> None:
         """Add what an executor moved without `put`."""
+        ...
+
+    def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
+        """destination = ((sources[0] + sources[1]) + sources[2]) + ..., all in this rank's own memory."""
         ...
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> Window:

@@ -6,6 +6,7 @@ inherit its descriptor from the launcher; `join` hands it to processes that come
 
 import fcntl
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Group
-from samovar.transports.base import Notification
+from samovar.transports.base import Array, Notification
 
 # One measured wake-up by futex: spinning longer costs more than sleeping.
 SPIN_NS = 50_000
@@ -77,6 +78,9 @@ class ShmTransport:
 
     def count_sent(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
+
+    def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
+        _native.reduce(destination, sources)
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "ShmWindow":
         """A new window behind the earlier ones.

@@ -1,0 +1,118 @@
+"""Finds accesses to windows that nothing orders, whatever the schedule of this run happened to be.
+
+Every rank has a vector clock; a notification carries its sender's, and who awaits it takes it over (happens-before).
+Every access to a window is noted with its rank's time. Two accesses of one byte, one of them a write, of which
+neither happened before the other, are a race: in another schedule they come the other way round. A put counts
+as written from the call on, for it may land at any time after. Atomics order what is around them and are no
+accesses themselves.
+
+References: Mattern, Virtual time and global states, 1989; Flanagan and Freund, FastTrack, 2009.
+Cost: O(P) per notification and wait, O(number of places) per access.
+"""
+
+from bisect import bisect_left
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+VectorClock: TypeAlias = npt.NDArray[np.int64]
+
+
+class Race(AssertionError):
+    """A read before the write was known to be complete, or a write before the last reader was known to be done."""
+
+
+class Access:
+    """Who touched a place, when by its own clock, and how."""
+
+    __slots__ = ("at_s", "rank", "tick", "verb")
+
+    def __init__(self, rank: int, tick: int, verb: str, at_s: float) -> None:
+        self.rank = rank
+        self.tick = tick
+        self.verb = verb
+        self.at_s = at_s
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}'s {self.verb} at {self.at_s:.9f} s"
+
+
+class _Place:
+    """Bytes that have the same history: the last write, and who has read since."""
+
+    __slots__ = ("reads", "write")
+
+    def __init__(self, write: Access | None = None, reads: dict[int, Access] | None = None) -> None:
+        self.write = write
+        self.reads = reads or {}
+
+
+class AccessLog:
+    """The history of one rank's part of a window, cut into places where accesses begin and end."""
+
+    def __init__(self, window: str, owner: int, num_bytes: int) -> None:
+        self.window = window
+        self.owner = owner
+        self._starts = [0, num_bytes]
+        self._places = [_Place(), _Place()]
+
+    def places(self, start: int, stop: int) -> list[_Place]:
+        """The places that make up the bytes [start, stop)."""
+        first = self._cut(start)
+        return self._places[first : self._cut(stop)]
+
+    def _cut(self, at: int) -> int:
+        index = bisect_left(self._starts, at)
+        if self._starts[index] != at:
+            left = self._places[index - 1]
+            self._starts.insert(index, at)
+            self._places.insert(index, _Place(left.write, dict(left.reads)))
+        return index
+
+
+class RaceFinder:
+    """The vector clocks of all ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self._clocks: list[VectorClock] = list(np.eye(world_size, dtype=np.int64))
+
+    def release(self, rank: int) -> VectorClock:
+        """What a notification that `rank` sends now carries; what the rank does next is not part of it."""
+        clock = self._clocks[rank]
+        carried = clock.copy()
+        clock[rank] += 1
+        return carried
+
+    def acquire(self, rank: int, carried: VectorClock) -> None:
+        """`rank` has awaited a notification that carried this."""
+        np.maximum(self._clocks[rank], carried, out=self._clocks[rank])
+
+    def read(self, rank: int, log: AccessLog, start: int, stop: int, verb: str, now_s: float) -> None:
+        """Note a read; Race where a write is not known to be complete."""
+        access = self._access(rank, verb, now_s)
+        for place in log.places(start, stop):
+            self._demand_order(place.write, access, log, start, stop, "read before write")
+            place.reads[rank] = access
+
+    def write(self, rank: int, log: AccessLog, start: int, stop: int, verb: str, now_s: float) -> None:
+        """Note a write; Race where an earlier access is not known to be done."""
+        access = self._access(rank, verb, now_s)
+        for place in log.places(start, stop):
+            for earlier in (place.write, *place.reads.values()):
+                self._demand_order(earlier, access, log, start, stop, "overwrite before acknowledgement")
+            place.write = access
+            place.reads.clear()
+
+    def _access(self, rank: int, verb: str, now_s: float) -> Access:
+        return Access(rank, int(self._clocks[rank][rank]), verb, now_s)
+
+    def _demand_order(
+        self, earlier: Access | None, access: Access, log: AccessLog, start: int, stop: int, kind: str
+    ) -> None:
+        if earlier is None or self._clocks[access.rank][earlier.rank] >= earlier.tick:
+            return
+        raise Race(
+            f"{kind}: {access} touches bytes {start} to {stop} of window {log.window!r} on rank {log.owner}, "
+            f"and nothing orders it after {earlier}"
+        )

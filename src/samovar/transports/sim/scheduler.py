@@ -1,0 +1,149 @@
+"""Tasks that take turns under a virtual clock: a blocking call is a switch, time passes only between events."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from heapq import heappop, heappush
+from random import Random
+from typing import Any, TypeAlias
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+_MAX_LINES_OF_A_REPORT = 20
+
+# When an event happens: virtual seconds, then a random number that decides between events of the same time.
+Moment: TypeAlias = tuple[float, float]
+
+
+class Deadlock(AssertionError):
+    """Tasks wait, and nothing is under way that could wake one; the message names each and what it waits for."""
+
+
+class Task:
+    """One rank's thread of control; `blocked_on` says what it waits for."""
+
+    __slots__ = ("_greenlet", "blocked_on", "deadline_s", "expired", "name", "program", "result", "timer_s")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.program: Callable[[], Any] = _nothing
+        self.result: Any = None
+        self.blocked_on: object = None
+        self.deadline_s = math.inf
+        self.timer_s = math.inf  # when the earliest of its timers goes off
+        self.expired = False
+        self._greenlet: Any = None
+
+    def start(self, main: Callable[["Task"], None]) -> None:
+        self._greenlet = greenlet(main)
+        self._greenlet.switch(self)
+
+    def resume(self) -> None:
+        self._greenlet.switch()
+
+    def end(self) -> None:
+        """Unwind it, where it has begun and not ended; what it raises by that is lost."""
+        if self._greenlet is not None and not self._greenlet.dead:
+            with suppress(Exception):
+                self._greenlet.throw()
+
+
+class Scheduler:
+    """Runs tasks and events in the order of their moments; events of one time in an order drawn from `random`."""
+
+    def __init__(self, random: Random) -> None:
+        self.now_s = 0.0
+        self._random = random
+        self._heap: list[tuple[float, float, int, Callable[[Any], None], Any]] = []
+        self._num_events = 0
+        self._num_live = 0
+        self._hub: Any = None
+        self._closing = False
+
+    def moment(self, time_s: float) -> Moment:
+        return time_s, self._random.random()
+
+    def at(self, moment: Moment, function: Callable[[Any], None], argument: Any) -> None:
+        """Call function(argument) at `moment`; among equal moments the first asked for comes first."""
+        self._num_events += 1
+        heappush(self._heap, (moment[0], moment[1], self._num_events, function, argument))
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Start all tasks at the time zero and return when all have ended.
+
+        Raises Deadlock, and whatever a task raises, with a note that names it; the other tasks are unwound then.
+        """
+        self._hub = getcurrent()
+        self._num_live = len(tasks)
+        for task in tasks:
+            self.at(self.moment(0.0), self._start, task)
+        try:
+            self._run_events(tasks)
+        finally:
+            self._closing = True
+            for task in tasks:
+                task.end()
+
+    def block(self, task: Task, reason: object, deadline_s: float = math.inf) -> bool:
+        """Let others run until somebody resumes `task` (True) or the virtual clock reaches the deadline (False)."""
+        if self._closing:
+            raise GreenletExit
+        task.blocked_on = reason
+        task.deadline_s = deadline_s
+        task.expired = False
+        if deadline_s < task.timer_s:
+            self._set_timer(task)
+        self._hub.switch()
+        task.blocked_on = None
+        return not task.expired
+
+    def sleep(self, task: Task, seconds: float) -> None:
+        """Let virtual time pass for this task."""
+        self.at(self.moment(self.now_s + seconds), Task.resume, task)
+        self.block(task, "sleep")
+
+    def _start(self, task: Task) -> None:
+        task.start(self._main)
+
+    def _main(self, task: Task) -> None:
+        try:
+            task.result = task.program()
+        except Exception as error:
+            error.add_note(f"raised by {task.name} at {self.now_s:.9f} s of virtual time")
+            raise
+        finally:
+            self._num_live -= 1
+
+    def _run_events(self, tasks: Sequence[Task]) -> None:
+        heap = self._heap
+        while self._num_live > 0 and heap:
+            self.now_s, _, _, function, argument = heappop(heap)
+            function(argument)
+        if self._num_live > 0:
+            raise Deadlock(self._report([task for task in tasks if task.blocked_on is not None]))
+
+    def _report(self, waiting: Sequence[Task]) -> str:
+        lines = [f"{task.name} waits for {task.blocked_on}" for task in waiting[:_MAX_LINES_OF_A_REPORT]]
+        more = len(waiting) - len(lines)
+        lines += [f"and {more} more"] if more > 0 else []
+        head = f"deadlock at {self.now_s:.9f} s of virtual time: nothing is under way, and"
+        return "\n  ".join([head, *lines])
+
+    def _set_timer(self, task: Task) -> None:
+        task.timer_s = task.deadline_s
+        self.at(self.moment(max(self.now_s, task.deadline_s)), self._go_off, task)
+
+    def _go_off(self, task: Task) -> None:
+        """A timer outlives its wait: so a task has one for all its waits with one deadline, not one a wait."""
+        task.timer_s = math.inf
+        if task.blocked_on is None or task.deadline_s == math.inf:
+            return
+        if task.deadline_s <= self.now_s:
+            task.expired = True
+            task.resume()
+        else:
+            self._set_timer(task)
+
+
+def _nothing() -> None:
+    """The program of a task that was given none."""

@@ -1,0 +1,344 @@
+"""A window whose puts, notifications and waits go through a simulated network."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded
+from samovar.transports.base import Array, Notification
+from samovar.transports.sim.network import Message, Network
+from samovar.transports.sim.races import AccessLog, RaceFinder, VectorClock
+from samovar.transports.sim.scheduler import Scheduler, Task
+
+_WORD_BYTES = 8
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDeadline(Deadline):
+    """A moment on a simulated clock. A wait in the simulator heeds no other: it would not be the same twice."""
+
+    now_s: Callable[[], float]
+
+    def remaining_s(self) -> float:
+        return max(0.0, self.at_s - self.now_s())
+
+    def passed(self) -> bool:
+        return self.now_s() >= self.at_s
+
+
+class Fabric:
+    """What all ranks share; without `races` nothing is checked."""
+
+    def __init__(self, scheduler: Scheduler, network: Network, races: RaceFinder | None) -> None:
+        self.scheduler = scheduler
+        self.network = network
+        self.races = races
+
+
+class Port:
+    """What all windows of one rank share."""
+
+    def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
+        self.rank = rank
+        self.fabric = fabric
+        self.task = task
+        self.bytes_sent = 0
+        self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
+        self._windows: list[SimWindow] = []  # by address
+        self._addresses: list[int] = []
+
+    def block(self, reason: object, deadline_s: float = math.inf) -> bool:
+        """See `Scheduler.block`."""
+        self.last_put = None
+        return self.fabric.scheduler.block(self.task, reason, deadline_s)
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.last_put = None
+        self.fabric.scheduler.sleep(self.task, seconds)
+
+    def add_window(self, window: "SimWindow") -> None:
+        """Know where its memory lies."""
+        address = _address(window.local)
+        index = bisect_right(self._addresses, address)
+        self._addresses.insert(index, address)
+        self._windows.insert(index, window)
+
+    def note(self, array: Array, writes: bool, verb: str) -> None:
+        """Tell the race finder that this rank itself touches `array`; memory outside of windows is its own affair."""
+        if self.fabric.races is None or array.nbytes == 0:
+            return
+        assert array.flags.c_contiguous, "only whole runs of bytes can be followed"
+        window, offset = self.find(array)
+        if window is not None:
+            window.note(self.rank, offset, array.nbytes, writes, verb)
+
+    def find(self, array: Array) -> tuple["SimWindow | None", int]:
+        """The window in whose part the array lies, and where there."""
+        address = _address(array)
+        index = bisect_right(self._addresses, address) - 1
+        if index < 0:
+            return None, 0
+        window, offset = self._windows[index], address - self._addresses[index]
+        return (window, offset) if offset < len(window.local) else (None, 0)
+
+
+class Awaited:
+    """What a rank waits for; as text a line of the deadlock report."""
+
+    __slots__ = ("at_least", "peer", "slots", "window")
+
+    def __init__(self, window: "SimWindow", slots: range, at_least: int, peer: int | None) -> None:
+        self.window = window
+        self.slots = slots
+        self.at_least = at_least
+        self.peer = peer
+
+    def is_met_by(self, window: "SimWindow", slot: int, value: int) -> bool:
+        return window is self.window and slot in self.slots and value >= self.at_least
+
+    def __str__(self) -> str:
+        name = self.window.name
+        if self.peer is None:
+            return f"any of slots {self.slots.start} to {self.slots.stop - 1} of window {name!r}"
+        slot = self.slots.start
+        holds = self.window.slots[slot]
+        return f"rank {self.peer}: slot {slot} of window {name!r} >= {self.at_least} (it holds {holds})"
+
+
+class PutMessage(Message):
+    """Data for one window, a notification for one window, or both."""
+
+    __slots__ = ("clock", "data", "notified", "offset", "slot", "target", "value")
+
+    def __init__(self, source: int, destination: int, num_bytes: int) -> None:
+        super().__init__(source, destination, num_bytes)
+        self.target: SimWindow | None = None
+        self.offset = 0
+        self.data = b""
+        self.notified: SimWindow | None = None
+        self.slot = -1
+        self.value = 0
+        self.clock: VectorClock | None = None
+
+    def arrive(self) -> None:
+        if self.target is not None and self.data:
+            self.target.store(self.offset, self.data)
+        if self.notified is not None:
+            self.notified.notice(self.slot, self.value, self.clock)
+
+    def content(self) -> tuple[int, int, int, int]:
+        index = self.notified.index if self.notified is not None else -1
+        return index, self.offset, self.slot, self.value
+
+
+class CallMessage(Message):
+    """Something to do where it arrives: a question or its answer."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, source: int, destination: int, num_bytes: int, function: Callable[[], None]) -> None:
+        super().__init__(source, destination, num_bytes)
+        self._function = function
+
+    def arrive(self) -> None:
+        self._function()
+
+
+class SimWindow:
+    """One rank's part of a window (see `samovar.transports.base.Window`).
+
+    `parts` are all ranks' parts. Where `is_real` is False, `local` is the memory of all parts: bytes are counted,
+    never moved or read.
+    """
+
+    def __init__(
+        self, name: str, index: int, port: Port, local: npt.NDArray[np.uint8], num_slots: int, is_real: bool
+    ) -> None:
+        self.name = name
+        self.index = index
+        self.local = local
+        self.slots = [0] * num_slots
+        self.parts: list[SimWindow] = []
+        self._port = port
+        self._rank = port.rank
+        self._fabric = port.fabric
+        self.is_real = is_real
+        self._memory = local.data
+        self._clocks: dict[int, VectorClock] = {}  # slot -> what the sender of its value knew
+        self._word_clocks: dict[int, VectorClock] = {}
+        self._log = AccessLog(name, port.rank, len(local)) if port.fabric.races is not None else None
+        port.add_window(self)
+
+    def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        """The source is read now; the data is there when the message arrives."""
+        part = self._part(peer, offset, source.nbytes)
+        self._port.note(source, writes=False, verb="put (its source)")
+        part.note(self._rank, offset, source.nbytes, writes=True, verb="put")
+        data = source.tobytes() if self.is_real else b""
+        if peer == self._rank:
+            part.store(offset, data)
+        else:
+            message = PutMessage(self._rank, peer, source.nbytes)
+            message.target, message.offset, message.data = part, offset, data
+            self._port.bytes_sent += source.nbytes
+            self._fabric.network.send(message)
+            self._port.last_put = message
+        if notification is not None:
+            self.notify(peer, notification)
+
+    def notify(self, peer: int, notification: Notification) -> None:
+        """Right behind a put to the same peer it is part of the put's message, else a message without bytes."""
+        part, slot = self._part(peer, 0, 0), notification.slot
+        if not 0 <= slot < len(part.slots):
+            raise IndexError(f"no such slot: rank {peer}, slot {slot} of {len(part.slots)} in window {self.name!r}")
+        races = self._fabric.races
+        clock = races.release(self._rank) if races is not None else None
+        if peer == self._rank:
+            part.notice(slot, notification.value, clock)
+            return
+        message = self._port.last_put
+        self._port.last_put = None
+        is_new = message is None or message.destination != peer
+        if message is None or is_new:
+            message = PutMessage(self._rank, peer, 0)
+        message.notified, message.slot, message.value, message.clock = part, slot, notification.value, clock
+        if is_new:
+            self._fabric.network.send(message)
+
+    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
+        assert slot >= 0, slot
+        if self.slots[slot] < at_least:
+            awaited = Awaited(self, range(slot, slot + 1), at_least, peer)
+            if not self._port.block(awaited, _virtual(deadline)):
+                raise DeadlineExceeded(
+                    f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self.name!r} before "
+                    f"{deadline.at_s:.6f} s of virtual time"
+                )
+        self._acquire(slot)
+        return self.slots[slot]
+
+    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
+        assert slots.step == 1, slots
+        fired = self._fired(slots)
+        if fired is None and self._port.block(Awaited(self, slots, 1, None), _virtual(deadline)):
+            fired = self._fired(slots)
+        if fired is None:
+            raise DeadlineExceeded(
+                f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "
+                f"{self.name!r} before {deadline.at_s:.6f} s of virtual time"
+            )
+        self._acquire(fired)
+        value, self.slots[fired] = self.slots[fired], 0
+        return fired, value
+
+    def get(self, peer: int, offset: int, destination: Array) -> None:
+        """A question and its answer: reads when the question arrives, returns when the answer does."""
+        part = self._part(peer, offset, destination.nbytes)
+        part.note(self._rank, offset, destination.nbytes, writes=False, verb="get")
+        self._port.note(destination, writes=True, verb="get (its destination)")
+        data = self._ask(peer, destination.nbytes, lambda: part.loaded(offset, destination.nbytes))
+        if self.is_real:
+            destination.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+    def fetch_add(self, peer: int, offset: int, value: int) -> int:
+        return self._change_word(peer, offset, lambda old: (old + value) % 2**64)
+
+    def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
+        return self._change_word(peer, offset, lambda old: desired if old == expected else old)
+
+    def store(self, offset: int, data: bytes) -> None:
+        """Data has come."""
+        self._memory[offset : offset + len(data)] = data
+
+    def loaded(self, offset: int, num_bytes: int) -> bytes:
+        """What an answer carries."""
+        return bytes(self._memory[offset : offset + num_bytes]) if self.is_real else b""
+
+    def notice(self, slot: int, value: int, clock: VectorClock | None) -> None:
+        """A notification has come: store it, and go on with the rank where it waits for this."""
+        self.slots[slot] = value
+        if clock is not None:
+            self._clocks[slot] = clock
+        task = self._port.task
+        awaited = task.blocked_on
+        if isinstance(awaited, Awaited) and awaited.is_met_by(self, slot, value):
+            task.resume()
+
+    def note(self, rank: int, offset: int, num_bytes: int, writes: bool, verb: str) -> None:
+        """Tell the race finder that `rank` touches these bytes of this part."""
+        races = self._fabric.races
+        if races is None or self._log is None or num_bytes == 0:
+            return
+        note = races.write if writes else races.read
+        note(rank, self._log, offset, offset + num_bytes, verb, self._fabric.scheduler.now_s)
+
+    def _acquire(self, slot: int) -> None:
+        races = self._fabric.races
+        if races is not None and slot in self._clocks:
+            races.acquire(self._rank, self._clocks[slot])
+
+    def _fired(self, slots: range) -> int | None:
+        return next((slot for slot in slots if self.slots[slot] != 0), None)
+
+    def _part(self, peer: int, offset: int, num_bytes: int) -> "SimWindow":
+        if not (0 <= peer < len(self.parts) and 0 <= offset <= len(self.local) - num_bytes):
+            raise IndexError(f"bytes {offset} + {num_bytes} of rank {peer} are not in window {self.name!r}")
+        return self.parts[peer]
+
+    def _change_word(self, peer: int, offset: int, changed: Callable[[int], int]) -> int:
+        """Atomic, and ordered with all earlier and later atomics on the same word."""
+        assert self.is_real, "an atomic needs a window whose bytes are kept"
+        part = self._part(peer, offset, _WORD_BYTES)
+        if offset % _WORD_BYTES != 0:
+            raise ValueError(f"an atomic needs an offset divisible by {_WORD_BYTES}, got {offset}")
+        races = self._fabric.races
+        clock = races.release(self._rank) if races is not None else None
+
+        def change() -> tuple[bytes, VectorClock | None]:
+            old = part.loaded(offset, _WORD_BYTES)
+            part.store(offset, changed(int.from_bytes(old, "little")).to_bytes(_WORD_BYTES, "little"))
+            return old, part.meet(offset, clock)
+
+        old, known = self._ask(peer, _WORD_BYTES, change)
+        if races is not None and known is not None:
+            races.acquire(self._rank, known)
+        return int.from_bytes(old, "little")
+
+    def meet(self, offset: int, clock: VectorClock | None) -> VectorClock | None:
+        """Everything known to those who have changed this word by atomics, now one more."""
+        if clock is None:
+            return None
+        known = self._word_clocks.get(offset, clock)
+        self._word_clocks[offset] = np.maximum(known, clock)
+        return self._word_clocks[offset]
+
+    def _ask(self, peer: int, num_bytes: int, answer: Callable[[], _Answer]) -> _Answer:
+        """What answer() returns at the peer; its own memory answers at once."""
+        if peer == self._rank:
+            return answer()
+        network, task, answers = self._fabric.network, self._port.task, list[_Answer]()
+
+        def asked() -> None:
+            answers.append(answer())
+            network.send(CallMessage(peer, self._rank, num_bytes, task.resume))
+
+        network.send(CallMessage(self._rank, peer, 0, asked))
+        self._port.block(f"the answer of rank {peer} about window {self.name!r}")
+        return answers[0]
+
+
+def _virtual(deadline: Deadline) -> float:
+    return deadline.at_s if isinstance(deadline, VirtualDeadline) else math.inf
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,122 @@
+"""Virtual time is what the machine model's equation says."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from samovar.collectives.execute import Channel
+from samovar.collectives.plan import PlanFunction
+from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.tree import tree_all_reduce
+from samovar.core.machine import Link, MachineModel, Ports
+from samovar.transports.base import Notification, Region
+from samovar.transports.sim.transport import SimTransport
+from samovar.transports.sim.world import SimConfig, simulate
+
+LATENCY_S, BANDWIDTH, OVERHEAD_S = 3.0, 10.0, 0.5
+NUM_BYTES = 20
+OCCUPIED_S = OVERHEAD_S + NUM_BYTES / BANDWIDTH
+LINK = Link(LATENCY_S, BANDWIDTH, OVERHEAD_S)
+
+Messages = dict[int, list[int]]  # source -> destinations, in order
+
+
+def arrivals(machine: MachineModel, world_size: int, messages: Messages) -> dict[tuple[int, int], float]:
+    """When each message of NUM_BYTES has arrived, all sent at the time zero."""
+
+    def program(transport: SimTransport) -> list[tuple[int, int, float]]:
+        rank = transport.group.rank
+        window = transport.open_window("data", NUM_BYTES * world_size, world_size)
+        for peer in messages.get(rank, []):
+            window.put(peer, NUM_BYTES * rank, np.zeros(NUM_BYTES, np.uint8), Notification(rank, 1))
+        found = []
+        for _ in range(sum(peers.count(rank) for peers in messages.values())):
+            source, _value = window.wait_any(range(world_size), transport.deadline(math.inf))
+            found.append((source, rank, transport.now_s))
+        return found
+
+    run = simulate(program, world_size, SimConfig(machine=machine))
+    return {(source, rank): time_s for found in run.results for source, rank, time_s in found}
+
+
+def test_a_message_that_meets_nobody_takes_alpha_and_its_bytes() -> None:
+    found = arrivals(MachineModel(LINK), 2, {0: [1]})
+    assert found == {(0, 1): pytest.approx(LATENCY_S + OCCUPIED_S)}
+    assert LINK.message_s(NUM_BYTES) == pytest.approx(LATENCY_S + OCCUPIED_S)
+
+
+def test_a_rank_sends_one_message_after_the_other() -> None:
+    found = arrivals(MachineModel(LINK), 3, {0: [1, 2]})
+    assert found[0, 1] == pytest.approx(LATENCY_S + OCCUPIED_S)
+    assert found[0, 2] == pytest.approx(LATENCY_S + 2 * OCCUPIED_S)
+
+
+def test_a_rank_receives_one_message_after_the_other() -> None:
+    found = arrivals(MachineModel(LINK), 3, {1: [0], 2: [0]})
+    assert sorted(found.values()) == pytest.approx([LATENCY_S + OCCUPIED_S, LATENCY_S + 2 * OCCUPIED_S])
+
+
+def test_unlimited_ports_carry_any_number_of_messages() -> None:
+    machine = MachineModel(LINK, ports=Ports.UNLIMITED)
+    found = arrivals(machine, 4, {0: [1, 2], 3: [1]})
+    assert list(found.values()) == pytest.approx([LATENCY_S + OCCUPIED_S] * 3)
+
+
+@pytest.mark.parametrize(("ports", "last_s"), [(Ports.DUPLEX, OCCUPIED_S), (Ports.SHARED, 2 * OCCUPIED_S)])
+def test_a_shared_port_either_sends_or_receives(ports: Ports, last_s: float) -> None:
+    link = Link(0.0, BANDWIDTH, OVERHEAD_S)
+    found = arrivals(MachineModel(link, ports=ports), 2, {0: [1], 1: [0]})
+    assert max(found.values()) == pytest.approx(last_s)
+
+
+def test_ranks_of_a_host_share_its_port_and_have_their_own_inside() -> None:
+    machine = MachineModel(LINK, Link(0.0, BANDWIDTH), ranks_per_host=2)
+    outside = arrivals(machine, 4, {0: [2], 1: [3]})
+    assert sorted(outside.values()) == pytest.approx([LATENCY_S + OCCUPIED_S, LATENCY_S + 2 * OCCUPIED_S])
+    inside = arrivals(machine, 4, {0: [1], 1: [0]})
+    assert list(inside.values()) == pytest.approx([NUM_BYTES / BANDWIDTH] * 2)
+
+
+def all_reduce_s(function: PlanFunction, world_size: int, size: int, machine: MachineModel) -> float:
+    """The virtual time of one all-reduce, its bytes only counted."""
+    config = SimConfig(machine=machine, check=False, counted_above_bytes=0)
+    return simulate(partial(reduce_once, function, size), world_size, config).seconds
+
+
+def reduce_once(function: PlanFunction, size: int, transport: SimTransport) -> None:
+    buffer = Region.of(transport.open_window("data", size * 4, 0), 0, size, np.float32)
+    plan = function(transport.group.rank, transport.group.world_size)
+    Channel("all-reduce", plan, transport, buffer).run(transport.deadline(math.inf))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8, 64])
+def test_a_tree_takes_as_long_as_its_steps(world_size: int) -> None:
+    machine = MachineModel(Link(0.0, 1e9, 1e-6))
+    taken_s = all_reduce_s(tree_all_reduce, world_size, 1000, machine)
+    assert taken_s == pytest.approx(2 * math.log2(world_size) * (1e-6 + 4000 / 1e9))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8, 33])
+def test_a_ring_takes_as_long_as_its_steps(world_size: int) -> None:
+    machine = MachineModel(Link(1e-6, 1e9, 1e-7))
+    taken_s = all_reduce_s(ring_all_reduce, world_size, 1000 * world_size, machine)
+    assert taken_s == pytest.approx(2 * (world_size - 1) * (1.1e-6 + 4000 / 1e9))
+
+
+def test_additions_take_the_time_of_their_bytes_on_their_rank() -> None:
+    machine = MachineModel(reduce_bytes_per_s=1e9, compute_factors=(3.0, 1.0))
+    assert all_reduce_s(tree_all_reduce, 2, 1000, machine) == pytest.approx(3.0 * 3 * 4000 / 1e9)
+
+
+def test_slow_ranks_compute_longer() -> None:
+    machine = MachineModel(compute_factors=(1.0, 2.5))
+
+    def program(transport: SimTransport) -> float:
+        transport.compute(2.0)
+        return transport.now_s
+
+    run = simulate(program, 4, SimConfig(machine=machine))
+    assert run.results == [2.0, 5.0, 2.0, 5.0]
+    assert run.seconds == 5.0
