@@ -158,7 +158,12 @@ void bind_program(nb::module_& module) {
       .def_prop_ro("position", &Program::position);
   nb::class_<ProgressThread>(module, "ProgressThread")
       .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t>(), "segment"_a, "rank"_a, "spin_ns"_a)
-      .def("submit", &ProgressThread::submit, "program"_a)
+      // Python owns the programs, this object keeps them: the thread must never need the GIL, not to give one back
+      // either, or its end would wait for whoever waits for its end.
+      .def(
+          "submit",
+          [](ProgressThread& self, Program& program) { self.submit({std::shared_ptr<void>(), &program}); }, "program"_a,
+          nb::keep_alive<1, 2>())
       .def(
           "wait",
           [](ProgressThread& self, const Program& program, double timeout_s) {

@@ -20,6 +20,13 @@ void sum_all(const CombineOperation& operation) {
 
 }  // namespace
 
+void Program::add(Operation operation) {
+  if (const auto* wait = std::get_if<WaitOperation>(&operation)) window_->check_slot(window_->rank(), wait->slot);
+  if (const auto* put = std::get_if<PutOperation>(&operation)) window_->check_slot(put->peer, put->slot);
+  if (const auto* told = std::get_if<NotifyOperation>(&operation)) window_->check_slot(told->peer, told->slot);
+  operations_.push_back(std::move(operation));
+}
+
 void Program::begin() {
   ++run_;
   step_ = 0;

@@ -49,7 +49,8 @@ class Program {
  public:
   explicit Program(std::shared_ptr<Window> window) : window_(std::move(window)) {}
 
-  void add(Operation operation) { operations_.push_back(std::move(operation)); }
+  // Throws std::out_of_range where the operation names a slot or a rank that the window has not.
+  void add(Operation operation);
 
   // The next run, from its first operation; false when `timeout_ns` passed before its last.
   bool run(std::uint64_t timeout_ns);

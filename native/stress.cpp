@@ -63,7 +63,11 @@ class Rank {
  public:
   Rank(std::shared_ptr<Segment> segment, std::shared_ptr<Window> window, std::uint32_t rank, bool shared,
        std::uint64_t seed)
-      : rank(rank), random(mixed(seed + rank)), segment(std::move(segment)), window(std::move(window)), shared_(shared) {}
+      : rank(rank),
+        random(mixed(seed + rank)),
+        segment(std::move(segment)),
+        window(std::move(window)),
+        shared_(shared) {}
 
   // Rank and slot, as the window knows them, of slot `slot` of `peer`.
   std::uint32_t home(std::uint32_t peer) const { return shared_ ? 0 : peer; }

@@ -105,6 +105,8 @@ class Window {
   std::uint64_t compare_swap(std::uint32_t peer, std::uint64_t offset, std::uint64_t expected,
                              std::uint64_t desired);
 
+  // Throws std::out_of_range for a rank or a slot that there is not.
+  void check_slot(std::uint32_t rank, std::uint32_t slot) const { slot_at(rank, slot); }
   void notify(std::uint32_t peer, std::uint32_t slot, std::uint64_t value);
   // The own slot's value, without waiting; what was put before it was set is visible.
   std::uint64_t slot(std::uint32_t slot) const;

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from samovar.core.board import BoardWord
+from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.transports.shm import Board
 
@@ -40,7 +41,7 @@ def place(num_workers: int, threads_per_worker: int | None) -> Placement:
     Workers get neighbouring cores of their own while there are enough; else all share all cores.
     """
     available = sorted(os.sched_getaffinity(0))
-    threads = threads_per_worker or max(1, len(available) // num_workers)
+    threads = max(1, len(available) // num_workers) if threads_per_worker is None else threads_per_worker
     oversubscribed = num_workers * threads > len(available)
     if oversubscribed:
         return Placement(threads, (tuple(available),) * num_workers, oversubscribed=True)
@@ -97,6 +98,7 @@ class Launch:
 
     `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
     descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
+    `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Launch:
         log_paths: Sequence[Path],
         threads_per_worker: int,
         on_output: Callable[[int, bytes], None],
+        patience_s: Callable[[RankEnd], float] = lambda _end: 0.0,
     ) -> None:
         self._command = command
         self._world_size = world_size
@@ -116,6 +119,7 @@ class Launch:
         self._log_paths = log_paths
         self._threads_per_worker = threads_per_worker
         self._on_output = on_output
+        self._patience_s = patience_s
         self._selector = selectors.DefaultSelector()
         self._ranks: list[_Rank] = []
         self.signals = Signals()
@@ -160,18 +164,28 @@ class Launch:
 
     def _watch(self, wakeup: socket.socket) -> list[RankEnd]:
         ends: list[RankEnd] = []
+        deadline: Deadline | None = None
         while len(ends) < self._world_size and not self.signals.kill_signal:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    wakeup.recv(_PIPE_READ_BYTES)
-                    self.signals.take(self._board)
-                elif key.fd == key.data.pipe:
-                    self._read(key.data)
-                else:
-                    ends.append(self._reap(key.data))
-            if any(end.return_code != 0 for end in ends):
-                break
+            ends += self._next_ends(wakeup, deadline)
+            failed = next((end for end in ends if end.return_code != 0), None)
+            if failed is not None:
+                deadline = deadline or Deadline.after(self._patience_s(failed))
+                if deadline.remaining_s() <= 0:
+                    break
         return sorted(ends, key=lambda end: end.return_code == 0)
+
+    def _next_ends(self, wakeup: socket.socket, deadline: Deadline | None) -> list[RankEnd]:
+        """Wait for news and take it in; the ranks that have ended."""
+        ends = []
+        for key, _ in self._selector.select(None if deadline is None else deadline.remaining_s()):
+            if key.data is None:
+                wakeup.recv(_PIPE_READ_BYTES)
+                self.signals.take(self._board)
+            elif key.fd == key.data.pipe:
+                self._read(key.data)
+            else:
+                ends.append(self._reap(key.data))
+        return ends
 
     def _read(self, rank: _Rank) -> bool:
         try:

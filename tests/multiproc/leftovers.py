@@ -1,4 +1,4 @@
-"""What a run may leave behind nowhere but in its run folder: processes, names, half-written files."""
+"""What a run may leave behind nowhere but in its run folder: processes, half-written files."""
 
 import os
 from collections.abc import Iterable
@@ -21,13 +21,6 @@ def sessions_of(leaders: Iterable[int]) -> list[psutil.Process]:
 def unfinished(out: Path) -> list[Path]:
     """Files and folders under passing names."""
     return [path for path in out.rglob("*") if path.name.startswith(".")]
-
-
-def names() -> set[str]:
-    """Names in shared memory, and of abstract sockets of Samovar."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    sockets = {line.split()[-1] for line in lines if "@samovar" in line}
-    return sockets | {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -62,6 +62,7 @@ def test_a_signal_sent_to_a_rank(
     assert_saved_and_stopped(out, ended, number, exit_code)
 
 
+@pytest.mark.slow
 def test_signals_from_everywhere_are_one_stop(endless: Path, tmp_path: Path) -> None:
     """A scheduler tells every process of the job: launcher and ranks."""
     out = tmp_path / "out"

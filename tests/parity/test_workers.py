@@ -28,15 +28,9 @@ TOLERANCE = 1e-5  # of nets with maxima, see above
 SMOOTH_TOLERANCE = 1e-6
 BATCH = 12
 ALL_REDUCE: dict[str, Callable[[int, int], Plan]] = {"ring": ring_all_reduce, "tree": tree_all_reduce}
-COMBINATIONS = [
-    (2, "ring", "model"),
-    (2, "tree", "layer"),
-    (2, "ring", "4096"),
-    (3, "ring", "layer"),
-    (3, "tree", "4096"),
-    (4, "ring", "4096"),
-    (4, "tree", "model"),
-]
+OFTEN = [(2, "ring", "model"), (2, "tree", "4096"), (3, "tree", "layer"), (4, "ring", "4096")]
+SELDOM = [(2, "ring", "layer"), (3, "ring", "model"), (4, "tree", "model")]
+COMBINATIONS = [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)]
 # Test passes of a run, their batches, and the outputs of a batch (accuracy, loss).
 NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 2
 RECORD_BYTES = 4 * 8  # what every rank tells every other after a step: four numbers
@@ -74,7 +68,7 @@ def test_uneven_shares_of_a_global_batch(train: Trainer) -> None:
     assert together.result["samples"] == 64 * NUM_STEPS
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_iter_size_two_is_twice_the_batch(train: Trainer, workers: int) -> None:
     parts = train(workers, 2 * BATCH // workers, iter_size=2)
     whole = train(1, 4 * BATCH)
@@ -139,18 +133,20 @@ def change_one_number(process_id: int, wanted: bytes, rank: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits(train: Trainer) -> None:
-    flags = ("--collective", "tree", "--bucket", "4096")
+    flags = ("--collective", "tree", "--bucket", "layer")
     first, second = train(3, BATCH, *flags), train(3, BATCH, *flags, turn=2)
     assert first.result["weights_sha256"] == second.result["weights_sha256"]
     assert first.losses == second.losses
-    other = train(1, 2 * BATCH, "--seed", "2")
-    assert other.sha256 != train(1, 2 * BATCH).sha256
 
 
 def test_two_gradients_have_one_sum(train: Trainer) -> None:
     """a + b = b + a: with two workers neither collective nor bucket changes a bit."""
-    runs = [train(*c[:1], BATCH, "--collective", c[1], "--bucket", c[2]) for c in COMBINATIONS if c[0] == 2]
-    assert len(runs) == 3
+    runs = [
+        train(workers, BATCH, "--collective", collective, "--bucket", bucket)
+        for workers, collective, bucket in OFTEN
+        if workers == 2
+    ]
+    assert len(runs) == 2
     assert len({run.sha256 for run in runs}) == 1
 
 

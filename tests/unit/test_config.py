@@ -53,7 +53,7 @@ def test_refusals_name_the_flag_what_was_given_and_what_is_allowed(changes: dict
     ("settings", "message"),
     [
         ({"name": "psync"}, "--strategy: got 'psync'; choose one of: sync"),
-        ({"collective": "star"}, "--collective: got 'star'; choose one of: ring, tree"),
+        ({"collective": "star"}, "--collective: got 'star'; choose one of: direct, ring, tree"),
         ({"bucket_size_bytes": 0}, "--bucket: got 0 bytes"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 from samovar.core.errors import InputError
@@ -104,10 +105,9 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(descriptor)
 
 
-def children() -> set[str]:
+def children() -> set[psutil.Process]:
     """This process's children, zombies included."""
-    threads = Path("/proc/self/task").iterdir()
-    return {child for thread in threads for child in (thread / "children").read_text().split()}
+    return set(psutil.Process().children())
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +168,23 @@ def test_one_that_fails_comes_before_those_that_were_done(tmp_path: Path, pipe: 
         tmp_path, [done, fail], inherited=pipe[:1], on_output=lambda _rank, data: os.write(pipe[1], data) and None
     )
     assert started.run() == [RankEnd(1, 4), RankEnd(0, 0)]
+
+
+def test_what_a_rank_wrote_last_comes_though_it_is_gone(tmp_path: Path) -> None:
+    """More than one read takes, in a pipe made larger; the first read is not over before the rank is dead."""
+    size = 800_000
+    program = f"import fcntl, os\nfcntl.fcntl({{pipe}}, fcntl.F_SETPIPE_SZ, 1 << 20)\nos.write({{pipe}}, bytes({size}))"
+    num_bytes = 0
+
+    def take(_rank: int, data: bytes) -> None:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        (child,) = children()
+        while child.status() != psutil.STATUS_ZOMBIE:
+            pass
+
+    assert Started(tmp_path, [program], on_output=take).run() == [RankEnd(0, 0)]
+    assert num_bytes == size
 
 
 def test_one_killed_from_outside_is_told_by_its_signal(tmp_path: Path) -> None:

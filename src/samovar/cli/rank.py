@@ -1,52 +1,28 @@
 """The program of a rank process: `python -m samovar.cli.rank`, started by the launcher."""
 
+import importlib
+import os
+import signal
 import sys
-import traceback
 
-import torch
-
-from samovar.cli.evaluate_rank import run_evaluation
+from samovar import _native
 from samovar.cli.rank_arguments import RankArguments
-from samovar.cli.rank_process import RankContext, SignalRequests, end_with_parent, use_cpus
-from samovar.cli.train_rank import run_training
-from samovar.config import RunConfig
-from samovar.core.errors import SamovarError
-from samovar.core.group import Group
-from samovar.report.pipe import RecordWriter
-from samovar.report.records import Failed
-from samovar.transports.shm import Board, ShmTransport
 
 
 def main(arguments: list[str]) -> int:
-    """Do this rank's part of the job; the exit code is 0, or that of the error told to the launcher."""
+    """Bind this process's life to the launcher's, then do this rank's part of the job; the exit code."""
     given = RankArguments.parse(arguments)
     end_with_parent(given.parent)
-    writer = RecordWriter(given.pipe)
-    try:
-        _run(given, writer)
-    except SamovarError as error:
-        return _tell(writer, given.rank, str(error), error.exit_code, error)
-    except Exception as error:
-        traceback.print_exc()  # into the rank's log
-        return _tell(writer, given.rank, f"{type(error).__name__}: {error}", SamovarError.exit_code, error)
-    return 0
+    # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
+    code: int = importlib.import_module("samovar.cli.rank_work").work(given)
+    return code
 
 
-def _run(given: RankArguments, writer: RecordWriter) -> None:
-    config = RunConfig.load(given.config)
-    group = Group(given.rank, config.workers)
-    requests = SignalRequests(Board(given.segment, config.workers), group)
-    use_cpus(config.cpus[given.rank])
-    torch.set_num_threads(config.threads_per_worker)
-    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed)
-    job = run_training if config.job == "train" else run_evaluation
-    job(RankContext(config, transport, writer, requests.at_boundary))
-
-
-def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:
-    kind = type(error).__name__
-    writer.write(Failed(rank=rank, message=message, step=None, exit_code=exit_code, kind=kind))
-    return exit_code
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its launcher dies, also if that has happened already."""
+    _native.die_with_parent()
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 if __name__ == "__main__":

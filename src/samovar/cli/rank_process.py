@@ -1,4 +1,4 @@
-"""What a rank process is given, its signals, and its end with the launcher."""
+"""What a rank process is given, and its signals."""
 
 import os
 import signal
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
-from samovar import _native
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.group import Group
@@ -28,13 +27,6 @@ class RankContext:
     @property
     def is_first(self) -> bool:
         return self.transport.group.rank == 0
-
-
-def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its launcher dies, also if that has happened already."""
-    _native.die_with_parent()
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
 
 
 def use_cpus(cpus: tuple[int, ...]) -> None:

@@ -4,15 +4,16 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.cli.rank_arguments import RankArguments
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
-from samovar.core.errors import SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.launch import Launch, RankEnd
 from samovar.report.console import Console
 from samovar.report.pipe import RecordReader
@@ -50,21 +51,38 @@ def run_job(config: RunConfig, folder: RunFolder, console: Console) -> int:
             [folder.rank_log(rank) for rank in range(config.workers)],
             config.threads_per_worker,
             _take_records(config.workers, told, console),
+            partial(_patience_s, told, config.timeout_s),
         )
         if config.oversubscribed:
             console.show(Notice(level="warning", text=_oversubscribed(config)))
         ends = launch.run()
-        SnapshotStore(folder.snapshots).clean()
+        _remove_unfinished(folder)
         if launch.signals.kill_signal:
             return _killed_by(launch.signals.kill_signal, console)
         if ends[0].return_code != 0:
-            return _failed(ends[0], told, board, folder, console)
+            return _failed(ends, told, board, folder, console)
     return _done(told, folder, console)
 
 
 def remove_if_unused(folder: RunFolder) -> None:
     """Take back a new run folder in which no training began: it would only hold a configuration."""
     shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _remove_unfinished(folder: RunFolder) -> None:
+    """Remove what a killed rank was just writing."""
+    SnapshotStore(folder.snapshots).clean()
+    for path in folder.path.glob(".tmp-*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
+    """A rank that waited in vain is not the one to blame: the others show it by giving up too, or not."""
+    failure = told.failures.get(end.rank)
+    if failure is None or failure.kind != DeadlineExceeded.__name__:
+        return 0.0
+    return max(1.0, 0.1 * timeout_s)
 
 
 def _command(folder: RunFolder, segment: int) -> Callable[[int, int], list[str]]:
@@ -109,29 +127,36 @@ def _killed_by(number: int, console: Console) -> int:
     return 128 + number
 
 
-def _failed(end: RankEnd, told: Told, board: Board, folder: RunFolder, console: Console) -> int:
-    step = board.read(end.rank, BoardWord.STEPS_DONE)
-    failure = told.failures.get(end.rank)
-    if failure is not None:
-        # Wrong input is wrong for every rank: which one met it first says nothing.
-        shared = failure.kind == "InputError"
-        console.show(
-            Failed(
-                rank=None if shared else failure.rank,
-                message=failure.message
-                if shared
-                else f"{failure.message} (last step {step}; log {folder.rank_log(end.rank)})",
-                step=step,
-                exit_code=failure.exit_code,
-                kind=failure.kind,
-            )
+def _failed(ends: Sequence[RankEnd], told: Told, board: Board, folder: RunFolder, console: Console) -> int:
+    """Tell why the first rank of `ends` failed."""
+    rank = ends[0].rank
+    step, log = board.read(rank, BoardWord.STEPS_DONE), folder.rank_log(rank)
+    failure = told.failures.get(rank)
+    if failure is None:
+        console.error(
+            f"rank {rank}: {_how(ends[0])} after step {step}; the other ranks were ended; "
+            f"see {log}, go on with --snapshot latest if a snapshot was written"
         )
+        return SamovarError.exit_code
+    if failure.kind == InputError.__name__:
+        # Wrong input is wrong for every rank: which one met it first says nothing.
+        console.show(replace(failure, rank=None, step=step))
         return failure.exit_code
-    console.error(
-        f"rank {end.rank}: {_how(end)} after step {step}; the other ranks were ended; "
-        f"see {folder.rank_log(end.rank)}, go on with --snapshot latest if a snapshot was written"
-    )
-    return SamovarError.exit_code
+    reason = failure.message.removeprefix(f"rank {rank}: ")
+    sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
+    if failure.kind == DeadlineExceeded.__name__:
+        sentence = _silent(ends, board.launcher_row) + sentence
+    console.error(sentence)
+    return failure.exit_code
+
+
+def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:
+    """Who made the others wait: each gives up on its neighbour, but only those that hang say nothing."""
+    ranks = sorted(set(range(num_ranks)) - {end.rank for end in ends})
+    if not ranks:
+        return ""
+    names = ", ".join(map(str, ranks))
+    return f"rank {names} does not answer: " if len(ranks) == 1 else f"ranks {names} do not answer: "
 
 
 def _how(end: RankEnd) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from samovar import _native
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 from samovar.core.clock import Deadline
-from samovar.core.errors import SamovarError
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.base import Array, MappedWindow, Notification, Region, Transport, Window
 
 # A notification's value is (run number << _STEP_BITS) | step number of the sender.
@@ -169,11 +169,17 @@ class NativeChannel:
 
     def _completed(self, complete: bool, waiting_s: float) -> None:
         if not complete:
-            operation = self._memory.plan.operations[self._program.position]
-            assert isinstance(operation, Wait), operation
-            raise self._window.missing_notification(operation.slot, operation.peer, waiting_s)
+            raise self._missing(waiting_s)
         self.last_steps = self._program.steps
         self._transport.count_sent(self._bytes_per_run)
+
+    def _missing(self, waiting_s: float) -> DeadlineExceeded:
+        operations = self._memory.plan.operations
+        awaited = operations[min(self._program.position, len(operations) - 1)]
+        if isinstance(awaited, Wait):
+            return self._window.missing_notification(awaited.slot, awaited.peer, waiting_s)
+        name = self._memory.plan.name
+        return DeadlineExceeded(f"plan {name!r} was still moving data after {waiting_s:.1f} s; raise --timeout")
 
     def _add(self, operation: Operation) -> None:
         match operation:

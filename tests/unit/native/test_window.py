@@ -346,6 +346,12 @@ def note(number, frame):
 
 segment = _native.Segment(create_segment(1), 1)
 window = _native.Window(segment, 0, segment.head_bytes(1), 2, 0, 0)
+program = _native.Program(window)
+program.add_wait(0)
+background = _native.Program(window)
+background.add_wait(1)
+thread = _native.ProgressThread(segment, 0, 0)
+thread.submit(background)
 signal.signal(signal.SIGALRM, note)
 signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 try:
@@ -355,7 +361,10 @@ except ZeroDivisionError:
 """
 
 
-@pytest.mark.parametrize("wait", ["window.wait(0, 1, 30.0)", "window.wait_any(0, 2, 30.0)"])
+@pytest.mark.parametrize(
+    "wait",
+    ["window.wait(0, 1, 30.0)", "window.wait_any(0, 2, 30.0)", "program.run(30.0)", "thread.wait(background, 30.0)"],
+)
 def test_signal_handlers_run_while_a_rank_waits_and_may_end_the_wait(wait: str) -> None:
     program = [sys.executable, "-c", SIGNALLED.format(wait=wait)]
     assert subprocess.run(program, timeout=TIMEOUT_S, check=False).returncode == 3

@@ -13,8 +13,8 @@ from samovar.transports.base import Notification, Region
 from samovar.transports.shm import ShmTransport
 
 TIMEOUT_S = 30.0
-NUM_ROUNDS = 200
-NUM_WORDS = 5_000
+NUM_ROUNDS = 60
+NUM_WORDS = 200_000  # copying them takes longer than waking up
 BLOCK_BYTES = NUM_WORDS * 8
 NUM_COUNTS = 500
 
@@ -28,11 +28,13 @@ def play(rank: int, descriptor: int) -> ShmTransport:
     received = Region.of(window, 0, NUM_WORDS, np.uint64).array
     for number in range(1, NUM_ROUNDS + 1):
         block = np.arange(NUM_WORDS, dtype=np.uint64) * np.uint64(number) + np.uint64(rank)
+        expected = np.arange(NUM_WORDS, dtype=np.uint64) * np.uint64(number) + np.uint64(peer)
         window.put(peer, 0, block, Notification(0, number))
         value = window.wait(0, number, peer, Deadline.after(TIMEOUT_S))
-        assert value == number, (value, number)
-        expected = np.arange(NUM_WORDS, dtype=np.uint64) * np.uint64(number) + np.uint64(peer)
+        last = received[-1]  # at once: what comes after its notification comes soon
+        assert last == expected[-1], f"block {number} of rank {peer} came after its notification"
         assert (received == expected).all(), f"block {number} of rank {peer} is not whole"
+        assert value == number, (value, number)
         window.notify(peer, Notification(1, number))  # the peer may overwrite it
         window.wait(1, number, peer, Deadline.after(TIMEOUT_S))
     for _ in range(NUM_COUNTS):

@@ -1,0 +1,46 @@
+"""What a rank process does: its part of the job, and telling the launcher why it cannot go on."""
+
+import traceback
+
+import torch
+
+from samovar.cli.evaluate_rank import run_evaluation
+from samovar.cli.rank_arguments import RankArguments
+from samovar.cli.rank_process import RankContext, SignalRequests, use_cpus
+from samovar.cli.train_rank import run_training
+from samovar.config import RunConfig
+from samovar.core.errors import SamovarError
+from samovar.core.group import Group
+from samovar.report.pipe import RecordWriter
+from samovar.report.records import Failed
+from samovar.transports.shm import Board, ShmTransport
+
+
+def work(given: RankArguments) -> int:
+    """Do this rank's part of the job; the exit code is 0, or that of the error told to the launcher."""
+    writer = RecordWriter(given.pipe)
+    try:
+        _run(given, writer)
+    except SamovarError as error:
+        return _tell(writer, given.rank, str(error), error.exit_code, error)
+    except Exception as error:
+        traceback.print_exc()  # into the rank's log
+        return _tell(writer, given.rank, f"{type(error).__name__}: {error}", SamovarError.exit_code, error)
+    return 0
+
+
+def _run(given: RankArguments, writer: RecordWriter) -> None:
+    config = RunConfig.load(given.config)
+    group = Group(given.rank, config.workers)
+    requests = SignalRequests(Board(given.segment, config.workers), group)
+    use_cpus(config.cpus[given.rank])
+    torch.set_num_threads(config.threads_per_worker)
+    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed)
+    job = run_training if config.job == "train" else run_evaluation
+    job(RankContext(config, transport, writer, requests.at_boundary))
+
+
+def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:
+    kind = type(error).__name__
+    writer.write(Failed(rank=rank, message=message, step=None, exit_code=exit_code, kind=kind))
+    return exit_code

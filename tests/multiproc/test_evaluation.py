@@ -1,0 +1,53 @@
+"""`samovar test` measures what the training run measured at its end."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import metrics_of, result_of, succeed
+from tests.multiproc.nets import write_net, write_solver
+
+NUM_STEPS = 40
+FIGURE = re.compile(r"(accuracy|loss) ([0-9.e+-]+)")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+    return write_net(tmp_path_factory.mktemp("net"), digits)
+
+
+@pytest.fixture(scope="module")
+def trained(net: Path) -> Path:
+    """The folder of a run of two workers."""
+    solver = write_solver(net, NUM_STEPS)
+    flags = ("--workers", 2, "--threads-per-worker", 1, "--out", "out")
+    succeed("train", "--solver", solver, *flags, folder=net.parent)
+    return net.parent / "out"
+
+
+def measured(out: Path) -> dict[str, float]:
+    (*_, last) = metrics_of(out, "test")
+    return {name: last[name] for name in ("accuracy", "loss")}
+
+
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_command_shows_what_training_measured(net: Path, trained: Path, workers: int) -> None:
+    (model,) = trained.glob("snapshots/*/*.caffemodel")
+    flags = ("--iterations", 6, "--workers", workers, "--threads-per-worker", 1)
+    ended = succeed("test", "--model", net, "--weights", model, *flags, folder=net.parent)
+    shown = {name: float(value) for name, value in FIGURE.findall(ended.output)}
+    assert shown == {name: float(f"{value:.4f}") for name, value in measured(trained).items()}
+    assert shown["accuracy"] > 0.3
+    assert not list(net.parent.glob("runs/*"))
+
+
+def test_one_worker_measures_the_same_bits_as_two(net: Path, trained: Path) -> None:
+    """From the last snapshot of two workers, one worker has nothing to train and tests."""
+    (snapshot,) = trained.glob("snapshots/step_*")
+    flags = ("--workers", 1, "--threads-per-worker", 1, "--snapshot", snapshot, "--out", "alone")
+    succeed("train", "--solver", write_solver(net, NUM_STEPS), *flags, folder=net.parent)
+    alone = net.parent / "alone"
+    assert measured(alone) == measured(trained)
+    assert result_of(alone)["weights_sha256"] == result_of(trained)["weights_sha256"]
+    assert metrics_of(alone, "train") == []
