@@ -10,12 +10,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import collectives
 import lenet
 from figures import Figure
 from rich.console import Console
 from rich.table import Table
 
-BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {"lenet": lenet.run}
+BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
+    "lenet": lenet.run,
+    "collectives": collectives.run,
+    "collectives-pair": collectives.run_pair,
+    "collectives-sweep": collectives.run_sweep,
+    "round-trips": collectives.run_round_trips,
+}
 OUT = Path(__file__).parent / "out"
 
 

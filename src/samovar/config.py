@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.strategies.config import StrategyConfig
 
@@ -16,7 +17,8 @@ DEFAULT_TIMEOUT_S = 120.0
 class RunConfig:
     """One `samovar train` or `samovar test`, as its ranks see it; spelled as the flags are.
 
-    `model` is a solver (train) or a net (test). `iterations`, `seed` None: the solver's own (train).
+    `model` is a solver (train) or a net (test). `iterations`, `seed` None: the solver's own (train). Every `auto`
+    is a pure function of `calibration`.
     """
 
     job: str
@@ -34,6 +36,7 @@ class RunConfig:
     iterations: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     out: Path = Path("runs")
+    calibration: CalibrationRecord = NOMINAL
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -63,6 +66,7 @@ class RunConfig:
                 values[name] = None if values[name] is None else Path(values[name])
             values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
             values["strategy"] = StrategyConfig(**values["strategy"])
+            values["calibration"] = CalibrationRecord.from_json(values["calibration"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a configuration of this version ({error}); start the run anew") from error

@@ -56,12 +56,20 @@ def test_all_ranks_together_are_no_faster_than_the_machine() -> None:
     assert shared == pytest.approx(4 * alone)
 
 
-def test_ranks_that_share_cores_pay_for_every_message() -> None:
-    figures = dataclasses.replace(SLOW_MESSAGES, shared_core_latency_s=LATENCY_S)
-    direct, tree = (predicted_s(machine(figures, cores=2), name, 8, 4096, True) for name in ("direct", "tree"))
-    assert direct == pytest.approx(2 * 8 * 7 / 2 * LATENCY_S, rel=1e-6)
-    assert tree == pytest.approx(2 * 7 / 2 * LATENCY_S, rel=1e-6)
-    assert choose_all_reduce(machine(figures, cores=2), 8, 4096, True, True) != "direct"
+@pytest.mark.parametrize(
+    ("shared_s", "sending_s", "counted"),
+    [
+        (LATENCY_S, 1e-12, 8),  # all four ranks begin; the root goes on when all three have sent; they go on
+        (1e-12, LATENCY_S, 6),  # three messages there, three back
+    ],
+)
+def test_ranks_that_share_cores_pay_for_every_turn_and_every_message(
+    shared_s: float, sending_s: float, counted: int
+) -> None:
+    figures = dataclasses.replace(SLOW_MESSAGES, shared_core_latency_s=shared_s, spinning_latency_s=sending_s)
+    for cores in (1, 2):
+        seconds = predicted_s(machine(figures, cores), "server", 4, 4096, True)
+        assert seconds == pytest.approx(counted * LATENCY_S / cores, rel=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32])
@@ -82,6 +90,7 @@ def test_nominal_chooses_as_measured() -> None:
         assert choose_all_reduce(NOMINAL, 2, num_bytes, True, False) == "direct"
     assert choose_all_reduce(NOMINAL, 8, 256 << 20, True, True) == "direct"
     assert choose_all_reduce(NOMINAL, 4, 4096, True, True) == "kary-tree"
+    assert choose_all_reduce(NOMINAL, 8, 4096, True, True) == "server"
     assert choose_all_reduce(NOMINAL, 2, 28 << 20, False, False) == "halving-doubling"
 
 

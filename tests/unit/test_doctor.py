@@ -187,4 +187,4 @@ def test_a_machine_that_tells_nothing_can_be_shown(tmp_path: Path) -> None:
     host = read_host(tmp_path)
     assert host.memory_limit_bytes is None
     assert dict(host_rows(host))["governor"] == "not shown"
-    assert dict(record_rows(NOMINAL))["wake-up by futex"] == "30 us"
+    assert dict(record_rows(NOMINAL))["wake-up by futex"] == "60 us"

@@ -9,16 +9,18 @@ import typer
 
 from samovar import __version__
 from samovar.cli.data import data_app
+from samovar.cli.doctor import doctor
 from samovar.cli.start import remove_if_unused, run_job
-from samovar.cli.train_plan import plan_training
+from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
+from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError, SamovarError
 from samovar.launch import place
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
 from samovar.report.run_folder import RunFolder
-from samovar.strategies.config import StrategyConfig, parse_bucket
+from samovar.strategies.config import AUTO, COLLECTIVES, StrategyConfig, parse_bucket
 
 app = typer.Typer(
     help="Train deep networks on several workers, and choose how they share what they learn.",
@@ -28,9 +30,19 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(data_app, name="data")
+app.command()(doctor)
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
+Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
+]
+Snapshot = Annotated[
+    str | None,
+    typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
@@ -38,14 +50,12 @@ Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for an
 def train(
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
     weights: Annotated[Path | None, typer.Option(help="Start from a .caffemodel, by layer name.")] = None,
-    snapshot: Annotated[
-        str | None,
-        typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
-    ] = None,
+    snapshot: Snapshot = None,
     workers: Workers = 1,
     threads_per_worker: Threads = None,
     strategy: Annotated[str, typer.Option(help="How workers share what they learn: sync.")] = "sync",
-    collective: Annotated[str, typer.Option(help="How gradients are summed: ring, tree.")] = "ring",
+    collective: Collective = AUTO,
+    calibration: Calibration = None,
     bucket: Annotated[str, typer.Option(help="What is exchanged as one: model, layer, or bytes.")] = "model",
     batch_mode: Annotated[
         str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
@@ -72,24 +82,32 @@ def train(
         shuffle=shuffle,
         iterations=iterations,
         timeout_s=timeout,
+        calibration=NOMINAL if calibration is None else CalibrationRecord.load(calibration),
     )
     raise typer.Exit(_train(config, snapshot, out))
 
 
 def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
     plan = plan_training(config, snapshot, out)
+    code = InputError.exit_code
+    try:
+        code = _run(plan)
+    finally:
+        if code == InputError.exit_code and plan.is_new and not plan.folder.metrics.exists():
+            remove_if_unused(plan.folder)
+    return code
+
+
+def _run(plan: TrainingPlan) -> int:
     log = Log(plan.folder.log)
     console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
     try:
         for text in plan.notices:
             console.show(Notice(level="warning", text=text))
-        code = run_job(plan.config, plan.folder, console)
+        return run_job(plan.config, plan.folder, console)
     finally:
         console.close()
         log.close()
-    if code == InputError.exit_code and plan.is_new and not plan.folder.metrics.exists():
-        remove_if_unused(plan.folder)
-    return code
 
 
 @app.command()

@@ -1,14 +1,17 @@
 """Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from samovar.cli.resume import ResumePoint
+from samovar.collectives.choose import choose_all_reduce
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
 from samovar.data.config import DataConfig
 from samovar.data.stream import BatchReader, BatchStream
 from samovar.formats.caffe.caffemodel import read_caffemodel
@@ -20,20 +23,22 @@ from samovar.model.model import Model, layout_of
 from samovar.solver.policy import PolicyConfig
 from samovar.solver.sgd import Multipliers, Sgd, SgdConfig
 from samovar.strategies.base import Strategy
+from samovar.strategies.config import AUTO
 from samovar.strategies.sync import Sync
-from samovar.transports.base import Region, Transport
+from samovar.transports.base import MappedWindow, Region, Transport
 from samovar.worker.evaluation import Evaluation
 from samovar.worker.step import Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A net whose parameters lie in the window, and what updates and exchanges them."""
+    """A net whose parameters lie in the window, and what updates and exchanges them, by which plan."""
 
     net: CaffeNet
     model: Model
     solver: Sgd
     strategy: Strategy
+    collective: str
     notices: tuple[str, ...]
 
 
@@ -54,10 +59,30 @@ def build_learner(
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
     solver = Sgd(sgd_config(caffe), *buffers, multipliers)
     if start is not None:
+        _load_start(start, model, solver, config)
+    chosen = replace(config.strategy, collective=chosen_collective(config, gradients, buckets))
+    strategy = Sync(chosen, transport, buckets, gradients, lambda: Deadline.after(config.timeout_s))
+    return Learner(net, model, solver, strategy, chosen.collective, notices)
+
+
+def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bucket]) -> str:
+    """The plan by name: --collective, or for `auto` the best one for the largest bucket.
+
+    A pure function of the configuration and the net, so that every rank and every resumed run finds the same.
+    """
+    if config.strategy.collective != AUTO:
+        return config.strategy.collective
+    num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * gradients.array.itemsize
+    mapped = isinstance(gradients.window, MappedWindow)
+    return choose_all_reduce(config.calibration, config.workers, num_bytes, mapped, config.oversubscribed)
+
+
+def _load_start(start: ResumePoint, model: Model, solver: Sgd, config: RunConfig) -> None:
+    try:
         model.load_state_dict(start.weights)
         solver.load_state_dict(start.momentum)
-    strategy = Sync(config.strategy, transport, buckets, gradients, lambda: Deadline.after(config.timeout_s))
-    return Learner(net, model, solver, strategy, notices)
+    except InputError as error:
+        raise InputError(f"--snapshot {config.snapshot}: {error}; give a snapshot of this net") from error
 
 
 def build_worker(learner: Learner, stream: BatchStream, caffe: CaffeSolver, config: RunConfig) -> Worker:

@@ -27,6 +27,7 @@ from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
+from samovar.strategies.config import AUTO
 from samovar.worker.evaluation import Evaluation
 from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
@@ -47,6 +48,7 @@ def run_training(context: RankContext) -> None:
         test = _test_parts(context, caffe, net, stack)
         first_step = start.step if start is not None else 0
         schedule = _schedule(config, caffe, first_step)
+        context.at_boundary(first_step)
         global_batch = build.global_batch_size(config, reader.config)
         notices = (*caffe.warnings, *definition.warnings, *learner.notices, *(start.notices if start else ()))
         if context.is_first:
@@ -131,7 +133,7 @@ def _announce(
         base_lr=caffe.base_lr,
         lr_policy=caffe.lr_policy,
         strategy=config.strategy.name,
-        collective=config.strategy.collective,
+        collective=_shown_collective(config, learner),
         transport="shm",
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
@@ -140,6 +142,11 @@ def _announce(
     context.writer.write(started)
     for text in notices:
         context.writer.write(Notice(level="warning", text=text))
+
+
+def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
+    """The plan, and whether it was chosen here."""
+    return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
 
 
 def _data_name(source: Path) -> str:
@@ -206,7 +213,7 @@ def _result(
         net=learner.net.name,
         net_parameters=sum(info.parameter.numel() for info in learner.net.parameter_infos),
         strategy=config.strategy.name,
-        collective=config.strategy.collective,
+        collective=_shown_collective(config, learner),
         transport="shm",
         workers=config.workers,
         threads_per_worker=config.threads_per_worker,

@@ -2,18 +2,20 @@
 
 from dataclasses import dataclass
 
+from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
 
 STRATEGIES = ("sync",)
-COLLECTIVES = ("direct", "ring", "tree")
+AUTO = "auto"
+COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig:
-    """`bucket_size_bytes` None exchanges the whole model as one bucket."""
+    """`bucket_size_bytes` None exchanges the whole model as one bucket; `collective` AUTO is for others to resolve."""
 
     name: str = "sync"
-    collective: str = "ring"
+    collective: str = AUTO
     bucket_size_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from samovar.collectives.direct import direct_all_reduce
 from samovar.collectives.execute import open_channel
-from samovar.collectives.plan import PlanFunction
-from samovar.collectives.ring import ring_all_reduce
-from samovar.collectives.tree import tree_all_reduce
+from samovar.collectives.plans import all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Update
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
-
-_ALL_REDUCE: dict[str, PlanFunction] = {"direct": direct_all_reduce, "ring": ring_all_reduce, "tree": tree_all_reduce}
 
 
 class Sync:
@@ -34,7 +29,8 @@ class Sync:
         gradients: Region,
         deadline: Callable[[], Deadline],
     ) -> None:
-        plan = _ALL_REDUCE[config.collective](transport.group.rank, transport.group.world_size)
+        group = transport.group
+        plan = all_reduce(config.collective, host_size=group.world_size)(group.rank, group.world_size)
         self._channels = [
             (
                 bucket,

@@ -1,0 +1,189 @@
+"""All-reduce against gloo, MPI and the memory's floor; put + notify against a bare futex.
+
+Rows of `run.py collectives` (each also by its own name, see `benchmarks/run.py`): two pinned ranks; 2, 4 and 8
+ranks over five sizes, `--collective auto` against the better of gloo and MPI and against every other plan; round
+trips. MPI needs the extra `bench` (mpi4py and mpich); without it the comparison is with gloo alone and says so.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+from figures import Figure, compare
+
+from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.plan import Operation
+from samovar.collectives.plans import ALL_REDUCES
+from samovar.core.calibration import NOMINAL
+from samovar.launch import place
+from samovar.transports.shm import create_segment
+
+FOLDER = Path(__file__).parent
+TIMEOUT_S = 900.0
+WORLD_SIZES = (2, 4, 8)
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
+PAIR_BARS = {4 << 10: 20.0, 28 << 20: 5.0, 244 << 20: 5.0}
+LARGE_BYTES = 32 << 20
+# Beyond these the memory of one machine is short: every plan has staging areas of its own.
+MAX_STAGING_BYTES = 2 << 30
+
+Times = Mapping[str, Sequence[float]]  # side -> seconds of one all-reduce, a pair each
+
+
+def run() -> list[Figure]:
+    return [*run_pair(), *run_sweep(), *run_round_trips()]
+
+
+def run_pair() -> list[Figure]:
+    """Rows 1 and 2: two ranks on a core each."""
+    cells = [
+        cell(size, ["direct", "gloo", "copy"] if size == max(PAIR_BARS) else ["direct", "gloo"], 11)
+        for size in PAIR_BARS
+    ]
+    figures = []
+    for times, (size, bar) in zip(measure(2, cells, with_mpi=False), PAIR_BARS.items(), strict=True):
+        rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+        figures.append(compare(f"all-reduce {shown(size)}, 2 ranks / gloo", rates["direct"], rates["gloo"], "1/s", bar))
+        if "copy" in rates:
+            # A copy of one rank reads and writes N bytes each: 4N in all, what the sum in place has to move.
+            ours, floor = (in_gigabytes(rates[side], 4 * size) for side in ("direct", "copy"))
+            figures.append(compare(f"all-reduce {shown(size)}, 2 ranks / copying 4N bytes", ours, floor, "GB/s", 0.7))
+    return figures
+
+
+def in_gigabytes(rates: Sequence[float], num_bytes: int) -> list[float]:
+    return [rate * num_bytes / 1e9 for rate in rates]
+
+
+def run_sweep() -> list[Figure]:
+    """Row 3: the chosen plan against gloo, MPI and the other plans."""
+    figures = [figure for world_size in WORLD_SIZES for figure in sweep(world_size)]
+    outside = [figure.ratio for figure in figures if figure.bar == 0.95]
+    over_all = geometric_mean(outside)
+    name = f"geometric mean over {len(outside)} cells / better of {' and '.join(others())}"
+    return [*figures, Figure(name, over_all, 1.0, "x", over_all, min(outside), max(outside), len(outside), 1.0)]
+
+
+def sweep(world_size: int) -> list[Figure]:
+    oversubscribed = place(world_size, 1).oversubscribed
+    chosen_plans = [choose_all_reduce(NOMINAL, world_size, size, True, oversubscribed) for size in SIZES]
+    candidates = [plans(world_size, size, chosen) for size, chosen in zip(SIZES, chosen_plans, strict=True)]
+    cells = [cell(size, [*names, *others()], num_pairs(size)) for size, names in zip(SIZES, candidates, strict=True)]
+    figures = []
+    measured = measure(world_size, cells, with_mpi="mpi" in others())
+    for size, chosen, names, times in zip(SIZES, chosen_plans, candidates, measured, strict=True):
+        rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+        where = f"{shown(size)}, {world_size} ranks"
+        other = max(others(), key=lambda side: median(rates[side]))
+        best = max(names, key=lambda side: median(rates[side]))
+        figures.append(compare(f"{where}: auto ({chosen}) / {other}", rates[chosen], rates[other], "1/s", 0.95))
+        figures.append(compare(f"{where}: auto ({chosen}) / best ({best})", rates[chosen], rates[best], "1/s", 0.9))
+    return figures
+
+
+def num_pairs(num_bytes: int) -> int:
+    return 5 if num_bytes > LARGE_BYTES else 9 if num_bytes > 1 << 20 else 21
+
+
+@cache
+def others() -> tuple[str, ...]:
+    return ("gloo", "mpi") if importlib.util.find_spec("mpi4py") else ("gloo",)
+
+
+def plans(world_size: int, num_bytes: int, chosen: str) -> list[str]:
+    """The plans whose staging areas fit, equal ones once: under the chosen plan's name, else under the first."""
+    found: dict[tuple[tuple[Operation, ...], ...], str] = {}
+    for name in (chosen, *ALL_REDUCES):
+        ranks = [ALL_REDUCES[name](rank, world_size) for rank in range(world_size)]
+        staging_bytes = ranks[0].num_stagings * ranks[0].largest_chunk(num_bytes) * world_size
+        if staging_bytes <= MAX_STAGING_BYTES:
+            found.setdefault(tuple(plan.operations for plan in ranks), name)
+    return list(found.values())
+
+
+def cell(num_bytes: int, sides: list[str], num_pairs: int) -> dict[str, Any]:
+    num_runs = max(1, min(50, (2 << 20) // num_bytes))
+    return {"num_bytes": num_bytes, "sides": sides, "num_runs": num_runs, "num_pairs": num_pairs}
+
+
+def shown(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
+
+
+def measure(world_size: int, cells: list[dict[str, Any]], with_mpi: bool) -> list[Times]:
+    """Per cell the seconds of each side, from the first rank's begin to the last one's end."""
+    placement = place(world_size, 1)
+    with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
+        job = {
+            "world_size": world_size,
+            "oversubscribed": placement.oversubscribed,
+            "cpus": placement.cpus,
+            "folder": folder,
+            "mpi": with_mpi,
+            "cells": cells,
+        }
+        job_file = Path(folder, "job.json")
+        job_file.write_text(json.dumps(job))
+        run_ranks([sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)], world_size, with_mpi)
+        ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(world_size)]
+    return [together([rank[number] for rank in ranks], cell["num_runs"]) for number, cell in enumerate(cells)]
+
+
+def run_ranks(program: list[str], world_size: int, with_mpi: bool) -> None:
+    if with_mpi:
+        launcher = str(Path(sys.executable).with_name("mpiexec"))
+        subprocess.run([launcher, "-n", str(world_size), *program], check=True, timeout=TIMEOUT_S)
+        return
+    processes = [subprocess.Popen([*program, str(rank)]) for rank in range(world_size)]
+    for process in processes:
+        process.wait(TIMEOUT_S)
+    if any(process.returncode != 0 for process in processes):
+        raise SystemExit("a rank of the benchmark failed; its error stands above")
+
+
+def together(ranks: Sequence[Mapping[str, Sequence[tuple[float, float]]]], num_runs: int) -> Times:
+    return {
+        side: [
+            (max(ended_s for _, ended_s in times) - min(began_s for began_s, _ in times)) / num_runs
+            for times in zip(*(rank[side] for rank in ranks), strict=True)
+        ]
+        for side in ranks[0]
+    }
+
+
+def run_round_trips() -> list[Figure]:
+    """Row 4: ratios are theirs / ours in time, so 1 / 1.3 is the bar of 1.3x."""
+    with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
+        bare = Path(folder, "futex_ping_pong")
+        subprocess.run(["g++", "-O2", "-std=c++17", str(FOLDER / "futex_ping_pong.cpp"), "-o", str(bare)], check=True)
+        times = measure_round_trips(bare, Path(folder, "times.json"))
+    rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+    limit = [1 / 2e-6] * len(rates["spinning"])
+    return [
+        compare("round trip by futex / bare futex in C", rates["sleeping"], rates["bare"], "1/s", 1 / 1.3),
+        compare("round trip spinning / 2 us", rates["spinning"], limit, "1/s", 1.0),
+    ]
+
+
+def measure_round_trips(bare: Path, output: Path) -> Times:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        raise SystemExit("round trips need two cores")
+    segments = [create_segment(2) for _ in range(2)]
+    program = [sys.executable, str(FOLDER / "round_trip_rank.py")]
+    rest = [*map(str, segments), *map(str, cpus[:2]), str(bare), str(output)]
+    processes = [subprocess.Popen([*program, str(rank), *rest], pass_fds=segments) for rank in range(2)]
+    for segment in segments:
+        os.close(segment)
+    for process in processes:
+        process.wait(TIMEOUT_S)
+    times: Times = json.loads(output.read_text())
+    return times

@@ -1,0 +1,144 @@
+"""`samovar doctor`: what is here, what is wrong, how fast it is."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import rich.box
+import rich.console
+import rich.table
+import typer
+
+from samovar.cli.calibrate import calibrate
+from samovar.core.calibration import CalibrationRecord
+from samovar.core.errors import InputError
+from samovar.report.diagnosis import Finding, diagnose
+from samovar.report.host import Host, read_host
+from samovar.report.plain import to_plain
+from samovar.report.run_folder import write_json_atomic
+from samovar.report.wording import cpu_ranges
+
+Row = tuple[str, str]
+
+_GIB = 1 << 30
+_MARKS = {"error": "error  ", "warning": "warning", "hint": "hint   "}
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write what was measured to this file, for `train --calibration`.")
+    ] = None,
+) -> None:
+    """Measure this machine, tell what is here and what is wrong."""
+    if save is not None:
+        _require_writable(save)
+    host = read_host()
+    record = calibrate(host) if host.memfd_error is None else None
+    findings = diagnose(host, record)
+    if save is not None and record is not None:
+        _save(record, save)
+    if as_json:
+        typer.echo(_as_json(host, record, findings))
+    else:
+        _show(host, record, findings)
+
+
+def _require_writable(path: Path) -> None:
+    """Refuse now what would be refused after measuring."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError(f"--save {path}: is no place for a file; give a file in a folder that is there")
+
+
+def _save(record: CalibrationRecord, path: Path) -> None:
+    try:
+        write_json_atomic(path, record.to_json())
+    except InputError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
+
+
+def _as_json(host: Host, record: CalibrationRecord | None, findings: list[Finding]) -> str:
+    parts = {
+        "host": to_plain(host),
+        "calibration": record.to_json() if record is not None else None,
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+    return json.dumps(parts, indent=2)
+
+
+def _show(host: Host, record: CalibrationRecord | None, findings: list[Finding]) -> None:
+    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    _show_rows(console, "What is here", host_rows(host))
+    if record is not None:
+        _show_rows(console, "Measured", record_rows(record))
+    console.print("What is wrong" if findings else "Nothing is wrong.")
+    for finding in findings:
+        console.print(f"  {_MARKS[finding.level]}  {finding.text}", soft_wrap=True)
+        console.print(f"           {finding.next_step}", soft_wrap=True)
+
+
+def _show_rows(console: rich.console.Console, title: str, rows: list[Row]) -> None:
+    """A table on a terminal, lines elsewhere."""
+    if not console.is_terminal:
+        width = max(len(name) for name, _ in rows)
+        lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+        console.print("\n".join([title, *lines, ""]), soft_wrap=True)
+        return
+    table = rich.table.Table(title=title, title_justify="left", show_header=False, box=rich.box.ROUNDED)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def host_rows(host: Host) -> list[Row]:
+    """The machine in words."""
+    allowed = f"{len(host.cpus_allowed)} of {host.cores_present} (cpu {cpu_ranges(host.cpus_allowed)})"
+    quota = f", time of {host.cpu_quota_cores:g}" if host.cpu_quota_cores is not None else ""
+    limit = f", limit {_gib(host.memory_limit_bytes)}" if host.memory_limit_bytes is not None else ""
+    memory = f"{_gib(host.memory_available_bytes)} free of {_gib(host.memory_total_bytes)}{limit}"
+    limits = ", ".join(f"{name} {'unlimited' if n is None else f'{n:,}'}" for name, n in host.limits.items())
+    return [
+        ("processor", host.cpu_model),
+        ("cores", allowed + quota),
+        ("NUMA nodes", str(host.numa_nodes)),
+        ("governor", ", ".join(host.governors) or "not shown"),
+        ("memory", f"{memory}, swapped out {_gib(host.swap_used_bytes)}"),
+        ("shared memory", f"memfd {'works' if host.memfd_error is None else host.memfd_error}"),
+        ("huge pages", f"{host.huge_pages or 'none'}, shared memory {host.shared_huge_pages or 'none'}"),
+        ("limits", limits),
+        ("kernel", host.kernel),
+        ("versions", ", ".join(f"{name} {number}" for name, number in host.versions.items())),
+    ]
+
+
+def record_rows(record: CalibrationRecord) -> list[Row]:
+    """The figures in words."""
+    rows = [
+        ("copy, one process", f"{record.copy_bandwidth_one_bytes_per_s / 1e9:.1f} GB/s read + written"),
+        ("copy, all cores", f"{record.copy_bandwidth_all_bytes_per_s / 1e9:.1f} GB/s read + written"),
+        ("wake-up by futex", _microseconds(record.wake_up_s)),
+    ]
+    for name, figures in record.transports.items():
+        sizes = ", ".join(f"{_size(size)} {rate / 1e9:.1f}" for size, rate in figures.bandwidth)
+        rows += [
+            (f"{name}: put + notify, spinning", _microseconds(figures.spinning_latency_s)),
+            (f"{name}: put + notify, sleeping", _microseconds(figures.sleeping_latency_s)),
+            (f"{name}: put + notify, on one core", _microseconds(figures.shared_core_latency_s)),
+            (f"{name}: put, GB/s", sizes),
+        ]
+    return rows
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.2g} us" if seconds < 10e-6 else f"{seconds * 1e6:.0f} us"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
