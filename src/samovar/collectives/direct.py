@@ -18,7 +18,8 @@ def direct_all_reduce(rank: int, world_size: int) -> Plan:
     """
     others = [(rank + distance) % world_size for distance in range(1, world_size)]
     operations: list[Operation] = [*_everyone(rank, others, 0)]
-    operations.append(Combine(rank, tuple(range(world_size))))
+    if others:
+        operations.append(Combine(rank, tuple(range(world_size))))
     operations += _everyone(rank, others, world_size)
     return Plan("direct", tuple(operations), world_size, 0, 2 * world_size)
 

@@ -102,7 +102,7 @@ def test_the_native_executor_runs_where_memory_is_mapped(make_transports: MakeTr
     region = Region.of(transport.open_window("data", 64, 0), 0, 16, np.float32)
     assert isinstance(open_channel("sum", ring_all_reduce(0, 1), transport, region), NativeChannel)
     with pytest.raises(SamovarError, match="plan 'direct' needs memory that all ranks map"):
-        Channel("sum", direct_all_reduce(0, 1), transport, region)
+        Channel("sum", direct_all_reduce(0, 2), transport, region)
 
 
 def sum_in_background(transport: ShmTransport, executor: Executor) -> np.ndarray:
