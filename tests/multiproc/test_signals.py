@@ -87,6 +87,24 @@ def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path) -> None:
     assert result_of(out)["steps"] <= 2
 
 
+def test_a_signal_to_a_rank_that_is_being_started(endless: Path, tmp_path: Path) -> None:
+    """It is held back while the rank imports what it works with."""
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        rank = command.wait_for_rank(1)
+        command.until(lambda: blocks(rank.pid, signal.SIGTERM), "rank 1 holds signals back")
+        rank.send_signal(signal.SIGTERM)
+        ended = command.wait()
+    assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
+    assert result_of(out)["steps"] <= 2
+
+
+def blocks(process_id: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    (mask,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")]
+    return bool(mask >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: signal.Signals) -> None:
     """Even if a rank hangs and so cannot stop as asked."""

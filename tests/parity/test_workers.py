@@ -6,7 +6,6 @@ a rounding, which moves a gradient from one place to another; about one seed in 
 
 import mmap
 import signal
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,8 +14,7 @@ import pytest
 import safetensors.numpy
 
 from samovar.collectives.cost import cost
-from samovar.collectives.plan import Plan
-from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.plans import all_reduce
 from samovar.collectives.tree import tree_all_reduce
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.config import parse_bucket
@@ -27,9 +25,17 @@ from tests.parity.trained import NUM_STEPS, PARAMETERS, Trained, Trainer, relati
 TOLERANCE = 1e-5  # of nets with maxima, see above
 SMOOTH_TOLERANCE = 1e-6
 BATCH = 12
-ALL_REDUCE: dict[str, Callable[[int, int], Plan]] = {"ring": ring_all_reduce, "tree": tree_all_reduce}
-OFTEN = [(2, "ring", "model"), (2, "tree", "4096"), (3, "tree", "layer"), (4, "ring", "4096")]
-SELDOM = [(2, "ring", "layer"), (3, "ring", "model"), (4, "tree", "model")]
+OFTEN = [(2, "direct", "model"), (2, "ring", "4096"), (3, "tree", "layer"), (4, "ring", "4096")]
+SELDOM = [
+    (2, "tree", "layer"),
+    (3, "direct", "layer"),
+    (3, "ring", "model"),
+    (3, "kary-tree", "4096"),
+    (4, "tree", "model"),
+    (4, "halving-doubling", "4096"),
+    (4, "server", "layer"),
+    (4, "two-level", "model"),
+]
 COMBINATIONS = [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)]
 # Test passes of a run, their batches, and the outputs of a batch (accuracy, loss).
 NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 2
@@ -155,7 +161,7 @@ def test_bytes_sent_are_those_of_the_plans(train: Trainer, workers: int, collect
     """The gradient's exchange, the ranks' records and the test results: not a byte more."""
     trained = train(workers, BATCH, "--collective", collective, "--bucket", bucket)
     layout = Layout.pack(ParameterSpec(name, trained.weights[name].shape) for name in reversed(PARAMETERS))
-    plans = [ALL_REDUCE[collective](rank, workers) for rank in range(workers)]
+    plans = [all_reduce(collective, host_size=workers)(rank, workers) for rank in range(workers)]
     sizes = [part.size for part in layout.buckets(parse_bucket(bucket))]
     gradient = sum(sum(cost(plans, size).bytes_sent) for size in sizes) * NUM_STEPS
     records = workers * (workers - 1) * RECORD_BYTES * NUM_STEPS

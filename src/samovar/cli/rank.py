@@ -6,13 +6,15 @@ import signal
 import sys
 
 from samovar import _native
-from samovar.cli.rank_arguments import RankArguments
+from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS, RankArguments
 
 
 def main(arguments: list[str]) -> int:
     """Bind this process's life to the launcher's, then do this rank's part of the job; the exit code."""
     given = RankArguments.parse(arguments)
     end_with_parent(given.parent)
+    # Held back until the rank can act on them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
     code: int = importlib.import_module("samovar.cli.rank_work").work(given)
     return code

@@ -1,10 +1,14 @@
 """How the launcher and a rank speak of a rank's command line."""
 
 import argparse
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 MODULE = "samovar.cli.rank"
+# What a rank acts on between two steps.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SNAPSHOT_SIGNAL = signal.SIGHUP
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
+from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.group import Group
@@ -46,9 +47,10 @@ class SignalRequests:
         self._rank = group.rank
         self._stop_signal = 0
         self._num_snapshots = 0
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._note_stop)
-        signal.signal(signal.SIGHUP, self._note_snapshot)
+        signal.signal(SNAPSHOT_SIGNAL, self._note_snapshot)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
 
     def at_boundary(self, steps_done: int) -> Requests:
         """Show how far this rank is; tell what was asked of it so far."""

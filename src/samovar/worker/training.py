@@ -57,6 +57,7 @@ class Outcome:
     """Where a run stands when its loop ends.
 
     `num_steps` were taken by this process, `seconds` are spent in them, without tests and snapshots.
+    `test_outputs` are of the weights as they are now; empty where those were not tested.
     """
 
     steps_done: int
@@ -131,6 +132,7 @@ class Training:
         started_s = time.monotonic()
         loss = self._worker.step(step)
         self._outcome.steps_done = step + 1
+        self._outcome.test_outputs = {}  # those of the weights that were
         agreed = self._collect()
         self._post(loss, time.monotonic() - started_s)
         if agreed.num_snapshots > self._snapshots_made:
