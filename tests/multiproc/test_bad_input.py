@@ -275,7 +275,7 @@ def solverstate_of_another_net(place: Place) -> Bad:
     return train(place, "--snapshot", state), rf"^{state.parent}/.*32.*33|^{state.parent}/.*ip1"
 
 
-@case
+@rare_case
 def snapshot_of_another_net(place: Place) -> Bad:
     place.change_net("num_output: 32", "num_output: 33")
     return train(

@@ -12,7 +12,7 @@ NUM_STEPS = 60
 
 def on(small: Disk, solver: Path, out: Path, *flags: object) -> tuple[int, str, str]:
     """Train on the small disk: exit code, what was said, the folder as seen from here."""
-    arguments = ("train", "--solver", solver, "--workers", 2, "--threads-per-worker", 1, "--out", out, *flags)
+    arguments = ("train", "--solver", solver, "--workers", 1, "--threads-per-worker", 1, "--out", out, *flags)
     ended = run(*arguments, folder=solver.parent, prefix=small.command(solver.parent))
     assert "Traceback" not in ended.errors + ended.output
     return ended.return_code, ended.error if ended.return_code else "", ended.output
@@ -21,7 +21,7 @@ def on(small: Disk, solver: Path, out: Path, *flags: object) -> tuple[int, str, 
 def test_a_disk_that_gets_full_costs_the_snapshot_being_saved_and_no_more(tmp_path: Path, digits: Path) -> None:
     """A snapshot has about 140 kB (Caffe's pair and Samovar's own): of three on 500 kB the first ones fit."""
     solver = write_solver(write_net(tmp_path, digits), NUM_STEPS, snapshot=10)
-    succeed("train", "--solver", solver, "--workers", 2, "--threads-per-worker", 1, "--out", "whole", folder=tmp_path)
+    succeed("train", "--solver", solver, "--workers", 1, "--threads-per-worker", 1, "--out", "whole", folder=tmp_path)
     with disk(tmp_path / "small", "500k") as small:
         out = small.place / "out"
         code, error, _ = on(small, solver, out)
