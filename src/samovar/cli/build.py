@@ -41,6 +41,10 @@ class Learner:
     collective: str
     notices: tuple[str, ...]
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(info.parameter.numel() for info in self.net.parameter_infos)
+
 
 def build_learner(
     config: RunConfig, caffe: CaffeSolver, net: CaffeNet, transport: Transport, start: ResumePoint | None

@@ -17,7 +17,7 @@ from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.launch import Launch, RankEnd
 from samovar.report.console import Console
 from samovar.report.pipe import RecordReader
-from samovar.report.records import Failed, Finished, Notice, Record, Started
+from samovar.report.records import Failed, Finished, Notice, Record
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.transports.shm import Board, create_segment
@@ -28,10 +28,9 @@ _PREEMPTING = ("SIGTERM", "SIGUSR1")
 
 @dataclass(slots=True)
 class Told:
-    """What the ranks told: the result (rank 0's), whether training began, who failed and why."""
+    """What the ranks told: the result (rank 0's), who failed and why."""
 
     result: RunResult | None = None
-    started: bool = False
     failures: dict[int, Failed] = field(default_factory=dict)
 
 
@@ -106,8 +105,6 @@ def _take_records(num_ranks: int, told: Told, console: Console) -> Callable[[int
 
 def _note(record: Record, told: Told, rank: int) -> None:
     match record:
-        case Started():
-            told.started = True
         case Finished():
             told.result = record.result
         case Failed():

@@ -121,7 +121,7 @@ def _announce(
     config = context.config
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
-        num_parameters=sum(info.parameter.numel() for info in learner.net.parameter_infos),
+        num_parameters=learner.num_parameters,
         data_name=_data_name(reader.config.source),
         num_train_samples=len(reader),
         num_test_samples=test.num_samples if test else 0,
@@ -211,7 +211,7 @@ def _result(
     config = context.config
     return RunResult(
         net=learner.net.name,
-        net_parameters=sum(info.parameter.numel() for info in learner.net.parameter_infos),
+        net_parameters=learner.num_parameters,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
         transport="shm",

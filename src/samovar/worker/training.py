@@ -68,7 +68,6 @@ class Outcome:
     warm_samples: int = 0
     warm_seconds: float = 0.0
     test_outputs: dict[str, float] = field(default_factory=dict)
-
     num_steps: int = 0
 
     @property
