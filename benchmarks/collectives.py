@@ -23,7 +23,7 @@ from samovar.collectives.choose import choose_all_reduce
 from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.calibration import NOMINAL
-from samovar.launch import place
+from samovar.launch.placement import place
 from samovar.transports.shm import create_segment
 
 FOLDER = Path(__file__).parent

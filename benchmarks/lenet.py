@@ -10,7 +10,7 @@ from pathlib import Path
 from figures import Figure, compare
 
 from samovar.data.digits import write_digits
-from samovar.launch import num_available_cpus
+from samovar.launch.placement import num_available_cpus
 from samovar.transports.shm import create_segment
 
 FOLDER = Path(__file__).parent

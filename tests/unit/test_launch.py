@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch import Launch, RankEnd, num_available_cpus, place
+from samovar.launch.placement import num_available_cpus, place
+from samovar.launch.processes import Launch, RankEnd
 from samovar.transports.shm import Board, create_segment
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -249,7 +250,7 @@ def test_an_error_in_the_reader_of_outputs_leaves_no_rank(tmp_path: Path) -> Non
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from samovar.launch import Launch
+from samovar.launch.processes import Launch
 from samovar.transports.shm import Board, create_segment
 
 segment = create_segment(1)

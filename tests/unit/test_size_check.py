@@ -105,9 +105,9 @@ ENVIRONMENT_READS = [
 @pytest.mark.parametrize("text", ENVIRONMENT_READS)
 def test_only_the_launcher_reads_the_environment(tool: ModuleType, tmp_path: Path, text: str) -> None:
     (finding,) = found(tool, tmp_path, PLACE, text)
-    assert f"{PLACE}:2: reads the environment; only src/samovar/launch.py does" in finding
+    assert f"{PLACE}:2: reads the environment; only src/samovar/launch does" in finding
     (tmp_path / PLACE).unlink()
-    assert found(tool, tmp_path, "src/samovar/launch.py", text) == []
+    assert found(tool, tmp_path, "src/samovar/launch/a.py", text) == []
     assert found(tool, tmp_path, "tests/a.py", text) == []
     assert len(found(tool, tmp_path, "src/samovar/model/launch.py", text)) == 1
 

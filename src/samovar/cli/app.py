@@ -15,7 +15,7 @@ from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError, SamovarError
-from samovar.launch import place
+from samovar.launch.placement import place
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice

@@ -1,12 +1,14 @@
 """Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from samovar.cli.resume import ResumePoint
 from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.engine import PlannedCollectives
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
@@ -22,9 +24,9 @@ from samovar.frontends.caffe.weights import match_weights
 from samovar.model.model import Model, layout_of
 from samovar.solver.policy import PolicyConfig
 from samovar.solver.sgd import Multipliers, Sgd, SgdConfig
-from samovar.strategies.base import Strategy
+from samovar.strategies.base import Buffers, Strategy
+from samovar.strategies.build import build_strategy
 from samovar.strategies.config import AUTO
-from samovar.strategies.sync import Sync
 from samovar.transports.base import MappedWindow, Region, Transport
 from samovar.worker.evaluation import Evaluation
 from samovar.worker.step import Worker
@@ -64,9 +66,11 @@ def build_learner(
     solver = Sgd(sgd_config(caffe), *buffers, multipliers)
     if start is not None:
         _load_start(start, model, solver, config)
-    chosen = replace(config.strategy, collective=chosen_collective(config, gradients, buckets))
-    strategy = Sync(chosen, transport, buckets, gradients, lambda: Deadline.after(config.timeout_s))
-    return Learner(net, model, solver, strategy, chosen.collective, notices)
+    collective = chosen_collective(config, gradients, buckets)
+    collectives = PlannedCollectives(transport, lambda _num_bytes: collective)
+    deadline = partial(Deadline.after, config.timeout_s)
+    strategy = build_strategy(config.strategy, collectives, buckets, Buffers(weights, gradients), deadline)
+    return Learner(net, model, solver, strategy, collective, notices)
 
 
 def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bucket]) -> str:

@@ -15,7 +15,7 @@ import typer
 from samovar.cli.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
 from samovar.core.calibration import CalibrationRecord, TransportFigures
 from samovar.core.errors import RankFailed
-from samovar.launch import Launch, RankEnd
+from samovar.launch.processes import Launch, RankEnd
 from samovar.report.host import Host
 from samovar.transports.shm import Board, create_segment
 

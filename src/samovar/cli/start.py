@@ -14,7 +14,7 @@ from samovar.cli.rank_arguments import RankArguments
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
-from samovar.launch import Launch, RankEnd
+from samovar.launch.processes import Launch, RankEnd
 from samovar.report.console import Console
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record

@@ -28,7 +28,7 @@ class DeadlineExceeded(SamovarError):
 
 
 class RankFailed(SamovarError):
-    """A rank ended before its work was done; the message names it and its last step."""
+    """A rank ended, or its host went, before its work was done; the message names it."""
 
 
 class ReplicasDiffer(SamovarError):

@@ -1,16 +1,34 @@
 """What the worker's step asks of a strategy."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 from samovar.core.layout import Bucket
+from samovar.core.stateful import State, StateValue
+from samovar.transports.base import Array, Region
 
 # update(bucket, gradient_scale): one solver step on the bucket, with gradient_scale * (its gradient).
 Update: TypeAlias = Callable[[Bucket, float], None]
 
+Exchanged: TypeAlias = Literal["gradients", "weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """This rank's flat weights and gradients, float32 (N,) each, in memory that collectives can use."""
+
+    weights: Region
+    gradients: Region
+
 
 class Strategy(Protocol):
-    """Four places in a step where a strategy may act; see `samovar.worker.step`."""
+    """The places in a step where a strategy may act; see `samovar.worker.step`."""
+
+    @property
+    def exchanges(self) -> Exchanged:
+        """What ranks tell each other: gradients before the update, or weights after it."""
+        ...
 
     def begin_step(self, step: int) -> None:
         """Before the first forward pass of a step."""
@@ -26,4 +44,24 @@ class Strategy(Protocol):
 
     def finish_step(self, step: int, update: Update) -> None:
         """After the last backward pass; every bucket must be updated once per step."""
+        ...
+
+    def exchanges_at(self, step: int) -> bool:
+        """Whether `finish_step(step)` waits for other ranks: the same on all ranks."""
+        ...
+
+    def drain(self) -> None:
+        """Complete what is under way, so that the weights are final. Waits for all ranks."""
+        ...
+
+    def center(self) -> Array | None:
+        """The weights that are evaluated and saved, float32 (N,); None where the worker's own are."""
+        ...
+
+    def state_dict(self) -> State:
+        """What this rank must have to go on with the same bits, besides weights and solver state."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Take back what `state_dict` gave, after weights were loaded; an empty state starts from those weights."""
         ...

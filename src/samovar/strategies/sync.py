@@ -1,14 +1,13 @@
 """Synchronous SGD: every worker applies the mean of all gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from samovar.collectives.execute import open_channel
-from samovar.collectives.plans import all_reduce
+from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Update
-from samovar.strategies.config import StrategyConfig
-from samovar.transports.base import Region, Transport
+from samovar.core.stateful import State, StateValue
+from samovar.strategies.base import Exchanged, Update
+from samovar.transports.base import Array, Region
 
 
 class Sync:
@@ -23,24 +22,26 @@ class Sync:
 
     def __init__(
         self,
-        config: StrategyConfig,
-        transport: Transport,
+        collectives: Collectives,
         buckets: Sequence[Bucket],
         gradients: Region,
         deadline: Callable[[], Deadline],
     ) -> None:
-        group = transport.group
-        plan = all_reduce(config.collective, host_size=group.world_size)(group.rank, group.world_size)
         self._channels = [
             (
                 bucket,
-                open_channel(f"bucket {bucket.index}", plan, transport, gradients.part(bucket.start, bucket.stop)),
+                collectives.all_reduce(f"bucket {bucket.index}", gradients.part(bucket.start, bucket.stop)),
             )
             for bucket in buckets
         ]
-        self._gradient_scale = 1.0 / transport.group.world_size
+        self._gradient_scale = 1.0 / collectives.group.world_size
         self._deadline = deadline
         self._final: set[int] = set()
+        self._num_started = 0
+
+    @property
+    def exchanges(self) -> Exchanged:
+        return "gradients"
 
     def begin_step(self, step: int) -> None:
         """Nothing: the weights are already equal everywhere."""
@@ -49,14 +50,16 @@ class Sync:
         """Nothing: the update ran at the end of the last step."""
 
     def gradient_final(self, bucket: Bucket) -> None:
-        """Start the bucket's exchange, unless it is the only one: then there is nothing left to hide it behind."""
+        """Start exchanges in the order of buckets, unless there is only one: nothing is left to hide that behind."""
         self._final.add(bucket.index)
-        if len(self._channels) > 1:
-            self._channels[bucket.index][1].start()
+        while len(self._channels) > 1 and self._num_started in self._final:
+            self._channels[self._num_started][1].start()
+            self._num_started += 1
 
     def finish_step(self, step: int, update: Update) -> None:
         assert len(self._final) == len(self._channels), f"step {step}: only buckets {self._final} are final"
         self._final.clear()
+        self._num_started = 0
         deadline = self._deadline()
         for bucket, channel in self._channels:
             if len(self._channels) > 1:
@@ -64,3 +67,18 @@ class Sync:
             else:
                 channel.run(deadline)
             update(bucket, self._gradient_scale)
+
+    def exchanges_at(self, step: int) -> bool:
+        return True
+
+    def drain(self) -> None:
+        """Nothing: no exchange outlives its step."""
+
+    def center(self) -> Array | None:
+        return None
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Nothing to take back."""

@@ -111,6 +111,42 @@ class Transport(Protocol):
         ...
 
 
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self, deadline: Deadline) -> None:
+        """Return when it is done here. Raises DeadlineExceeded or RankFailed, which name operation, rank and host."""
+        ...
+
+
+class NativeCollectives(Protocol):
+    """Collectives that a library brings along (gloo, NCCL), where it can move bytes that our windows cannot.
+
+    Every rank calls the same ones in the same order with the same sizes; `what` names the operation in errors.
+    A call never waits; the array must not be touched until the wait for it is over.
+    """
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes this rank has sent so far."""
+        ...
+
+    def all_reduce(self, what: str, array: Array) -> Pending:
+        """array = sum over ranks, in place: the same bits on every rank."""
+        ...
+
+    def broadcast(self, what: str, array: Array) -> Pending:
+        """array = that of rank 0."""
+        ...
+
+    def all_gather(self, what: str, own: Array, gathered: Array) -> Pending:
+        """gathered[r] = rank r's `own`; shape (P, *own.shape)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A typed array that lies at `offset` bytes in this rank's part of `window` (and equally in every peer's)."""

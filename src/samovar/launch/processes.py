@@ -1,6 +1,6 @@
 """Starting ranks as processes of this machine, watching them, and ending them.
 
-The only reader of the environment. Ranks are fresh processes with inherited descriptors, in sessions of their
+Ranks are fresh processes with inherited descriptors, in sessions of their
 own: a terminal's Ctrl-C reaches the launcher alone, which passes it on over the board.
 """
 
@@ -24,33 +24,6 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PIPE_READ_BYTES = 1 << 16
 # How long a launcher waits for a rank to disappear after SIGKILL.
 _REAP_WAIT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where ranks run: `cpus[rank]` are the cores of that rank; `oversubscribed` if they had to be shared."""
-
-    threads_per_worker: int
-    cpus: tuple[tuple[int, ...], ...]
-    oversubscribed: bool
-
-
-def place(num_workers: int, threads_per_worker: int | None) -> Placement:
-    """Spread the workers over the cores this process may use; by default cores / workers threads each.
-
-    Workers get neighbouring cores of their own while there are enough; else all share all cores.
-    """
-    available = sorted(os.sched_getaffinity(0))
-    threads = max(1, len(available) // num_workers) if threads_per_worker is None else threads_per_worker
-    oversubscribed = num_workers * threads > len(available)
-    if oversubscribed:
-        return Placement(threads, (tuple(available),) * num_workers, oversubscribed=True)
-    cpus = tuple(tuple(available[rank * threads : (rank + 1) * threads]) for rank in range(num_workers))
-    return Placement(threads, cpus, oversubscribed=False)
-
-
-def num_available_cpus() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,89 @@
+"""What strategies ask for: collectives on their buffers, whoever carries them out."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.collectives.execute import PlanRunner, open_channel
+from samovar.collectives.plans import all_reduce
+from samovar.collectives.records import RecordExchange
+from samovar.collectives.tree import tree_broadcast
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.transports.base import Region, Transport
+
+
+class Records(Protocol):
+    """Small records of float64 that every rank shows every other; see `samovar.collectives.records`."""
+
+    def post(self, record: Sequence[float]) -> None:
+        """Send this rank's next record; never waits. The one before must have been collected."""
+        ...
+
+    def collect(self, deadline: Deadline) -> npt.NDArray[np.float64]:
+        """The last posted record of every rank, shape (P, num_fields). Raises DeadlineExceeded."""
+        ...
+
+
+class Collectives(Protocol):
+    """Collectives of one group of ranks. Every rank opens the same ones in the same order with the same sizes.
+
+    A runner's runs must be started in the same order on all ranks, and each finished before it starts again.
+    """
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this rank put into other ranks' memory, or on the wire, so far."""
+        ...
+
+    def region(self, name: str, num_bytes: int) -> Region:
+        """Zeroed memory of bytes (uint8) on every rank, which the collectives of this object may then use."""
+        ...
+
+    def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
+        """buffer = sum over ranks, in place, in a fixed order: the same bits on every rank and at every run."""
+        ...
+
+    def broadcast(self, name: str, buffer: Region) -> PlanRunner:
+        """buffer = that of rank 0."""
+        ...
+
+    def records(self, num_fields: int) -> Records: ...
+
+
+class PlannedCollectives:
+    """Samovar's own plans on one transport.
+
+    `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank.
+    """
+
+    def __init__(self, transport: Transport, all_reduce_name: Callable[[int], str]) -> None:
+        self.transport = transport
+        self._all_reduce_name = all_reduce_name
+
+    @property
+    def group(self) -> Group:
+        return self.transport.group
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.transport.bytes_sent
+
+    def region(self, name: str, num_bytes: int) -> Region:
+        return Region.of(self.transport.open_window(name, num_bytes, 0), 0, num_bytes, np.uint8)
+
+    def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
+        group = self.group
+        function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=group.world_size)
+        return open_channel(name, function(group.rank, group.world_size), self.transport, buffer)
+
+    def broadcast(self, name: str, buffer: Region) -> PlanRunner:
+        return open_channel(name, tree_broadcast(self.group.rank, self.group.world_size), self.transport, buffer)
+
+    def records(self, num_fields: int) -> Records:
+        return RecordExchange(self.transport, num_fields)
