@@ -46,7 +46,7 @@ class Strategy(Protocol):
         """After the last backward pass; every bucket must be updated once per step."""
         ...
 
-    def exchanges_at(self, step: int) -> bool:
+    def exchanges_at(self, step: int, /) -> bool:
         """Whether `finish_step(step)` waits for other ranks: the same on all ranks."""
         ...
 

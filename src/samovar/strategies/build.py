@@ -18,4 +18,8 @@ def build_strategy(
     deadline: Callable[[], Deadline],
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`."""
-    return Sync(collectives, buckets, buffers.gradients, deadline)
+    match config.name:
+        case "sync":
+            return Sync(collectives, buckets, buffers.gradients, deadline)
+        case _:
+            raise AssertionError(config.name)

@@ -68,7 +68,7 @@ class Sync:
                 channel.run(deadline)
             update(bucket, self._gradient_scale)
 
-    def exchanges_at(self, step: int) -> bool:
+    def exchanges_at(self, _step: int) -> bool:
         return True
 
     def drain(self) -> None:

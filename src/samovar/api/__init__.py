@@ -1,0 +1,1 @@
+"""The composition root for a user's own training loop: `samovar.replicate`."""
