@@ -140,6 +140,21 @@ def no_workers(place: Place) -> Bad:
 
 
 @case
+def workers_that_are_no_number(place: Place) -> Bad:
+    return train(place, "--workers", "many"), r"^Invalid value for '--workers': .* integer.*; see `samovar --help`$"
+
+
+@case
+def unknown_flag(place: Place) -> Bad:
+    return train(place, "--wrokers", 2), r"^No such option: --wrokers .*--workers.*; see `samovar --help`$"
+
+
+@case
+def no_solver(_place: Place) -> Bad:
+    return ["train"], r"^Missing option '--solver'; see `samovar --help`$"
+
+
+@case
 def no_threads(place: Place) -> Bad:
     return train(place, "--threads-per-worker", 0), r"^--threads-per-worker: got 0; give at least 1"
 

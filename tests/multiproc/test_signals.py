@@ -141,3 +141,13 @@ def test_hangup_saves_and_goes_on_each_time(endless: Path, tmp_path: Path) -> No
     assert len(saved) == 3
     assert saved[-1] == result_of(out)["steps"] == last_step(out)
     assert result_of(out)["stopped_by"] == "SIGINT"
+
+
+def test_ctrl_c_while_the_commands_load_ends_without_a_traceback(tmp_path: Path) -> None:
+    with Command("doctor", folder=tmp_path) as command:
+        maps = Path(f"/proc/{command.process.pid}/maps")
+        command.until(lambda: "numpy" in maps.read_text(encoding="utf-8"), "loading has begun")
+        command.process.send_signal(signal.SIGINT)
+        ended = command.wait()
+    assert ended.return_code == 128 + signal.SIGINT
+    assert ended.errors == ""

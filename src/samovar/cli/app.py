@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.exceptions import Abort, TyperException
 
 from samovar import __version__
 from samovar.cli.data import data_app
@@ -153,10 +154,18 @@ def options(
     """Options before the command."""
 
 
-def main() -> None:
-    """Run the command line; every error is one sentence and an exit code (see docs/commands.md)."""
+def run() -> int:
+    """Run the command line; the exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except Abort as error:
+        raise KeyboardInterrupt from error
+    except TyperException as error:
+        # Without arguments the help was shown, and there is nothing to say.
+        if message := error.format_message():
+            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `samovar --help`\n")
+        return InputError.exit_code
     except SamovarError as error:
         sys.stderr.write(f"samovar: error: {error}\n")
-        sys.exit(error.exit_code)
+        return error.exit_code
+    return int(code or 0)
