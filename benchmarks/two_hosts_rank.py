@@ -1,0 +1,243 @@
+"""One rank on its own host: Samovar and DistributedDataParallel (gloo) on the same nets, links and data, in turn.
+
+    two_hosts_rank.py speed RATES.json ...    samples/s of the AlexNet shape
+    two_hosts_rank.py accuracy RATES.json ... seconds of training until LeNet reaches an accuracy on MNIST
+
+Started with torchrun's variables; rank 0 writes what it measured as JSON.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import samovar
+from samovar.formats.idx import parse_idx, read_plain_or_gzip
+
+STRATEGY = {"strategy": "sync-easgd", "sync_period_steps": 8, "overlap": "period"}
+PERIOD = 8
+TIMEOUT_S = 600.0
+
+
+class AlexNet(nn.Module):
+    """The shape of Krizhevsky's net as Caffe ships it, without normalization and dropout: 61 M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 96, 11, stride=4), nn.ReLU(), nn.MaxPool2d(3, 2),
+            nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+            nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(384, 384, 3, padding=1, groups=2), nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        )  # fmt: skip
+        self.classifier = nn.Sequential(
+            nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images).flatten(1))
+
+
+class LeNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
+        self.ip1, self.ip2 = nn.Linear(800, 500), nn.Linear(500, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = F.max_pool2d(self.conv2(F.max_pool2d(self.conv1(images), 2)), 2)
+        return self.ip2(F.relu(self.ip1(hidden.flatten(1))))
+
+
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Samovar:
+    """`sync-easgd`, its exchange spread over the period."""
+
+    def __init__(self, model: nn.Module, rate: float, batches: Batches) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        self.model = model
+        self.replica = samovar.replicate(model, optimizer, timeout_s=TIMEOUT_S, **STRATEGY)
+        self._optimizer = optimizer
+        self._batches = batches
+
+    def step(self) -> None:
+        images, labels = next(self._batches)
+        self._optimizer.zero_grad()
+        self.replica.backward(F.cross_entropy(self.model(images), labels))
+        self.replica.step()
+
+    def settle(self) -> None:
+        """Complete the exchange under way, so that the link is free for the other side."""
+        with self.replica.evaluating():
+            pass
+
+    def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
+        with self.replica.evaluating():
+            return accuracy(self.model, images, labels)
+
+
+class Ddp:
+    """The same loop with DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module, rate: float, batches: Batches) -> None:
+        self.model = DistributedDataParallel(model)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.9)
+        self._batches = batches
+
+    def step(self) -> None:
+        images, labels = next(self._batches)
+        self._optimizer.zero_grad()
+        F.cross_entropy(self.model(images), labels).backward()
+        self._optimizer.step()
+
+    def settle(self) -> None:
+        """Nothing is under way after a step."""
+
+    def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
+        return accuracy(self.model.module, images, labels)
+
+
+Side = Samovar | Ddp
+
+
+def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
+    with torch.no_grad():
+        correct = sum(
+            int((model(part).argmax(1) == truth).sum())
+            for part, truth in zip(images.split(1000), labels.split(1000), strict=True)
+        )
+    return correct / len(labels)
+
+
+def random_images(rank: int) -> Batches:
+    generator = torch.Generator().manual_seed(rank)
+    images = torch.randn(16, 3, 227, 227, generator=generator)
+    labels = torch.randint(0, 1000, (16,), generator=generator)
+    while True:
+        yield images, labels
+
+
+def seconds(steps: int, side: Side) -> float:
+    started_s = time.perf_counter()
+    for _ in range(steps):
+        side.step()
+    return time.perf_counter() - started_s
+
+
+def block(side: Side, warm_steps: int, steps: int) -> float:
+    """Samples per second of both ranks over `steps` steps; a full period goes before, an unfinished exchange after."""
+    dist.barrier()
+    seconds(warm_steps, side)
+    rate = 2 * 16 * steps / seconds(steps, side)
+    side.settle()
+    return rate
+
+
+def speed(pairs: int, ddp_steps: int) -> dict[str, list[float]]:
+    torch.manual_seed(1)
+    rank = dist.get_rank()
+    ours, theirs = Samovar(AlexNet(), 1e-4, random_images(rank)), Ddp(AlexNet(), 1e-4, random_images(rank))
+    rates: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for _ in range(pairs):
+        rates["ours"].append(block(ours, PERIOD, 2 * PERIOD))
+        rates["theirs"].append(block(theirs, 1, ddp_steps))
+    return rates
+
+
+class Mnist:
+    """Training batches of this rank, and the test set."""
+
+    def __init__(self, folder: Path) -> None:
+        self._images, self._labels = self._read(folder, "train")
+        self.test = self._read(folder, "t10k")
+
+    def batches(self, rank: int, seed: int) -> Batches:
+        generator = torch.Generator().manual_seed(seed)
+        while True:
+            order = torch.randperm(len(self._labels), generator=generator)[rank::2]
+            for part in order.split(64)[:-1]:
+                yield self._images[part], self._labels[part]
+
+    @staticmethod
+    def _read(folder: Path, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        images = Mnist._array(folder, f"{kind}-images-idx3-ubyte", 3)
+        labels = Mnist._array(folder, f"{kind}-labels-idx1-ubyte", 1)
+        return torch.from_numpy(images).unsqueeze(1).float() / 256, torch.from_numpy(labels).long()
+
+    @staticmethod
+    def _array(folder: Path, name: str, num_dimensions: int) -> npt.NDArray[np.uint8]:
+        path = next(folder.glob(f"{name}*"))
+        return parse_idx(read_plain_or_gzip(path, 1 << 30), path.name, num_dimensions).copy()
+
+
+def seconds_to(goal: float, side: Side, mnist: Mnist) -> tuple[float, int]:
+    """Training seconds, and steps, until the accuracy is reached; tested every 100 steps, which is not counted."""
+    spent_s, steps = 0.0, 0
+    reached = torch.zeros(1)
+    while not reached:
+        assert steps < 6000, f"{type(side).__name__} does not reach {goal}"
+        dist.barrier()
+        spent_s += seconds(100, side)
+        steps += 100
+        reached = torch.tensor([float(side.accuracy(*mnist.test) >= goal)])
+        dist.broadcast(reached, 0)
+    side.settle()
+    return spent_s, steps
+
+
+def time_to_accuracy(goal: float, folder: Path, seeds: int) -> dict[str, list[float]]:
+    mnist = Mnist(folder)
+    rank = dist.get_rank()
+    found: dict[str, list[float]] = {"ours": [], "theirs": [], "our steps": [], "their steps": []}
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        start = LeNet().state_dict()
+        sides: list[tuple[str, str, Callable[..., Side]]] = [
+            ("ours", "our steps", Samovar),
+            ("theirs", "their steps", Ddp),
+        ]
+        for name, steps_name, side in sides:
+            model = LeNet()
+            model.load_state_dict(start)
+            spent_s, steps = seconds_to(goal, side(model, 0.01, mnist.batches(rank, seed)), mnist)
+            found[name].append(spent_s)
+            found[steps_name].append(steps)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=["speed", "accuracy"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--ddp-steps", type=int, default=2)
+    parser.add_argument("--goal", type=float, default=0.985)
+    parser.add_argument("--data", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    if given.task == "speed":
+        found = speed(given.pairs, given.ddp_steps)
+    else:
+        found = time_to_accuracy(given.goal, given.data, given.pairs)
+    if dist.get_rank() == 0:
+        given.out.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
