@@ -4,7 +4,7 @@ SEEDS ?= 1000
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench bench-torch docs sanitize clean
 
 setup: $(GROUND)
 
@@ -22,5 +22,6 @@ test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
+bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import collectives
 import lenet
+import torch_sync
 from figures import Figure
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,
     "round-trips": collectives.run_round_trips,
+    "torch": torch_sync.run,
 }
 OUT = Path(__file__).parent / "out"
 

@@ -1,13 +1,14 @@
 """One rank on its own host: Samovar and DistributedDataParallel (gloo) on the same nets, links and data, in turn.
 
-    two_hosts_rank.py speed RATES.json ...    samples/s of the AlexNet shape
-    two_hosts_rank.py accuracy RATES.json ... seconds of training until LeNet reaches an accuracy on MNIST
+    two_hosts_rank.py speed OUT       samples/s of the AlexNet shape
+    two_hosts_rank.py accuracy OUT    seconds of training until LeNet reaches an accuracy on MNIST
 
-Started with torchrun's variables; rank 0 writes what it measured as JSON.
+Started with torchrun's variables; rank 0 writes what it measured to OUT, as JSON.
 """
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -228,7 +229,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    # Not the port of the variables, where Samovar's ranks meet.
+    master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{master}:{port}",
+        rank=int(os.environ["RANK"]),
+        world_size=2,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
     if given.task == "speed":
         found = speed(given.pairs, given.ddp_steps)
     else:

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <exception>
-#include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -20,6 +20,7 @@
 #include "kernels.hpp"
 #include "program.hpp"
 #include "progress.hpp"
+#include "solver_bindings.hpp"
 #include "window.hpp"
 
 namespace nb = nanobind;
@@ -93,6 +94,28 @@ void sgd_momentum(Array<float> weights, Array<const float> gradients, Array<floa
   }
   samovar::sgd_momentum(weights.data(), gradients.data(), history.data(), runs.data(), runs.size(), momentum,
                         gradient_scale);
+}
+
+void require_equal_sizes(const char* kernel, std::initializer_list<std::size_t> sizes) {
+  for (const std::size_t size : sizes)
+    if (size != *sizes.begin()) throw std::invalid_argument(std::string(kernel) + ": the arrays must have equal sizes");
+}
+
+void elastic_pull(Array<float> weights, Array<const float> center, Array<float> difference, float rate) {
+  require_equal_sizes("elastic_pull", {weights.size(), center.size(), difference.size()});
+  samovar::elastic_pull(weights.data(), center.data(), difference.data(), weights.size(), rate);
+}
+
+void elastic_exchange(Array<float> weights, Array<float> center, Array<float> difference, float rate) {
+  require_equal_sizes("elastic_exchange", {weights.size(), center.size(), difference.size()});
+  samovar::elastic_exchange(weights.data(), center.data(), difference.data(), weights.size(), rate);
+}
+
+void outer_step(Array<float> weights, Array<float> center, Array<float> velocity, Array<const float> sum, float count,
+                float rate, float momentum) {
+  require_equal_sizes("outer_step", {weights.size(), center.size(), velocity.size(), sum.size()});
+  samovar::outer_step(weights.data(), center.data(), velocity.data(), sum.data(), weights.size(), count, rate,
+                      momentum);
 }
 
 // What the system refused is an OSError with its number, as everywhere in Python.
@@ -232,10 +255,17 @@ NB_MODULE(_native, module) {
       .def("read", &Segment::read, "row"_a, "word"_a);
   bind_window(module);
   bind_program(module);
+  samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("sgd_momentum", &sgd_momentum, "weights"_a.noconvert(), "gradients"_a.noconvert(), "history"_a.noconvert(),
              "starts"_a.noconvert(), "sizes"_a.noconvert(), "rates"_a.noconvert(), "decays"_a.noconvert(), "momentum"_a,
              "gradient_scale"_a, WithoutGil());
+  module.def("elastic_pull", &elastic_pull, "weights"_a.noconvert(), "center"_a.noconvert(),
+             "difference"_a.noconvert(), "rate"_a, WithoutGil());
+  module.def("elastic_exchange", &elastic_exchange, "weights"_a.noconvert(), "center"_a.noconvert(),
+             "difference"_a.noconvert(), "rate"_a, WithoutGil());
+  module.def("outer_step", &outer_step, "weights"_a.noconvert(), "center"_a.noconvert(), "velocity"_a.noconvert(),
+             "sum"_a.noconvert(), "count"_a, "rate"_a, "momentum"_a, WithoutGil());
   module.def("die_with_parent", &die_with_parent);
 }

@@ -55,6 +55,37 @@ SAMOVAR_VECTORIZED void sgd_run(float* weights, const float* gradients, float* h
   }
 }
 
+SAMOVAR_VECTORIZED void pull(float* weights, const float* center, float* difference, std::size_t size, float rate) {
+  for (std::size_t i = 0; i < size; ++i) {
+    const float step = rate * (weights[i] - center[i]);
+    difference[i] = step;
+    weights[i] = weights[i] - step;
+  }
+}
+
+SAMOVAR_VECTORIZED void settle_and_pull(float* weights, float* center, float* difference, std::size_t size,
+                                        float rate) {
+  for (std::size_t i = 0; i < size; ++i) {
+    const float settled = center[i] + difference[i];
+    const float step = rate * (weights[i] - settled);
+    center[i] = settled;
+    difference[i] = step;
+    weights[i] = weights[i] - step;
+  }
+}
+
+SAMOVAR_VECTORIZED void nesterov(float* weights, float* center, float* velocity, const float* sum, std::size_t size,
+                                 float count, float rate, float momentum) {
+  for (std::size_t i = 0; i < size; ++i) {
+    const float delta = center[i] - sum[i] / count;
+    const float speed = momentum * velocity[i] + delta;
+    const float moved = center[i] - rate * (delta + momentum * speed);
+    velocity[i] = speed;
+    center[i] = moved;
+    weights[i] = moved;
+  }
+}
+
 }  // namespace
 
 void combine(float* const* destinations, std::size_t num_destinations, const float* const* sources,
@@ -84,6 +115,19 @@ void sgd_momentum(float* weights, const float* gradients, float* history, const 
     sgd_run(weights + run.start, gradients + run.start, history + run.start, run.size, run.rate, run.decay, momentum,
             gradient_scale);
   }
+}
+
+void elastic_pull(float* weights, const float* center, float* difference, std::size_t size, float rate) {
+  pull(weights, center, difference, size, rate);
+}
+
+void elastic_exchange(float* weights, float* center, float* difference, std::size_t size, float rate) {
+  settle_and_pull(weights, center, difference, size, rate);
+}
+
+void outer_step(float* weights, float* center, float* velocity, const float* sum, std::size_t size, float count,
+                float rate, float momentum) {
+  nesterov(weights, center, velocity, sum, size, count, rate, momentum);
 }
 
 }  // namespace samovar

@@ -29,4 +29,17 @@ struct Run {
 void sgd_momentum(float* weights, const float* gradients, float* history, const Run* runs, std::size_t num_runs,
                   float momentum, float gradient_scale);
 
+// One side of an elastic exchange: d = rate * (x - c);  x = x - d. Conserves x + d.
+void elastic_pull(float* weights, const float* center, float* difference, std::size_t size, float rate);
+
+// The end of one exchange and the beginning of the next: c = c + difference;  then as elastic_pull.
+void elastic_exchange(float* weights, float* center, float* difference, std::size_t size, float rate);
+
+// Nesterov's step on the mean of `count` workers' weights, whose sum is given:
+//   delta = center - sum / count;  v = momentum * v + delta;  center = center - rate * (delta + momentum * v);
+//   weights = center
+// `weights` may be `sum`.
+void outer_step(float* weights, float* center, float* velocity, const float* sum, std::size_t size, float count,
+                float rate, float momentum);
+
 }  // namespace samovar

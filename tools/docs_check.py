@@ -32,7 +32,7 @@ def check(path: Path) -> list[str]:
 
 
 def wrong(command: str) -> list[str]:
-    words = command.split()
+    words = own_words(command.split())
     if words[0] == "make":
         verbs = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return [] if words[1] in verbs else [f"no such verb: {command}"]
@@ -40,6 +40,14 @@ def wrong(command: str) -> list[str]:
     subcommands = tuple(word for word in words[1:3] if re.fullmatch(r"[a-z]+", word))
     known = help_of(subcommands if subcommands[:1] == ("data",) else subcommands[:1])
     return [f"no such flag: {flag} in {command!r}" for flag in flags if flag not in known]
+
+
+def own_words(words: list[str]) -> list[str]:
+    """Without what `samovar run` hands on to the script."""
+    if words[1:2] != ["run"]:
+        return words
+    script = next((place for place, word in enumerate(words) if word.endswith(".py") or words[place - 1] == "-m"), -1)
+    return words[:script]
 
 
 @lru_cache

@@ -75,4 +75,99 @@ def sgd_momentum(
     momentum: float,
     gradient_scale: float,
 ) -> None: ...
+def elastic_pull(
+    weights: npt.NDArray[np.float32],
+    center: npt.NDArray[np.float32],
+    difference: npt.NDArray[np.float32],
+    rate: float,
+) -> None: ...
+def elastic_exchange(
+    weights: npt.NDArray[np.float32],
+    center: npt.NDArray[np.float32],
+    difference: npt.NDArray[np.float32],
+    rate: float,
+) -> None: ...
+def outer_step(
+    weights: npt.NDArray[np.float32],
+    center: npt.NDArray[np.float32],
+    velocity: npt.NDArray[np.float32],
+    sum: npt.NDArray[np.float32],
+    count: float,
+    rate: float,
+    momentum: float,
+) -> None: ...
 def die_with_parent() -> None: ...
+
+class SolverRows:
+    """Parameters as runs of a buffer of `num_elements`, each with its weight decay."""
+
+    def __init__(
+        self,
+        num_elements: int,
+        starts: npt.NDArray[np.uint64],
+        sizes: npt.NDArray[np.uint64],
+        l2_decays: npt.NDArray[np.float32],
+        l1_decays: npt.NDArray[np.float32],
+    ) -> None: ...
+
+def sgd_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    history: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    momentum: float,
+) -> None: ...
+def nesterov_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    history: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    momentum: float,
+) -> None: ...
+def adagrad_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    history: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    delta: float,
+) -> None: ...
+def rmsprop_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    history: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    rms_decay: float,
+    delta: float,
+) -> None: ...
+def adadelta_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    squares: npt.NDArray[np.float32],
+    moves: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    momentum: float,
+    delta: float,
+) -> None: ...
+def adam_step(
+    weights: npt.NDArray[np.float32],
+    gradients: npt.NDArray[np.float32],
+    means: npt.NDArray[np.float32],
+    squares: npt.NDArray[np.float32],
+    rows: SolverRows,
+    rates: npt.NDArray[np.float32],
+    gradient_scale: float,
+    momentum: float,
+    momentum2: float,
+    delta: float,
+) -> None: ...
+def sum_of_squares(values: npt.NDArray[np.float32]) -> float: ...

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from samovar.formats.caffe.caffemodel import read_caffemodel
+from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.report.metrics import read_metrics
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
-RUNS = ("sgd_fixed", "sgd_inv", "sgd_step", "sgd_no_momentum", "sgd_average_loss", "sgd_iter_size")
+# The others run in this process: tests/parity/test_caffe_solvers.py.
+RUNS = ("sgd_fixed", "sgd_average_loss", "sgd_iter_size", "nesterov_poly_l1")
 LOSS_TOLERANCE = 1e-5  # relative; Caffe's own two BLAS kernels differ by 7e-7
 WEIGHT_TOLERANCES = {1: 1e-6, 2: 1e-6, 30: 1e-5}  # absolute
 
@@ -66,14 +68,27 @@ def test_the_first_steps(steps: int, golden_folder: Path, tmp_path: Path) -> Non
     assert_weights_equal(model, recorded, WEIGHT_TOLERANCES[steps])
 
 
-def test_a_pair_of_files_by_caffe_resumes(golden_folder: Path, tmp_path: Path) -> None:
-    """Steps 16 to 30 from Caffe's files after 15: the same weights as Caffe's own unbroken run."""
-    solver = golden_folder / "lenet" / "sgd_fixed.solver.prototxt"
-    state = golden_folder / "lenet" / "sgd_fixed" / "snap_iter_15.solverstate"
+@pytest.mark.parametrize(("name", "suffix"), [("adam_fixed", ""), ("sgd_hdf5", ".h5")])
+def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder: Path, tmp_path: Path) -> None:
+    """Steps 16 to 30 from Caffe's files after 15: the same weights and state as Caffe's own unbroken run."""
+    folder = golden_folder / "lenet"
+    solver, state = folder / f"{name}.solver.prototxt", folder / name / f"snap_iter_15.solverstate{suffix}"
     command = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
-    completed = subprocess.run(command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert "knows no data position" in completed.stderr
-    (model,) = tmp_path.glob("snapshots/step_00000030/*.caffemodel")
-    recorded = golden_folder / "lenet" / "sgd_fixed" / "snap_iter_30.caffemodel"
-    assert_weights_equal(model, recorded, WEIGHT_TOLERANCES[30])
+    (model,) = tmp_path.glob(f"snapshots/step_00000030/*.caffemodel{suffix}")
+    assert_weights_equal(model, folder / name / f"snap_iter_30.caffemodel{suffix}", WEIGHT_TOLERANCES[30])
+    ours = read_solverstate(Path(str(model).replace("caffemodel", "solverstate")))
+    theirs = read_solverstate(folder / name / f"snap_iter_30.solverstate{suffix}")
+    assert (ours.iteration, ours.learned_net, ours.current_step) == (30, model.name, theirs.current_step)
+    for array, expected in zip(ours.history, theirs.history, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_a_state_of_another_type_of_solver_is_refused(golden_folder: Path, tmp_path: Path) -> None:
+    state = golden_folder / "lenet/adam_fixed/snap_iter_15.solverstate"
+    command = [SAMOVAR, "train", "--solver", "sgd_fixed.solver.prototxt", "--snapshot", state, "--out", tmp_path]
+    completed = subprocess.run(command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert "has 2 histories a parameter, type SGD keeps 1" in completed.stderr

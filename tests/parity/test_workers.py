@@ -122,7 +122,7 @@ def test_a_rank_whose_weights_differ_is_named(digits: Path, tmp_path: Path) -> N
         command.send(signal.SIGINT)
         ended = command.wait()
     assert ended.return_code == 3
-    assert "weights of ranks [1] differ from those of rank 0" in ended.error
+    assert "weights that ranks [1] evaluate differ from those of rank 0" in ended.error
 
 
 def change_one_number(process_id: int, wanted: bytes, rank: int) -> None:

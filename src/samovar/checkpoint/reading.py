@@ -1,7 +1,7 @@
 """Reading a snapshot back: nothing is used before its size and SHA-256 are right."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,16 +38,18 @@ class Snapshot:
     skipped: tuple[str, ...] = ()
 
 
-def read_snapshot(folder: Path) -> Snapshot:
-    """All of the snapshot in `folder`, verified; raises InputError naming the file and what differs.
+def read_snapshot(folder: Path, wanted: Callable[[str], bool] | None = None) -> Snapshot:
+    """The snapshot in `folder`, verified; raises InputError naming the file and what differs.
 
-    Cost: reads every file once; holds one part's file and its arrays at a time beside the result.
+    `wanted(part)` tells which parts to read, None reads all; files of the others are not looked at.
+    Cost: reads every such file once; holds one part's file and its arrays at a time beside the result.
     """
     manifest = read_manifest(folder)
     extra = tuple(name for name in manifest.files if name.removesuffix(PART_SUFFIX) not in manifest.parts)
     for name in extra:
         _verify_file(folder / name, manifest.files[name])
-    parts = {part: _read_part(folder, part, manifest) for part in manifest.parts}
+    chosen = [part for part in manifest.parts if wanted is None or wanted(part)]
+    parts = {part: _read_part(folder, part, manifest) for part in chosen}
     return Snapshot(manifest.step, parts, dict(manifest.config), folder, extra)
 
 

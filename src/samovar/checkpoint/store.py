@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -31,6 +31,19 @@ _NO_FILES: Mapping[str, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """A part that process `process_id` has written for the snapshot of `step`, which another process will save."""
+
+    step: int
+    part: str
+    process_id: int
+
+    @property
+    def folder_name(self) -> str:
+        return f".tmp-{_step_name(self.step)}.{self.part}-{self.process_id}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Content:
     """What one save will write."""
 
@@ -38,6 +51,7 @@ class _Content:
     parts: Mapping[str, State]
     files: Mapping[str, bytes]
     config: Mapping[str, object]
+    staged: Sequence[Staged] = ()
 
     def size_bytes(self) -> int:
         stored = sum(array.nbytes for state in self.parts.values() for array in _arrays(state).values())
@@ -62,14 +76,16 @@ class SnapshotStore:
         parts: Mapping[str, State],
         files: Mapping[str, bytes] = _NO_FILES,
         config: Mapping[str, object] = _NOTHING,
+        staged: Sequence[Staged] = (),
     ) -> Path:
         """Write the snapshot of `step` and return its folder; one that is there already is replaced.
 
-        `parts` are states by part name, `files` go in as they are, `config` is anything JSON can hold.
+        `parts` are states by part name, `files` go in as they are, `config` is anything JSON can hold, `staged` are
+        parts that `stage` has written, here or in other processes.
         Raises InputError where the disk refuses (full, read-only, faulty); what was saved before stays whole.
         Cost: writes and hashes each byte once, and waits until all of it is on the disk.
         """
-        content = _Content(step, parts, files, config)
+        content = _Content(step, parts, files, config, staged)
         _check_names(content)
         try:
             place = self._save(content)
@@ -77,6 +93,26 @@ class SnapshotStore:
             raise self._not_saved(content, error) from error
         self._remove_oldest()
         return place
+
+    def stage(self, step: int, part: str, state: State) -> Staged:
+        """Write one part of the snapshot of `step`, which the process that saves it will take in.
+
+        Any number of processes may stage parts of different names at once. What nobody takes in, `clean` removes.
+        Raises InputError where the disk refuses.
+        """
+        content = _Content(step, {part: state}, _NO_FILES, _NOTHING)
+        _check_names(content)
+        staged = Staged(step, part, os.getpid())
+        folder = self.folder / staged.folder_name
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _remove(folder)
+            folder.mkdir()
+            _fill(folder, content, 0)
+        except OSError as error:
+            _remove(folder)
+            raise self._not_saved(content, error) from error
+        return staged
 
     def load(self, which: Path | Literal["latest"]) -> Snapshot:
         """Read a snapshot whose every file has the recorded size and SHA-256.
@@ -132,28 +168,16 @@ class SnapshotStore:
         _remove(pointer)
         try:
             temporary.mkdir()
-            self._fill(temporary, content)
+            _fill(temporary, content, self._next_sequence())
             # Before the rename: what can fail on a full disk must fail here.
             write_file(pointer, [place.name.encode() + b"\n"])
             self._publish(temporary, place)
             pointer.replace(self.folder / LATEST_NAME)
             sync_folder(self.folder)
         finally:
-            _remove(temporary)
-            _remove(pointer)
+            for path in (temporary, pointer, *(self.folder / staged.folder_name for staged in content.staged)):
+                _remove(path)
         return place
-
-    def _fill(self, folder: Path, content: _Content) -> None:
-        marks = {}
-        for part, state in content.parts.items():
-            name = part + PART_SUFFIX
-            marks[name] = write_file(folder / name, arrays.chunks(_arrays(state)))
-        for name, data in content.files.items():
-            marks[name] = write_file(folder / name, [data])
-        notes = {part: {k: note(k, v) for k, v in state.items()} for part, state in content.parts.items()}
-        manifest = Manifest(content.step, self._next_sequence(), content.config, notes, marks)
-        write_file(folder / MANIFEST_NAME, [manifest.encode()])
-        sync_folder(folder)
 
     def _publish(self, temporary: Path, place: Path) -> None:
         """Rename into place; a snapshot that stands there is moved aside first and goes last."""
@@ -232,6 +256,30 @@ class SnapshotStore:
         return "there is no earlier snapshot"
 
 
+def _fill(folder: Path, content: _Content, sequence: int) -> None:
+    """All files of a snapshot, the manifest last."""
+    marks = {}
+    for part, state in content.parts.items():
+        name = part + PART_SUFFIX
+        marks[name] = write_file(folder / name, arrays.chunks(_arrays(state)))
+    for name, data in content.files.items():
+        marks[name] = write_file(folder / name, [data])
+    notes = {part: {k: note(k, v) for k, v in state.items()} for part, state in content.parts.items()}
+    manifest = Manifest(content.step, sequence, content.config, notes, marks)
+    for staged in content.staged:
+        manifest = _taken_in(manifest, folder, folder.parent / staged.folder_name)
+    write_file(folder / MANIFEST_NAME, [manifest.encode()])
+    sync_folder(folder)
+
+
+def _taken_in(manifest: Manifest, folder: Path, staged: Path) -> Manifest:
+    """`manifest` with the parts in `staged`, whose files move into `folder`."""
+    found = read_manifest(staged)
+    for name in found.files:
+        (staged / name).rename(folder / name)
+    return replace(manifest, parts={**manifest.parts, **found.parts}, files={**manifest.files, **found.files})
+
+
 def _step_name(step: int) -> str:
     return f"step_{step:08d}"
 
@@ -242,7 +290,8 @@ def _arrays(state: State) -> dict[str, arrays.Array]:
 
 def _check_names(content: _Content) -> None:
     assert content.step >= 0, content.step
-    names = [part + PART_SUFFIX for part in content.parts] + list(content.files)
+    parts = [*content.parts, *(staged.part for staged in content.staged)]
+    names = [part + PART_SUFFIX for part in parts] + list(content.files)
     assert all(is_plain_name(name) for name in names), f"not names of files in one folder: {names}"
     assert len({*names, MANIFEST_NAME}) == len(names) + 1, f"one name for two files: {names}"
 

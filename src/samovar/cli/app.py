@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,11 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from samovar import __version__
+from samovar.cli import strategy_flags as flags
 from samovar.cli.data import data_app
 from samovar.cli.doctor import doctor
+from samovar.cli.run import SETTINGS as RUN_SETTINGS
+from samovar.cli.run import run_script
 from samovar.cli.start import remove_if_unused, run_job
 from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
@@ -32,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(doctor)
+app.command("run", context_settings=RUN_SETTINGS)(run_script)
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
@@ -54,13 +59,17 @@ def train(
     snapshot: Snapshot = None,
     workers: Workers = 1,
     threads_per_worker: Threads = None,
-    strategy: Annotated[str, typer.Option(help="How workers share what they learn: sync.")] = "sync",
+    strategy: flags.Strategy = "sync",
     collective: Collective = AUTO,
     calibration: Calibration = None,
-    bucket: Annotated[str, typer.Option(help="What is exchanged as one: model, layer, or bytes.")] = "model",
-    batch_mode: Annotated[
-        str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
-    ] = "per-worker",
+    bucket: flags.Bucket = "model",
+    sync_period: flags.SyncPeriod = None,
+    moving_rate: flags.MovingRate = None,
+    overlap: flags.Overlap = None,
+    variant: flags.Variant = None,
+    outer_rate: flags.OuterRate = None,
+    outer_momentum: flags.OuterMomentum = None,
+    batch_mode: flags.BatchMode = "per-worker",
     seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
     iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
@@ -68,24 +77,23 @@ def train(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    placement = place(max(workers, 1), threads_per_worker)
-    config = RunConfig(
-        job="train",
-        model=solver,
-        weights=weights,
-        workers=workers,
+    rates = (moving_rate, overlap, variant, outer_rate, outer_momentum)
+    sharing = StrategyConfig(strategy, collective, parse_bucket(bucket), sync_period, *rates)
+    config = RunConfig("train", solver, weights, workers=workers, strategy=sharing, timeout_s=timeout)
+    config = replace(config, batch_mode=batch_mode, seed=seed, shuffle=shuffle, iterations=iterations)
+    raise typer.Exit(_train(_placed(config, threads_per_worker, calibration), snapshot, out))
+
+
+def _placed(config: RunConfig, threads_per_worker: int | None, calibration: Path | None) -> RunConfig:
+    """`config` on this machine: threads, cores, and what `auto` stands on."""
+    placement = place(config.workers, threads_per_worker)
+    return replace(
+        config,
         threads_per_worker=placement.threads_per_worker,
         cpus=placement.cpus,
         oversubscribed=placement.oversubscribed,
-        strategy=StrategyConfig(strategy, collective, parse_bucket(bucket)),
-        batch_mode=batch_mode,
-        seed=seed,
-        shuffle=shuffle,
-        iterations=iterations,
-        timeout_s=timeout,
         calibration=NOMINAL if calibration is None else CalibrationRecord.load(calibration),
     )
-    raise typer.Exit(_train(config, snapshot, out))
 
 
 def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:

@@ -19,15 +19,16 @@ from samovar.data.stream import BatchReader, BatchStream
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.net import CaffeNet, build_net
-from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.weights import match_weights
 from samovar.model.model import Model, layout_of
-from samovar.solver.policy import PolicyConfig
-from samovar.solver.sgd import Multipliers, Sgd, SgdConfig
+from samovar.solver.base import Multipliers, Solver
+from samovar.solver.build import build_solver
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import AUTO
 from samovar.transports.base import MappedWindow, Region, Transport
+from samovar.worker.evaluated import EvaluatedWeights
 from samovar.worker.evaluation import Evaluation
 from samovar.worker.step import Worker
 
@@ -38,10 +39,16 @@ class Learner:
 
     net: CaffeNet
     model: Model
-    solver: Sgd
+    solver: Solver
     strategy: Strategy
+    evaluated: EvaluatedWeights
     collective: str
     notices: tuple[str, ...]
+
+    @property
+    def has_private_state(self) -> bool:
+        """Whether each rank has weights and momentum of its own, which a snapshot must hold too."""
+        return self.evaluated.differ_between_ranks
 
     @property
     def num_parameters(self) -> int:
@@ -63,14 +70,18 @@ def build_learner(
     buffers = FlatBuffer(layout, weights.array), FlatBuffer(layout, gradients.array)
     model = Model(net, parameters, *buffers, buckets)
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
-    solver = Sgd(sgd_config(caffe), *buffers, multipliers)
+    solver = build_solver(solver_config(caffe), *buffers, multipliers)
     if start is not None:
         _load_start(start, model, solver, config)
     collective = chosen_collective(config, gradients, buckets)
     collectives = PlannedCollectives(transport, lambda _num_bytes: collective)
     deadline = partial(Deadline.after, config.timeout_s)
     strategy = build_strategy(config.strategy, collectives, buckets, Buffers(weights, gradients), deadline)
-    return Learner(net, model, solver, strategy, collective, notices)
+    if start is not None:
+        strategy.load_state_dict(start.strategy)
+    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
+    evaluated = EvaluatedWeights(strategy, model.weights, statistics, collectives, deadline)
+    return Learner(net, model, solver, strategy, evaluated, collective, notices)
 
 
 def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bucket]) -> str:
@@ -85,10 +96,11 @@ def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bu
     return choose_all_reduce(config.calibration, config.workers, num_bytes, mapped, config.oversubscribed)
 
 
-def _load_start(start: ResumePoint, model: Model, solver: Sgd, config: RunConfig) -> None:
+def _load_start(start: ResumePoint, model: Model, solver: Solver, config: RunConfig) -> None:
     try:
         model.load_state_dict(start.weights)
-        solver.load_state_dict(start.momentum)
+        if start.momentum:
+            solver.load_state_dict(start.momentum)
     except InputError as error:
         raise InputError(f"--snapshot {config.snapshot}: {error}; give a snapshot of this net") from error
 
@@ -135,11 +147,6 @@ def load_weights(net: CaffeNet, config: RunConfig) -> tuple[str, ...]:
     if matched.ignored:
         notices.append(f"{config.weights}: layers {list(matched.ignored)} are not in this net; ignored")
     return tuple(notices)
-
-
-def sgd_config(caffe: CaffeSolver) -> SgdConfig:
-    policy = PolicyConfig(caffe.lr_policy, caffe.base_lr, caffe.gamma, caffe.power, caffe.stepsize)
-    return SgdConfig(policy, caffe.momentum, caffe.weight_decay)
 
 
 def global_batch_size(config: RunConfig, data: DataConfig) -> int:

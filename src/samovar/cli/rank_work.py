@@ -9,6 +9,7 @@ from samovar.cli.rank_arguments import RankArguments
 from samovar.cli.rank_process import RankContext, SignalRequests, use_cpus
 from samovar.cli.train_rank import run_training
 from samovar.config import RunConfig
+from samovar.core import errors
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.report.pipe import RecordWriter
@@ -41,6 +42,7 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
 
 
 def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:
-    kind = type(error).__name__
+    # The launcher knows the classes of core.errors alone, not those that a room derives from them.
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ in ("builtins", errors.__name__))
     writer.write(Failed(rank=rank, message=message, step=None, exit_code=exit_code, kind=kind))
     return exit_code

@@ -1,46 +1,81 @@
 """Where a run starts that continues another one: Samovar's snapshots, or a pair of files by Caffe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.checkpoint.reading import read_snapshot
+from samovar.checkpoint.reading import read_snapshot, verify
+from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.weights import match_weights
+from samovar.solver.base import history_key
+
+_COMMON_PARTS = ("weights", "momentum", "strategy")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Steps done, weights and momentum by parameter name."""
+    """Steps done, this rank's weights by parameter name, its solver's state, and its strategy's.
+
+    `momentum` is what the solver keeps of past steps; empty, it starts from zero. An empty `strategy` starts from the
+    weights.
+    """
 
     step: int
     weights: State
     momentum: State
+    strategy: State
     notices: tuple[str, ...] = ()
 
 
-def resume_from(path: Path, net: CaffeNet) -> ResumePoint:
+def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> ResumePoint:
     """The state in a snapshot folder or a `.solverstate`; InputError where it is damaged or of another net."""
-    if path.is_dir():
-        snapshot = read_snapshot(path)
-        return ResumePoint(snapshot.step, snapshot.parts["weights"], snapshot.parts["momentum"])
-    return _from_caffe(path, net)
+    return _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net)
+
+
+def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
+    """Own weights and momentum of the same ranks with the same strategy; else the common weights, for all ranks."""
+    own = f"rank_{rank}"
+    snapshot = read_snapshot(path, lambda part: part in (own, *_COMMON_PARTS))
+    step, parts = snapshot.step, snapshot.parts
+    had, has = _sharing(snapshot.config), _sharing(config.to_json())
+    if "strategy" not in parts:
+        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
+        notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
+        return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
+    if had != has:
+        notice = f"{path}: saved by {had}; {has} start from its weights, and from no momentum: each worker had its own"
+        return ResumePoint(step, parts["weights"], {}, {}, (notice,))
+    if rank == 0:  # before anything is told of the run: another rank finds its own part damaged too late
+        verify(path)
+    return ResumePoint(step, _under("weights/", parts[own]), _under("momentum/", parts[own]), parts["strategy"])
+
+
+def _sharing(config: Mapping[str, object]) -> str:
+    """Who shares what they learn and how, from a run's config.json: "4 workers with sync-easgd"."""
+    strategy, workers = config.get("strategy"), config.get("workers")
+    name = strategy.get("name") if isinstance(strategy, Mapping) else None
+    return f"{workers} worker{'' if workers == 1 else 's'} with {name}"
+
+
+def _under(prefix: str, state: State) -> State:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def _from_caffe(path: Path, net: CaffeNet) -> ResumePoint:
     state = read_solverstate(path)
     names = [info.name for info in net.parameter_infos]
-    if len(state.history) != len(names):
+    if len(state.history) not in (len(names), 2 * len(names)):
         raise InputError(
-            f"{path}: holds momentum for {len(state.history)} parameters, {net.path} has {len(names)}; "
-            "give the solverstate of this net"
+            f"{path}: holds {len(state.history)} histories, {net.path} has {len(names)} parameters: neither one nor "
+            "two for each; give the solverstate of this net"
         )
     model = _learned_net(path, state.learned_net)
     matched = match_weights(net, read_caffemodel(model), model)
@@ -50,18 +85,20 @@ def _from_caffe(path: Path, net: CaffeNet) -> ResumePoint:
         f"{path}: a solverstate knows no data position; reading goes on where {state.iteration} steps of this "
         "configuration would have ended (Caffe starts at the first record)"
     )
-    return ResumePoint(state.iteration, dict(matched.arrays), _momentum(path, net, state.history), (notice,))
+    return ResumePoint(state.iteration, dict(matched.arrays), _momentum(path, net, state.history), {}, (notice,))
 
 
 def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float32]]) -> State:
     momentum: State = {}
-    for info, array in zip(net.parameter_infos, history, strict=True):
+    num_parameters = len(net.parameter_infos)
+    for place, array in enumerate(history):
+        index, info = place // num_parameters, net.parameter_infos[place % num_parameters]
         if array.size != info.parameter.numel():
             raise InputError(
-                f"{path}: momentum of {info.name!r} has {array.size} values, the parameter {info.parameter.numel()}; "
-                "give the solverstate of this net"
+                f"{path}: history {place}, of {info.name!r}, has {array.size} values, the parameter "
+                f"{info.parameter.numel()}; give the solverstate of this net"
             )
-        momentum[info.name] = array.reshape(tuple(info.parameter.shape))
+        momentum[history_key(info.name, index)] = array.reshape(tuple(info.parameter.shape))
     return momentum
 
 

@@ -1,46 +1,97 @@
 """What a training run saves: Samovar's state, and the same as Caffe's pair of files."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.checkpoint.store import SnapshotStore
+from samovar.checkpoint.store import SnapshotStore, Staged
+from samovar.cli.build import Learner
+from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
+from samovar.core.clock import Deadline
 from samovar.core.stateful import State
-from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel
-from samovar.formats.caffe.solverstate import SolverState, encode_solverstate
+from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, encode_caffemodel_hdf5
+from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.model.model import Model
-from samovar.solver.sgd import Sgd
+from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.transports.base import Transport
+
+RANK_PART = "rank_{}"
 
 
 class Saver:
-    """Saves a run's state after a step into its snapshot folder."""
+    """Saves a run's state after a step into its snapshot folder; all ranks save at the same steps.
 
-    def __init__(self, folder: Path, prefix: str, net: CaffeNet, model: Model, solver: Sgd, config: RunConfig) -> None:
+    Parts `weights` (those that are evaluated), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on all
+    ranks). Where workers have weights and momentum of their own, each also writes its part, and rank 0 puts them all
+    into one snapshot.
+    """
+
+    def __init__(
+        self, folder: Path, caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport
+    ) -> None:
         self._store = SnapshotStore(folder)
-        self._prefix = prefix
-        self._net = net
-        self._model = model
-        self._solver = solver
+        self._prefix = caffe.snapshot_prefix.name or caffe.net_path.stem
+        self._format = caffe.snapshot_format
+        self._learner = learner
         self._config = config
+        self._group = transport.group
+        self._stagings = RecordExchange(transport, 1) if learner.has_private_state else None
+        if self._group.rank == 0:
+            self._store.clean()
 
-    def save(self, steps_done: int) -> Path:
-        """Write the snapshot of `steps_done`; raises InputError where the disk refuses."""
-        weights, momentum = self._model.weights.logical_arrays(), self._solver.history.logical_arrays()
-        learned_net = f"{self._prefix}_iter_{steps_done}.caffemodel"
-        files = {
-            learned_net: encode_caffemodel(self._net.name, _records(self._net, weights)),
-            f"{self._prefix}_iter_{steps_done}.solverstate": encode_solverstate(
-                SolverState(steps_done, learned_net, [momentum[info.name] for info in self._net.parameter_infos])
-            ),
-        }
-        parts: dict[str, State] = {"weights": {**weights}, "momentum": {**momentum}}
-        return self._store.save(steps_done, parts, files, self._config.to_json())
+    def save(self, steps_done: int) -> Path | None:
+        """Write the snapshot of `steps_done`, on rank 0 its folder; raises InputError where the disk refuses."""
+        staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
+        learner = self._learner
+        with learner.evaluated.in_place():
+            return self._write(steps_done, staged) if self._group.rank == 0 else None
+
+    def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[Staged, ...]:
+        """This rank's part; returns when every rank has written its own."""
+        self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
+        stagings.post([os.getpid()])
+        process_ids = stagings.collect(Deadline.after(self._config.timeout_s))[:, 0]
+        return tuple(Staged(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids))
+
+    def _write(self, steps_done: int, staged: tuple[Staged, ...]) -> Path:
+        learner = self._learner
+        weights = learner.model.weights.logical_arrays()
+        parts: dict[str, State] = {"weights": {**weights}, "momentum": learner.solver.state_dict()}
+        if learner.has_private_state:
+            parts["strategy"] = learner.strategy.state_dict()
+        files = self._caffe_files(steps_done, weights)
+        return self._store.save(steps_done, parts, files, self._config.to_json(), staged)
+
+    def _caffe_files(self, steps_done: int, weights: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, bytes]:
+        """Caffe's pair, in the form that the solver's snapshot_format asks for."""
+        net, name = self._learner.net, f"{self._prefix}_iter_{steps_done}"
+        records = _records(net, weights)
+        suffix = ".h5" if self._format == "HDF5" else ""
+        model, state = f"{name}.caffemodel{suffix}", f"{name}.solverstate{suffix}"
+        solver_state = _solver_state(self._learner, steps_done, model)
+        if self._format == "HDF5":
+            return {model: encode_caffemodel_hdf5(records), state: encode_solverstate_hdf5(solver_state)}
+        return {model: encode_caffemodel(net.name, records), state: encode_solverstate(solver_state)}
 
 
-def _records(net: CaffeNet, weights: dict[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
+def private_state(learner: Learner) -> State:
+    """A worker's own weights and momentum, by `weights/` and `momentum/` and the parameter's name."""
+    state: State = {f"weights/{name}": value for name, value in learner.model.state_dict().items()}
+    return state | {f"momentum/{name}": value for name, value in learner.solver.state_dict().items()}
+
+
+def _solver_state(learner: Learner, steps_done: int, learned_net: str) -> SolverState:
+    """All first histories in the net's order of parameters, then all second ones."""
+    solver, names = learner.solver, [info.name for info in learner.net.parameter_infos]
+    arrays = [history.logical(name) for history in solver.histories for name in names]
+    return SolverState(steps_done, learned_net, arrays, solver.config.policy.drops(max(0, steps_done - 1)))
+
+
+def _records(net: CaffeNet, weights: Mapping[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
     return [
         LayerRecord(
             outline.name,

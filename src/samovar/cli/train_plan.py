@@ -11,6 +11,7 @@ from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import load_solver
 from samovar.report.log import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
+from samovar.strategies.defaults import resolved
 
 LATEST: Final = "latest"
 
@@ -27,7 +28,8 @@ class TrainingPlan:
 
 
 def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
-    """Check the solver, find the snapshot, make the run folder; raises InputError."""
+    """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
+    config = replace(config, strategy=resolved(config.strategy, config.workers))
     solver = load_solver(config.model)
     net_name = read_text(solver.net_path, "NetParameter").message.name or solver.net_path.stem
     notices: tuple[str, ...] = ()

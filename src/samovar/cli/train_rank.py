@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from samovar import __version__
-from samovar.checkpoint.store import SnapshotStore
 from samovar.cli import build
 from samovar.cli.observer import RunObserver, SilentObserver
 from samovar.cli.rank_process import RankContext
@@ -22,12 +21,14 @@ from samovar.core.errors import InputError
 from samovar.data.stream import BatchReader, BatchStream
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.strategies.config import AUTO
+from samovar.strategies.defaults import described
+from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.worker.evaluation import Evaluation
 from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
@@ -43,7 +44,9 @@ def run_training(context: RankContext) -> None:
         reader = build.open_reader(definition.data_layer("TRAIN"), config, seed)
         stack.callback(reader.close)
         net = build.net_for(definition, reader, seed)
-        start = None if config.snapshot is None else resume_from(config.snapshot, net)
+        start = (
+            None if config.snapshot is None else resume_from(config.snapshot, net, config, context.transport.group.rank)
+        )
         learner = build.build_learner(config, caffe, net, context.transport, start)
         test = _test_parts(context, caffe, net, stack)
         first_step = start.step if start is not None else 0
@@ -60,7 +63,7 @@ def run_training(context: RankContext) -> None:
             build.build_worker(learner, stream, caffe, config),
             RecordExchange(context.transport, NUM_RECORD_FIELDS),
             schedule,
-            test.evaluation if test else None,
+            _evaluate_function(learner, test),
             observer,
             _save_function(context, caffe, learner),
             context.at_boundary,
@@ -92,6 +95,17 @@ def _test_parts(
     return _TestParts(evaluation, len(reader))
 
 
+def _evaluate_function(learner: build.Learner, test: _TestParts | None) -> Callable[[], dict[str, float]] | None:
+    if test is None:
+        return None
+
+    def evaluate() -> dict[str, float]:
+        with learner.evaluated.in_place():
+            return test.evaluation.run()
+
+    return evaluate
+
+
 def _schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedule:
     num_steps = caffe.max_iter if config.iterations is None else config.iterations
     if first_step > num_steps:
@@ -99,6 +113,7 @@ def _schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedul
             f"--snapshot {config.snapshot}: it has {first_step} steps, the run shall have {num_steps}; "
             "raise max_iter or --iterations"
         )
+    solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
     return Schedule(
         first_step,
         num_steps,
@@ -140,7 +155,9 @@ def _announce(
         run_folder=str(config.out),
     )
     context.writer.write(started)
-    for text in notices:
+    if config.strategy.exchanges_weights:
+        context.writer.write(Notice(level="info", text=described(config.strategy)))
+    for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
         context.writer.write(Notice(level="warning", text=text))
 
 
@@ -172,16 +189,13 @@ def _observer(
 
 
 def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
-    if not context.is_first:
-        return lambda _steps_done: None
-    prefix = caffe.snapshot_prefix.name or caffe.net_path.stem
     folder = RunFolder(context.config.out).snapshots
-    SnapshotStore(folder).clean()
-    saver = Saver(folder, prefix, learner.net, learner.model, learner.solver, context.config)
+    saver = Saver(folder, caffe, learner, context.config, context.transport)
 
     def save(steps_done: int) -> None:
         path = saver.save(steps_done)
-        context.writer.write(SnapshotWritten(step=steps_done, path=str(path)))
+        if path is not None:
+            context.writer.write(SnapshotWritten(step=steps_done, path=str(path)))
 
     return save
 
@@ -190,8 +204,9 @@ def _finish(context: RankContext, learner: build.Learner, outcome: Outcome, effe
     """Compare the replicas; rank 0 tells the result."""
     config = context.config
     bytes_sent = float(context.transport.bytes_sent)
-    sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
-    require_equal(context.transport, sha256, config.timeout_s)
+    with learner.evaluated.in_place():
+        sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
+    require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
     all_sent = gather(context.transport, [bytes_sent], config.timeout_s)
     if context.is_first:
         sent_per_step = all_sent.mean() / max(1, outcome.num_steps)

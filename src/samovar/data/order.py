@@ -17,6 +17,7 @@ import numpy.typing as npt
 from samovar.core.errors import InputError
 
 DRAWS_PER_SAMPLE = 4  # one Philox block
+SAMPLE_NUMBERS = "(sample numbers)"  # beside a batch's tops: the global counters of its samples, int64 (N,)
 
 # The highest word of Philox's counter tells the streams apart; the lowest counts.
 _PERMUTATION_STREAM = 1

@@ -19,7 +19,7 @@ from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.data.config import DataConfig
 from samovar.data.dataset import LmdbDataset
-from samovar.data.order import SampleOrder, sample_indices, shares
+from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, sample_indices, shares
 from samovar.data.transform import Transform
 
 PREFETCHED_BATCHES = 3
@@ -34,7 +34,10 @@ class Batch:
 
     step: int
     tensors: Tensors
-    """By top: the images float32 (num_samples, C, H, W), then the labels int64 (num_samples,)."""
+    """By top: the images float32 (num_samples, C, H, W), then the labels int64 (num_samples,).
+
+    Beside them SAMPLE_NUMBERS: the global counters of the samples, by which random layers draw.
+    """
     num_samples: int
     global_num_samples: int
 
@@ -167,7 +170,9 @@ class BatchStream:
                 self._changed.notify_all()
 
     def _read(self, step: int) -> Batch:
-        tensors = self._reader.read(step * self._global_batch + self._start, self._count)
+        first_sample = step * self._global_batch + self._start
+        tensors = self._reader.read(first_sample, self._count)
+        tensors[SAMPLE_NUMBERS] = torch.arange(first_sample, first_sample + self._count)
         return Batch(step, tensors, self._count, self._global_batch)
 
     def _offer(self, batch: Batch) -> bool:

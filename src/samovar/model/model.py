@@ -48,6 +48,8 @@ class Model:
         self._gradients = gradients
         self._buckets = buckets
         self._parameters = dict(parameters)
+        # What is not learned: its gradient is zero from the start of a step, so that its bucket need not wait for it.
+        self._still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         self._bucket_of = {e.spec.name: bucket for bucket in buckets for e in bucket.entries}
         self._unwritten: dict[int, set[str]] = {}
         self._announced: set[int] = set()
@@ -77,7 +79,10 @@ class Model:
             self._announced.clear()
         self._before_forward = before_forward
         self._gradient_final = gradient_final if last_part else _ignore
-        self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
+        self._unwritten = {b.index: {e.spec.name for e in b.entries} - self._still for b in self._buckets}
+        if first_part:
+            for name in self._still:
+                self._gradients.view(name).zero_()
         for parameter in self._parameters.values():
             parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
         output: NetOutput = self.net(batch)
@@ -125,6 +130,8 @@ class Model:
 
     def _finish_unreached(self, first_part: bool) -> None:
         for bucket in self._buckets:
+            if self._still.issuperset(e.spec.name for e in bucket.entries):
+                self._gradient_final(bucket)
             for name in tuple(self._unwritten[bucket.index]):
                 if first_part:
                     self._gradients.view(name).zero_()

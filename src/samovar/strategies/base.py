@@ -51,11 +51,17 @@ class Strategy(Protocol):
         ...
 
     def drain(self) -> None:
-        """Complete what is under way, so that the weights are final. Waits for all ranks."""
+        """Complete what is under way, and find what `center` gives; training goes on with the same bits.
+
+        Waits for all ranks, which must all call it after the same step.
+        """
         ...
 
     def center(self) -> Array | None:
-        """The weights that are evaluated and saved, float32 (N,); None where the worker's own are."""
+        """The weights that are evaluated and saved, float32 (N,); None where the worker's own are.
+
+        Those of this moment after `drain`, not to be written to, and valid until the next step.
+        """
         ...
 
     def state_dict(self) -> State:

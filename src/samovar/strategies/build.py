@@ -6,8 +6,13 @@ from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Strategy
+from samovar.strategies.broadcast_easgd import BroadcastEasgd
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+from samovar.strategies.diloco import DiLoCo, Outer
+from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.sync import Sync
+from samovar.strategies.sync_easgd import Elastic, SyncEasgd
 
 
 def build_strategy(
@@ -17,9 +22,25 @@ def build_strategy(
     buffers: Buffers,
     deadline: Callable[[], Deadline],
 ) -> Strategy:
-    """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`."""
+    """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
+
+    Raises InputError where the settings do not fit the number of workers.
+    """
+    config = resolved(config, collectives.group.world_size)
+    if config.name == "sync":
+        return Sync(collectives, buckets, buffers.gradients, config.overlap == "backward", deadline)
+    assert config.sync_period_steps is not None
+    local = (collectives, buckets, buffers.weights, config.sync_period_steps)
     match config.name:
-        case "sync":
-            return Sync(collectives, buckets, buffers.gradients, deadline)
-        case _:
-            raise AssertionError(config.name)
+        case "local-sgd":
+            return LocalSgd(*local, deadline)
+        case "diloco":
+            assert config.outer_rate is not None
+            assert config.outer_momentum is not None
+            return DiLoCo(*local, Outer(config.outer_rate, config.outer_momentum), deadline)
+    assert config.name == "sync-easgd", config.name
+    assert config.moving_rate is not None
+    if config.variant == "broadcast":
+        return BroadcastEasgd(*local, config.moving_rate, deadline)
+    assert config.overlap is not None
+    return SyncEasgd(*local, Elastic(config.moving_rate, config.overlap), deadline)

@@ -1,28 +1,94 @@
 """The settings of a strategy, as flags and files spell them."""
 
+import math
 from dataclasses import dataclass
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
 
-STRATEGIES = ("sync",)
 AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
+VARIANTS = ("reduce", "broadcast")
+
+# What may be set beside the collective, and what --overlap may be, strategy by strategy.
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "sync": ("bucket_size_bytes", "overlap"),
+    "local-sgd": ("sync_period_steps",),
+    "diloco": ("sync_period_steps", "outer_rate", "outer_momentum"),
+    "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant"),
+}
+_OVERLAPS = {"sync": ("none", "backward"), "sync-easgd": ("none", "step", "period")}
+_FLAGS = {
+    "bucket_size_bytes": "--bucket",
+    "overlap": "--overlap",
+    "sync_period_steps": "--sync-period",
+    "moving_rate": "--moving-rate",
+    "variant": "--variant",
+    "outer_rate": "--outer-rate",
+    "outer_momentum": "--outer-momentum",
+}
+STRATEGIES = tuple(_SETTINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig:
-    """`bucket_size_bytes` None exchanges the whole model as one bucket; `collective` AUTO is for others to resolve."""
+    """Which strategy, and its settings; None is the strategy's default (see `samovar.strategies.defaults`).
+
+    `bucket_size_bytes` None exchanges the whole model as one bucket; `collective` AUTO is for others to resolve.
+    """
 
     name: str = "sync"
     collective: str = AUTO
     bucket_size_bytes: int | None = None
+    sync_period_steps: int | None = None
+    moving_rate: float | None = None
+    overlap: str | None = None
+    variant: str | None = None
+    outer_rate: float | None = None
+    outer_momentum: float | None = None
 
     def __post_init__(self) -> None:
         _require_choice("--strategy", self.name, STRATEGIES)
         _require_choice("--collective", self.collective, COLLECTIVES)
+        self._refuse_what_belongs_to_others()
         if self.bucket_size_bytes is not None and self.bucket_size_bytes < 1:
             raise InputError(f"--bucket: got {self.bucket_size_bytes} bytes; give at least 1, or 'model'")
+        if self.sync_period_steps is not None and self.sync_period_steps < 1:
+            raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
+        _require_between("--moving-rate", self.moving_rate, 0.0, 1.0)
+        _require_between("--outer-rate", self.outer_rate, 0.0, math.inf)
+        if self.outer_momentum is not None and not 0 <= self.outer_momentum < 1:
+            raise InputError(f"--outer-momentum: got {self.outer_momentum}; give at least 0 and less than 1")
+        self._check_overlap()
+
+    @property
+    def exchanges_weights(self) -> bool:
+        """Whether workers train on their own and exchange weights now and then."""
+        return self.name != "sync"
+
+    def _refuse_what_belongs_to_others(self) -> None:
+        for name, flag in _FLAGS.items():
+            if getattr(self, name) is not None and name not in _SETTINGS[self.name]:
+                owners = [strategy for strategy, settings in _SETTINGS.items() if name in settings]
+                raise InputError(
+                    f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
+                )
+
+    def _check_overlap(self) -> None:
+        if self.overlap is not None:
+            _require_choice(f"--overlap of {self.name}", self.overlap, _OVERLAPS[self.name])
+        if self.variant is not None:
+            _require_choice("--variant", self.variant, VARIANTS)
+        if self.overlap == "backward" and self.bucket_size_bytes is None:
+            raise InputError(
+                "--overlap backward: with one bucket nothing is final before backward ends; "
+                "give --bucket layer or a number of bytes too"
+            )
+        if self.variant == "broadcast" and self.overlap not in (None, "none"):
+            raise InputError(
+                f"--overlap {self.overlap}: --variant broadcast needs the center before it can go on; "
+                "leave --overlap out, or choose --variant reduce"
+            )
 
 
 def parse_bucket(text: str) -> int | None:
@@ -39,3 +105,9 @@ def parse_bucket(text: str) -> int | None:
 def _require_choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
+
+
+def _require_between(flag: str, value: float | None, above: float, most: float) -> None:
+    if value is not None and not (above < value <= most and math.isfinite(value)):
+        limit = "" if math.isinf(most) else f" and at most {most:g}"
+        raise InputError(f"{flag}: got {value}; give more than {above:g}{limit}")

@@ -25,6 +25,7 @@ class Sync:
         collectives: Collectives,
         buckets: Sequence[Bucket],
         gradients: Region,
+        overlaps_backward: bool,
         deadline: Callable[[], Deadline],
     ) -> None:
         self._channels = [
@@ -34,6 +35,8 @@ class Sync:
             )
             for bucket in buckets
         ]
+        # One bucket is final when backward ends: nothing is left to hide its exchange behind.
+        self._in_background = overlaps_backward and len(self._channels) > 1
         self._gradient_scale = 1.0 / collectives.group.world_size
         self._deadline = deadline
         self._final: set[int] = set()
@@ -50,9 +53,9 @@ class Sync:
         """Nothing: the update ran at the end of the last step."""
 
     def gradient_final(self, bucket: Bucket) -> None:
-        """Start exchanges in the order of buckets, unless there is only one: nothing is left to hide that behind."""
+        """Start exchanges in the order of buckets, behind what is left of the backward pass."""
         self._final.add(bucket.index)
-        while len(self._channels) > 1 and self._num_started in self._final:
+        while self._in_background and self._num_started in self._final:
             self._channels[self._num_started][1].start()
             self._num_started += 1
 
@@ -62,7 +65,7 @@ class Sync:
         self._num_started = 0
         deadline = self._deadline()
         for bucket, channel in self._channels:
-            if len(self._channels) > 1:
+            if self._in_background:
                 channel.finish(deadline)
             else:
                 channel.run(deadline)

@@ -24,6 +24,14 @@ class Notification:
     value: int
 
 
+class MissingNotification(DeadlineExceeded):
+    """A rank did not notify; `peer` is what errors call it."""
+
+    def __init__(self, message: str, peer: str) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
 class Window(Protocol):
     """`num_bytes` bytes and `num_slots` notification slots on every rank.
 
@@ -82,7 +90,7 @@ class MappedWindow(Window, Protocol):
         """This rank's thread that runs programs in the background; started at the first call."""
         ...
 
-    def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
+    def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
         """The error of a wait that ended without `peer`'s notification."""
         ...
 

@@ -1,7 +1,7 @@
-"""How a process that comes later gets the descriptor of a running segment.
+"""How processes of one host hand each other something: the descriptor of a running segment, a port.
 
-The offer is an abstract Unix socket: it has no file, and it goes with the process that made it. Only
-processes of the same user are answered (SO_PEERCRED), and the name carries 128 random bits.
+An offer is an abstract Unix socket: it has no file, and it goes with the process that made it. Only
+processes of the same user are answered, and only the same user's offers are taken (SO_PEERCRED).
 """
 
 import os
@@ -9,41 +9,43 @@ import secrets
 import socket
 import struct
 import threading
+import time
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _WORLD_SIZE = struct.Struct("!I")
+_PORT = struct.Struct("!H")
 _POLL_S = 0.2
+_RETRY_S = 0.02
 
 
-class SegmentOffer:
-    """Hands `descriptor` to joiners of the same user until closed; `address` is what they need to know."""
+class Offer:
+    """Answers joiners of the same user with `message` and `descriptors` until closed."""
 
-    def __init__(self, descriptor: int, world_size: int) -> None:
-        self.address = f"samovar-{secrets.token_hex(16)}"
-        self._descriptor = descriptor
-        self._world_size = world_size
+    def __init__(self, address: str, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        self.address = address
+        self._message = message
+        self._descriptors = descriptors
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(f"\0{self.address}")
+        try:
+            self._socket.bind(f"\0{address}")
+        except OSError as error:
+            self._socket.close()
+            raise InputError(f"socket {address}: {error.strerror}; does another process claim to be rank 0?") from error
         self._socket.listen()
         self._socket.settimeout(_POLL_S)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="samovar-segment-offer", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="samovar-offer", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the offer; joiners that already have the descriptor keep it."""
+        """End the offer; joiners that already have what it offers keep it."""
         self._closing.set()
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
-
-    def __enter__(self) -> "SegmentOffer":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
 
     def _serve(self) -> None:
         while not self._closing.is_set():
@@ -51,19 +53,35 @@ class SegmentOffer:
                 connection, _ = self._socket.accept()
             except TimeoutError:
                 continue
+            except OSError:  # shut down
+                return
             with connection:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _pid, uid, _gid = _CREDENTIALS.unpack(raw)
-        if uid != os.getuid():
+        if not _is_ours(connection):
             return
         connection.settimeout(_POLL_S)
         try:
-            socket.send_fds(connection, [_WORLD_SIZE.pack(self._world_size)], [self._descriptor])
+            socket.send_fds(connection, [self._message], self._descriptors)
         except OSError:
             return  # the joiner went away; it will say so itself
+
+
+class SegmentOffer(Offer):
+    """Hands `descriptor` to joiners of the same user until closed; `address` is what they need to know.
+
+    The address carries 128 random bits.
+    """
+
+    def __init__(self, descriptor: int, world_size: int) -> None:
+        super().__init__(f"samovar-{secrets.token_hex(16)}", _WORLD_SIZE.pack(world_size), (descriptor,))
+
+    def __enter__(self) -> "SegmentOffer":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
 
 def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
@@ -84,3 +102,36 @@ def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
         raise InputError(f"segment {address}: refused; it belongs to another user")
     os.set_inheritable(descriptors[0], False)  # a received descriptor is inheritable
     return descriptors[0], int(_WORLD_SIZE.unpack(message)[0])
+
+
+def offer_port(job: str, port: int) -> Offer:
+    """Tell the ranks of `job` on this host the port at which they meet, until closed."""
+    return Offer(f"samovar-port-{job}", _PORT.pack(port))
+
+
+def ask_port(job: str, deadline: Deadline) -> int | None:
+    """The port that rank 0 of `job` offers on this host; None where it offers none by the deadline.
+
+    Raises InputError where the offer is another user's.
+    """
+    while not deadline.passed():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(max(deadline.remaining_s(), 0.001))
+            try:
+                connection.connect(f"\0samovar-port-{job}")
+                if not _is_ours(connection):
+                    raise InputError(f"socket samovar-port-{job} belongs to another user; set MASTER_ADDR, MASTER_PORT")
+                message = connection.recv(_PORT.size)
+            except OSError:  # not yet, or not any more
+                message = b""
+        if len(message) == _PORT.size:
+            return int(_PORT.unpack(message)[0])
+        time.sleep(min(_RETRY_S, deadline.remaining_s()))
+    return None
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    return bool(uid == os.getuid())

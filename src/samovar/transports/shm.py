@@ -16,7 +16,7 @@ from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Group
-from samovar.transports.base import Array, Notification
+from samovar.transports.base import Array, MissingNotification, Notification
 
 # One measured wake-up by futex: spinning longer costs more than sleeping.
 SPIN_NS = 50_000
@@ -55,11 +55,15 @@ class Board:
 class ShmTransport:
     """This rank's access to the segment behind `descriptor` (see `samovar.transports.base.Transport`).
 
-    Waits spin for one wake-up time first, unless there are more ranks than cores (`oversubscribed`).
+    Waits spin for one wake-up time first, unless there are more ranks than cores (`oversubscribed`). `names` are
+    what errors call the ranks, where the group is a part of a larger one.
     """
 
-    def __init__(self, descriptor: int, group: Group, *, oversubscribed: bool) -> None:
+    def __init__(
+        self, descriptor: int, group: Group, *, oversubscribed: bool, names: Sequence[str] | None = None
+    ) -> None:
         self.group = group
+        self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
         self.bytes_sent = 0
         self._segment = _native.Segment(descriptor, group.world_size)
         self._end = _native.Segment.head_bytes(group.world_size)
@@ -145,10 +149,12 @@ class ShmWindow:
     def progress_thread(self) -> _native.ProgressThread:
         return self._transport.progress_thread()
 
-    def missing_notification(self, slot: int, peer: int, waited_s: float) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self._name!r} within "
-            f"{waited_s:.1f} s; is rank {peer} stopped or much slower? See its log, or raise --timeout"
+    def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
+        own, other = self._transport.names[self._rank], self._transport.names[peer]
+        return MissingNotification(
+            f"{own}: {other} did not notify slot {slot} of window {self._name!r} within "
+            f"{waited_s:.1f} s; is {other} stopped or much slower? See its log, or raise --timeout",
+            other,
         )
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
@@ -157,7 +163,7 @@ class ShmWindow:
         fired = self.native.wait_any(slots.start, len(slots), waiting_s)
         if fired is None:
             raise DeadlineExceeded(
-                f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window "
-                f"{self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
+                f"{self._transport.names[self._rank]}: nobody notified slots {slots.start} to {slots.stop - 1} of "
+                f"window {self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
             )
         return fired

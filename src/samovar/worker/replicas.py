@@ -18,13 +18,13 @@ def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> 
     return exchange.collect(Deadline.after(timeout_s))
 
 
-def require_equal(transport: Transport, weights_sha256: str, timeout_s: float) -> None:
-    """Raise ReplicasDiffer, naming the ranks, unless every rank has this hash."""
+def require_equal(transport: Transport, weights_sha256: str, timeout_s: float, strategy: str = "sync") -> None:
+    """Raise ReplicasDiffer, naming the ranks, unless every rank has this hash of the weights it evaluates."""
     words = np.frombuffer(bytes.fromhex(weights_sha256), dtype=">u4")
     hashes = gather(transport, words.astype(float).tolist(), timeout_s)
     differing = [rank for rank in range(len(hashes)) if (hashes[rank] != hashes[0]).any()]
     if differing:
         raise ReplicasDiffer(
-            f"the weights of ranks {differing} differ from those of rank 0; this must not happen with strategy "
-            "'sync': please report it with the run folder"
+            f"the weights that ranks {differing} evaluate differ from those of rank 0; this must not happen with "
+            f"strategy {strategy!r}: please report it with the run folder"
         )

@@ -8,7 +8,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.data.stream import Batch, BatchStream
 from samovar.model.model import Model
-from samovar.solver.sgd import Sgd
+from samovar.solver.base import Solver
 from samovar.strategies.base import Strategy
 
 
@@ -29,7 +29,7 @@ class Worker:
     def __init__(
         self,
         model: Model,
-        solver: Sgd,
+        solver: Solver,
         strategy: Strategy,
         stream: BatchStream,
         world_size: int,

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from samovar.collectives.records import RecordExchange
 from samovar.core.clock import Deadline
-from samovar.worker.evaluation import Evaluation
 from samovar.worker.step import StepLoss, Worker
 
 NUM_RECORD_FIELDS = 4  # loss, samples, stop signal, snapshot requests
@@ -82,8 +81,8 @@ class Training:
 
     Ranks agree at step boundaries on what signals asked for: each posts what it saw, and acts on what all
     posted one step earlier, so all act after the same step and none waits for the agreement.
-    `at_boundary(steps_done)` tells what signals asked of this rank; `save(steps_done)` is called on every
-    rank where a snapshot is due.
+    `at_boundary(steps_done)` tells what signals asked of this rank; `evaluate()` gives the test's outputs, None
+    where there is no test; it and `save(steps_done)` are called on every rank where they are due.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Training:
         worker: Worker,
         records: RecordExchange,
         schedule: Schedule,
-        evaluation: Evaluation | None,
+        evaluate: Callable[[], dict[str, float]] | None,
         observer: Observer,
         save: Callable[[int], None],
         at_boundary: Callable[[int], Requests],
@@ -100,7 +99,7 @@ class Training:
         self._worker = worker
         self._records = records
         self._schedule = schedule
-        self._evaluation = evaluation
+        self._evaluate = evaluate
         self._observer = observer
         self._save = save
         self._at_boundary = at_boundary
@@ -123,7 +122,7 @@ class Training:
                 self._test()
         self._collect()
         self._save_once()
-        if self._evaluation is not None and not outcome.stop_signal:
+        if self._evaluate is not None and not outcome.stop_signal:
             self._test()
         return outcome
 
@@ -169,8 +168,8 @@ class Training:
         self._observer.step_done(StepDone(steps_done, outcome.train_loss, num_samples, step_s))
 
     def _test(self) -> None:
-        if self._evaluation is not None:
-            self._outcome.test_outputs = self._evaluation.run()
+        if self._evaluate is not None:
+            self._outcome.test_outputs = self._evaluate()
             self._observer.tested(self._outcome.steps_done, self._outcome.test_outputs)
 
     def _save_once(self) -> None:

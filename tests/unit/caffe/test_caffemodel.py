@@ -169,14 +169,6 @@ def test_files_of_another_kind(tmp_path: Path, records: list[LayerRecord]) -> No
                     reader(path)
 
 
-def test_hdf5_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "w.caffemodel.h5"
-    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-
-    with pytest.raises(InputError, match="HDF5 file, which is not supported yet"):
-        read_caffemodel(path)
-
-
 def test_mean_image(tmp_path: Path) -> None:
     path = tmp_path / "mean.binaryproto"
     path.write_bytes(

@@ -35,12 +35,12 @@ def test_phases_levels_and_stages(definition_of: Definition, rules: str, in_trai
     assert len(definition.in_phase("TEST")) == in_test
 
 
-def test_old_inputs_become_input_layers(definition_of: Definition) -> None:
+def test_old_inputs_become_an_input_layer(definition_of: Definition) -> None:
     by_dims = definition_of('input: "a" input_dim: 2 input_dim: 1 input_dim: 4 input_dim: 5')
     by_shape = definition_of('input: "a" input: "b" input_shape { dim: 2 dim: 3 } input_shape { dim: 7 }')
 
     assert [list(spec.message.input_param.shape[0].dim) for spec in by_dims.layers] == [[2, 1, 4, 5]]
-    assert [spec.tops for spec in by_shape.layers] == [("a",), ("b",)]
+    assert [(spec.name, spec.tops) for spec in by_shape.layers] == [("input", ("a", "b"))]
     with pytest.raises(InputError, match=r"net\.prototxt:2: 1 inputs with 0 input_shape and 3 input_dim"):
         definition_of('\ninput: "a" input_dim: 2 input_dim: 1 input_dim: 4')
 
@@ -128,15 +128,20 @@ def test_no_data_layer_and_two(definition_of: Definition) -> None:
 
 BAD = [
     ('name: "empty"', "net.prototxt: has no layers"),
-    ('\nlayers { name: "x" type: RELU }', "net.prototxt:2: .*upgrade_net_proto_text"),
+    (
+        'layer { name: "x" type: "ReLU" }\nlayers { name: "y" type: RELU }',
+        "net.prototxt:2: .*cannot stand beside 'layer'",
+    ),
     (
         'layer {\n name: "x"\n type: "Relu" }',
         "net.prototxt:3: layer 'x': unknown layer type 'Relu'; did you mean 'ReLU'",
     ),
-    ('layer { name: "x" type: "Dropout" }', "Caffe's layer type Dropout is not supported yet; supported are Accuracy"),
+    (
+        'layer { name: "x" type: "HDF5Output" }',
+        "Caffe's layer type HDF5Output is not supported yet; supported are AbsVal, Accuracy",
+    ),
     ('layer { name: "x" type: "Python" }', "Caffe's layer type Python is not supported yet"),
     ('layer { name: "x" type: "ReLU" include { } exclude { } }', "both include and exclude"),
-    ('layer { name: "x" type: "ReLU"\n phase: TEST }', "net.prototxt:2: .*write include { phase: ... }"),
     ('layer { name: "x" type: "ReLU" blobs { } }', "blobs in a prototxt"),
 ]
 

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.solver.config import SolverConfig
+from samovar.solver.policy import PolicyConfig
 
 Solver = Callable[[str], CaffeSolver]
 LEAST = 'net: "net.prototxt"\nbase_lr: 0.5\nmax_iter: 10\nlr_policy: "fixed"\n'
@@ -34,6 +37,9 @@ def test_least_a_solver_needs(solver_of: Solver, tmp_path: Path) -> None:
     assert (solver.solver_mode, solver.random_seed, solver.snapshot_after_train) == ("GPU", None, True)
     assert solver.snapshot_prefix == tmp_path / "my_solver"
     assert solver.warnings == ()
+    assert (solver.clip_gradients, solver.snapshot_format, solver.test_compute_loss) == (None, "BINARYPROTO", False)
+    config = solver_config(solver)
+    assert (config.momentum2, config.rms_decay, config.delta) == tuple(map(np.float32, (0.999, 0.99, 1e-8)))
 
 
 def test_all_fields(solver_of: Solver, tmp_path: Path) -> None:
@@ -41,11 +47,27 @@ def test_all_fields(solver_of: Solver, tmp_path: Path) -> None:
         'net: "net.prototxt" base_lr: 0.25 lr_policy: "inv" gamma: 0.5 power: 0.75 momentum: 0.5 weight_decay: 0.125 '
         "max_iter: 7 display: 2 average_loss: 3 iter_size: 4 test_iter: 5 test_interval: 6 stepsize: 9 "
         'test_initialization: false snapshot: 8 snapshot_prefix: "out/net" random_seed: 0 solver_mode: CPU '
-        "snapshot_after_train: false solver_type: SGD"
+        "snapshot_after_train: false solver_type: ADAM momentum2: 0.75 delta: 0.0625 rms_decay: 0.5 stepvalue: [3, 4] "
+        'regularization_type: "L1" clip_gradients: 2.5 snapshot_format: HDF5 test_compute_loss: true'
     )
 
     assert (solver.lr_policy, solver.gamma, solver.power, solver.stepsize) == ("inv", 0.5, 0.75, 9)
-    assert (solver.momentum, solver.weight_decay, solver.regularization_type) == (0.5, 0.125, "L2")
+    assert (solver.stepvalue, solver.clip_gradients, solver.snapshot_format) == ((3, 4), 2.5, "HDF5")
+    assert (solver.momentum, solver.weight_decay, solver.regularization_type) == (0.5, 0.125, "L1")
+    assert (solver.type, solver.momentum2, solver.delta, solver.rms_decay) == ("Adam", 0.75, 0.0625, 0.5)
+    assert solver_config(solver) == SolverConfig(
+        "Adam",
+        PolicyConfig("inv", 0.25, gamma=0.5, power=0.75, stepsize=9, stepvalues=(3, 4), max_iter=7),
+        momentum=0.5,
+        momentum2=0.75,
+        rms_decay=0.5,
+        delta=0.0625,
+        weight_decay=0.125,
+        regularization_type="L1",
+        clip_gradients=2.5,
+        iter_size=4,
+    )
+    assert (solver.test_compute_loss, len(solver.warnings)) == (True, 4)
     assert (solver.display, solver.average_loss, solver.iter_size) == (2, 3, 4)
     assert (solver.test_iter, solver.test_interval, solver.test_initialization) == ((5,), 6, False)
     assert (solver.snapshot, solver.snapshot_prefix, solver.snapshot_after_train) == (8, Path("out/net"), False)
@@ -74,28 +96,39 @@ def test_missing_fields(solver_of: Solver, field: str) -> None:
 
 BAD = [
     ('lr_policy: "step"', "stepsize: 0; lr_policy 'step' needs a stepsize of at least 1"),
-    ('lr_policy: "poly"', "lr_policy: 'poly' is not supported yet; supported are fixed, inv, step"),
-    ('lr_policy: "cosine"', "lr_policy: unknown policy 'cosine'; supported are fixed, inv, step"),
+    ('lr_policy: "sigmoid"', "stepsize: 0; lr_policy 'sigmoid' needs a stepsize of at least 1"),
+    (
+        'lr_policy: "sigmoid"\ngamma: -0.1 stepsize: 5',
+        "gamma: -0.1; lr_policy 'sigmoid' needs a finite gamma of at least 0",
+    ),
+    ('lr_policy: "cosine"', "lr_policy: unknown policy 'cosine'; supported are exp, fixed, inv, multistep, poly"),
     ("base_lr: nan", "base_lr: nan; it must be a finite number of at least 0"),
-    ("base_lr: -1", "base_lr: -1.0"),
-    ("momentum: 1", "momentum: 1.0; it must be at least 0 and less than 1"),
+    ("base_lr: -1", "base_lr: -1; it must be a finite number"),
+    ("momentum: 1", "momentum: 1; it must be at least 0 and less than 1"),
     ("momentum: -0.1", "momentum: -0.1"),
     ("momentum: nan", "momentum: nan"),
-    ("weight_decay: -1", "weight_decay: -1.0"),
+    ("weight_decay: -1", "weight_decay: -1; it must"),
     ("gamma: inf", "gamma: inf"),
     ("max_iter: -1", "max_iter: -1; it must be at least 0"),
     ("iter_size: 0", "iter_size: 0; it must be at least 1"),
     ("average_loss: 0", "average_loss: 0"),
     ("display: -1", "display: -1"),
     ("snapshot: -1", "snapshot: -1"),
-    ('type: "Adam"', "type: Adam is not supported yet; supported is SGD"),
+    ('type: "Adam" momentum2: 1', "momentum2: 1; it must be at least 0 and less than 1"),
+    ('type: "Adam" delta: -1', "delta: -1; it must be a finite number of at least 0"),
+    ('type: "AdaGrad" momentum: 0.9', "momentum: 0.9; a solver of type AdaGrad has no momentum, remove the field"),
+    ('type: "RMSProp"\nmomentum: 0.9', "momentum: 0.9; a solver of type RMSProp has no momentum"),
+    ('type: "RMSProp" rms_decay: 1', "rms_decay: 1; it must be at least 0 and less than 1"),
+    ("solver_type: RMSPROP rms_decay: -0.5", "rms_decay: -0.5; it must be"),
     ('type: "sgdd"', "type: unknown solver 'sgdd'; did you mean 'SGD'"),
-    ("solver_type: ADAGRAD", "solver_type: AdaGrad is not supported yet"),
+    ("solver_type: ADAGRADD", "unknown value 'ADAGRADD' of SolverParameter.SolverType; allowed are SGD, NESTEROV"),
     ('type: "SGD" solver_type: SGD', "both are given; keep type"),
-    ('regularization_type: "L1"', "regularization_type: 'L1' is not supported yet; supported is L2"),
-    ('regularization_type: "L3"', "regularization_type: 'L3' is unknown"),
-    ("clip_gradients: 5", "clip_gradients: clipping is not supported yet"),
-    ("snapshot_format: HDF5", "snapshot_format: HDF5 is not supported yet"),
+    ('regularization_type: "L3"', "regularization_type: 'L3' is unknown; supported are L1 and L2"),
+    ("clip_gradients: nan", "clip_gradients: nan; it must be a number: negative for no clipping"),
+    ("snapshot_format: HDF4", "unknown value 'HDF4' of SolverParameter.SnapshotFormat; allowed are HDF5, BINARYPROTO"),
+    ("momentumm: 0.9", "unknown field 'momentumm' of SolverParameter; did you mean 'momentum'"),
+    ("larc: true momentumm: 0.9", "unknown field 'momentumm' of SolverParameter; did you mean"),
+    ("larc: true net_param { larc: true }", "unknown field 'larc' of NetParameter"),
     ("test_iter: 1", "test_iter: needs test_interval"),
     ("test_iter: 0 test_interval: 1", "test_iter: 0; it must be at least 1"),
     ("test_iter: 1 test_iter: 2 test_interval: 1", "test_iter: is given more than once"),
@@ -114,8 +147,23 @@ def test_refused(solver_of: Solver, line: str, message: str) -> None:
     field = line.partition(":")[0]
     lines = [old for old in LEAST.splitlines() if not old.startswith(field + ":")]
 
-    with pytest.raises(InputError, match=rf"my_solver.prototxt:\d+: .*{message}"):
+    with pytest.raises(InputError, match=rf"my_solver.prototxt:[\d:]+ .*{message}"):
         solver_of("\n".join([*lines, line]))
+
+
+PLACED = [
+    ('type: "RMSProp"\nmomentum: 0.9', 6),
+    ("larc: true\n\nmomentumm: 0.9", 7),
+    ("larc: true\nnet_param {\n\n larc: true }", 8),
+    ("clip_gradients: nan", 5),
+    ('regularization_type: "L3"', 5),
+]
+
+
+@pytest.mark.parametrize(("lines", "number"), PLACED)
+def test_the_line_of_what_is_wrong(solver_of: Solver, lines: str, number: int) -> None:
+    with pytest.raises(InputError, match=f"my_solver.prototxt:{number}: "):
+        solver_of(LEAST + lines)
 
 
 def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
@@ -132,7 +180,23 @@ WARNED = [
     ("test_interval: 5", "test_interval has no effect without test_iter"),
     ("stepvalue: 5", "stepvalue has no effect with lr_policy 'fixed'"),
     ("momentum2: 0.9", "momentum2 has no effect with type SGD"),
+    ("delta: 0.1", "delta has no effect with type SGD"),
+    ("solver_type: ADAGRAD rms_decay: 0.5", "rms_decay has no effect with type AdaGrad"),
+    ("snapshot_after_train: false", "snapshot_after_train has no effect; the end of a run is always saved"),
 ]
+
+
+def test_each_constant_belongs_to_some_type(solver_of: Solver) -> None:
+    kinds = {"momentum2: 0.9": "Adam", "rms_decay: 0.5": "RMSProp", "delta: 1e-4": "AdaDelta"}
+    for line, kind in kinds.items():
+        assert solver_of(f'{LEAST} type: "{kind}" {line}').warnings == ()
+
+
+def test_multistep_needs_stepvalues_to_do_anything(solver_of: Solver) -> None:
+    text = LEAST.replace("fixed", "multistep") + "gamma: 0.5"
+    (warning,) = solver_of(text).warnings
+    assert warning.endswith(":4: lr_policy is 'multistep' without any stepvalue, so that the rate does not fall")
+    assert solver_of(text + " stepvalue: 5").warnings == ()
 
 
 @pytest.mark.parametrize(("line", "message"), WARNED)
@@ -145,4 +209,25 @@ def test_warnings(solver_of: Solver, tmp_path: Path, line: str, message: str) ->
 def test_a_policy_without_gamma_is_warned_about(solver_of: Solver) -> None:
     (warning,) = solver_of(LEAST.replace("fixed", "inv")).warnings
 
-    assert "gamma is 0, so that lr_policy 'inv'" in warning
+    assert "gamma is 0, so that with lr_policy 'inv' the rate does not fall" in warning
+
+
+FOREIGN = [
+    ("global_grad_scale: 1000", "global_grad_scale is a field of NVCaffe"),
+    ("solver_data_type: FLOAT16", "solver_data_type is a field of NVCaffe"),
+    ('momentum_policy: "poly"', "momentum_policy is a field of NVCaffe"),
+    ("warmup_iter: 5", "warmup_iter is a field of Intel Caffe"),
+    ("plateau_winsize: [1, 2]", "plateau_winsize is a field of Intel Caffe"),
+    ("engine { of: { any: 'kind' } }", "engine is a field of Intel Caffe"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), FOREIGN)
+def test_fields_of_other_caffes_are_skipped_with_a_warning(
+    solver_of: Solver, tmp_path: Path, line: str, message: str
+) -> None:
+    solver = solver_of(f"{LEAST}{line}\nmomentum: 0.5")
+
+    assert solver.momentum == 0.5
+    (warning,) = solver.warnings
+    assert warning.startswith(f"{tmp_path / 'my_solver.prototxt'}:5: {message} that BVLC Caffe does not have")

@@ -54,3 +54,17 @@ BAD = [
 def test_refused(net: CaffeNet, weights: dict[str, list[np.ndarray]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         match_weights(net, weights, FILE)
+
+
+def test_a_layer_that_shares_all_is_not_missing(net_of: Callable[..., CaffeNet]) -> None:
+    """An HDF5 caffemodel holds shared parameters with the first of their layers only."""
+    shared = 'param { name: "w" } param { name: "b" } inner_product_param { num_output: 3 }'
+    net = net_of(
+        f'layer {{ name: "a" type: "InnerProduct" bottom: "data" top: "a" {shared} }}'
+        f'layer {{ name: "b" type: "InnerProduct" bottom: "a" top: "b" {shared} }}',
+        {"data": (1, 3)},
+    )
+    matched = match_weights(net, {"a": [ones(3, 3), ones(3)]}, FILE)
+
+    assert list(matched.arrays) == ["a/0", "a/1"]
+    assert matched.missing == ()

@@ -16,7 +16,7 @@ from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.data.config import DataConfig, TransformConfig
 from samovar.data.dataset import LmdbDataset
-from samovar.data.order import SampleOrder, sample_indices, shares
+from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, sample_indices, shares
 from samovar.data.stream import (
     PREFETCHED_BATCHES,
     Batch,
@@ -73,6 +73,8 @@ def test_batches_are_the_global_batch_in_slices(config: DataConfig, world_size: 
                 assert torch.equal(batch.tensors["label"], label)
                 assert (batch.tensors["data"].dtype, label.dtype) == (torch.float32, torch.int64)
                 assert (batch.step, batch.num_samples, batch.global_num_samples) == (step, count, 11)
+                first = step * global_batch + start
+                assert batch.tensors[SAMPLE_NUMBERS].tolist() == list(range(first, first + count))
 
 
 def test_a_stream_starts_at_any_step(config: DataConfig) -> None:

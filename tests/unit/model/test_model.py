@@ -155,6 +155,26 @@ def test_the_last_layers_buckets_are_final_first_and_unreached_ones_at_the_end()
     assert set(names[9:]) == {"frozen", "never", "at_times"}
 
 
+def test_a_bucket_does_not_wait_for_what_is_not_learned() -> None:
+    """The bias of fc2 is frozen: the bucket that it shares with the weight is final before any other."""
+    rig = Rig()
+    rig.twin.fc2.bias.requires_grad_(False)
+    entries = rig.layout.entries
+    first = [entry.spec.name for entry in entries].index("fc2.bias")
+    edges = [0, entries[first].offset, entries[first + 2].offset, rig.layout.num_elements]
+    parts = (entries[:first], entries[first : first + 2], entries[first + 2 :])
+    buckets = tuple(Bucket(index, part, *edges[index : index + 2]) for index, part in enumerate(parts))
+    net = copy.deepcopy(rig.twin)
+    rig.model = Model(net, dict(net.named_parameters()), rig.weights, rig.gradients, buckets)
+
+    rig.step([make_batch(0)])
+
+    assert [entry.spec.name for entry in buckets[1].entries] == ["fc2.bias", "fc2.weight"]
+    assert rig.finals[0][0] == 1
+    assert not rig.gradients.logical("fc2.bias").any()
+    rig.check([make_batch(0)])
+
+
 def test_unreached_gradients_are_zero_and_final() -> None:
     rig = Rig()
     rig.step([make_batch(0, use_all=False), make_batch(1, use_all=False)])

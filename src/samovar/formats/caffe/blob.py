@@ -41,13 +41,18 @@ def encode_blob(blob: Message, array: npt.NDArray[np.float32]) -> None:
     blob.data.append(np.ascontiguousarray(array, "<f4").tobytes())
 
 
+def read_blob(path: Path, kind: str) -> npt.NDArray[np.float32]:
+    """The array of a `.binaryproto`; raises InputError, calling it a `kind` file, where it is not one."""
+    try:
+        blob = packed_message_class("BlobProto").FromString(read_binary(path, kind, MAX_BINARY_BYTES))
+    except DecodeError:
+        raise InputError(f"{path}: is not a {kind} file (BlobProto), or it was cut short") from None
+    return decode_blob(blob, str(path))
+
+
 def read_mean(path: Path) -> npt.NDArray[np.float32]:
     """The mean image (C, H, W; float32) of a `.binaryproto`; raises InputError where it is not one."""
-    try:
-        blob = packed_message_class("BlobProto").FromString(read_binary(path, "mean", MAX_BINARY_BYTES))
-    except DecodeError:
-        raise InputError(f"{path}: is not a mean file (BlobProto), or it was cut short") from None
-    mean = decode_blob(blob, str(path))
+    mean = read_blob(path, "mean")
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.ndim != 3 or mean.size == 0:

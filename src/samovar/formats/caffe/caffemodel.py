@@ -1,4 +1,4 @@
-"""`.caffemodel`: a net's weights by layer name."""
+"""`.caffemodel` and `.caffemodel.h5`: a net's weights by layer name."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
 from samovar.formats.caffe.files import read_binary
+from samovar.formats.caffe.hdf5 import array_of, group_of, holders, is_hdf5, made_in_memory, names_of, open_hdf5
 from samovar.formats.caffe.schema import Message, packed_message_class
 
 Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
@@ -29,9 +30,12 @@ class LayerRecord(NamedTuple):
 def read_caffemodel(path: Path) -> Weights:
     """The arrays (float32, C order) of each layer that has any, in the file's order.
 
-    Layers of the older kinds (V1, V0) and the old four-number shapes are read too.
+    Both forms are read, binary and HDF5, whatever the file's name; so are layers of the older kinds (V1, V0)
+    and the old four-number shapes. In HDF5 a parameter that layers share stands with the first of them only.
     Raises InputError, naming the file, where it is no caffemodel, is cut short, or shape and data disagree.
     """
+    if is_hdf5(path):
+        return _read_hdf5(path)
     content = read_binary(path, "caffemodel", MAX_BINARY_BYTES)
     try:
         net = packed_message_class("NetParameter").FromString(content)
@@ -66,6 +70,36 @@ def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
             encode_blob(layer.blobs.add(), array)
     content: bytes = net.SerializeToString(deterministic=True)
     return content
+
+
+def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
+    """The bytes of the HDF5 form: group `data`, in it a group a layer, in it the arrays by number.
+
+    Caffe itself reads no layer whose name has a slash from this form: the slash divides groups.
+    """
+    content = bytearray()
+    with made_in_memory(content) as file:
+        data = file.create_group("data")
+        for record in layers:
+            group = data.require_group(record.name)
+            for index, array in enumerate(record.blobs):
+                group.create_dataset(str(index), data=np.asarray(array, "<f4", order="C"))
+    return bytes(content)
+
+
+def _read_hdf5(path: Path) -> Weights:
+    weights: Weights = {}
+    with open_hdf5(path, "caffemodel") as file:
+        for name, group in holders(group_of(file, "data", str(path)), str(path)).items():
+            where = f"{path}: layer '{name}'"
+            indices = sorted(int(member) for member in names_of(group) if member.isdecimal())
+            if indices != list(range(len(indices))):
+                raise InputError(f"{where}: has the arrays {indices}; those before are missing")
+            if indices:
+                weights[name] = [array_of(group, str(index), where) for index in indices]
+    if not weights:
+        raise InputError(f"{path}: holds no weights; give the .caffemodel.h5 of a snapshot, not a .solverstate.h5")
+    return weights
 
 
 def _name_and_blobs(layer: Message) -> tuple[str, Sequence[Message]]:

@@ -31,6 +31,6 @@ def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
     content = read_file(path, kind, max_bytes)
     if content.startswith(HDF5_MAGIC):
         raise InputError(
-            f"{path}: is an HDF5 file, which is not supported yet; save the snapshot with snapshot_format: BINARYPROTO"
+            f"{path}: is an HDF5 file, but a {kind} is a binary protobuf; give the file that Caffe's tools wrote"
         )
     return content

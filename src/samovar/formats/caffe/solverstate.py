@@ -1,4 +1,4 @@
-"""`.solverstate`: iteration and momentum of a Caffe run; the weights lie in the caffemodel it names."""
+"""`.solverstate` and `.solverstate.h5`: where a Caffe run stands; the weights lie in the caffemodel it names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,27 @@ from google.protobuf.message import DecodeError
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
 from samovar.formats.caffe.files import read_binary
+from samovar.formats.caffe.hdf5 import (
+    array_of,
+    count_of,
+    group_of,
+    is_hdf5,
+    made_in_memory,
+    names_of,
+    open_hdf5,
+    put_text,
+    text_of,
+)
 from samovar.formats.caffe.schema import packed_message_class
 
 
 @dataclass(frozen=True, slots=True)
 class SolverState:
-    """`history` has one float32 array a parameter in the net's order (two for Adam and AdaDelta)."""
+    """`history` has one float32 array a parameter in the net's order.
+
+    Adam and AdaDelta have two: the first ones of all parameters, then the second ones of all. `current_step` is
+    how often the policies `step` and `multistep` have lowered the rate in the steps that were made.
+    """
 
     iteration: int
     learned_net: str
@@ -25,7 +40,12 @@ class SolverState:
 
 
 def read_solverstate(path: Path) -> SolverState:
-    """Read the file; raises InputError, naming it, where it is no solverstate, is cut short or is damaged."""
+    """Read the file, binary or HDF5, whatever its name.
+
+    Raises InputError, naming it, where it is no solverstate, is cut short or is damaged.
+    """
+    if is_hdf5(path):
+        return _read_hdf5(path)
     content = read_binary(path, "solverstate", MAX_BINARY_BYTES)
     message = packed_message_class("SolverState")()
     try:
@@ -42,7 +62,7 @@ def read_solverstate(path: Path) -> SolverState:
 
 
 def encode_solverstate(state: SolverState) -> bytes:
-    """The file's bytes, as Caffe reads them."""
+    """The bytes of the binary form, as Caffe reads them."""
     message = packed_message_class("SolverState")(
         iter=state.iteration, learned_net=state.learned_net, current_step=state.current_step
     )
@@ -50,3 +70,31 @@ def encode_solverstate(state: SolverState) -> bytes:
         encode_blob(message.history.add(), array)
     content: bytes = message.SerializeToString(deterministic=True)
     return content
+
+
+def encode_solverstate_hdf5(state: SolverState) -> bytes:
+    """The bytes of the HDF5 form, as Caffe reads them."""
+    content = bytearray()
+    with made_in_memory(content) as file:
+        file.create_dataset("iter", data=np.array([state.iteration], "<i4"))
+        put_text(file, "learned_net", state.learned_net)
+        file.create_dataset("current_step", data=np.array([state.current_step], "<i4"))
+        history = file.create_group("history")
+        for index, array in enumerate(state.history):
+            history.create_dataset(str(index), data=np.asarray(array, "<f4", order="C"))
+    return bytes(content)
+
+
+def _read_hdf5(path: Path) -> SolverState:
+    where = str(path)
+    with open_hdf5(path, "solverstate") as file:
+        history = group_of(file, "history", where)
+        names = sorted(names_of(history), key=lambda name: (len(name), name))
+        if names != [str(index) for index in range(len(names))]:
+            raise InputError(f"{where}: has the histories {names[:5]}...; they must be numbered from 0")
+        return SolverState(
+            count_of(file, "iter", where),
+            text_of(file, "learned_net", where),
+            [array_of(history, name, f"{where}: history") for name in names],
+            count_of(file, "current_step", where),
+        )

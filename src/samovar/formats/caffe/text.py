@@ -2,8 +2,10 @@
 
 import difflib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import text_format
 
@@ -44,9 +46,11 @@ class TextMessage:
     places: Place
 
 
-def read_text(path: Path, message_name: str) -> TextMessage:
+def read_text(path: Path, message_name: str, foreign: Collection[str] = ()) -> TextMessage:
     """Parse `path` as Caffe's message `message_name` ("NetParameter", "SolverParameter").
 
+    Fields of the message itself (not of those inside it) that Caffe does not have and `foreign` names are
+    skipped, whatever they hold; `places.fields` tells where they stand.
     Raises InputError `path:line:column: ...` for text that is not such a message, and where the file has more
     than 16 MB, is not UTF-8, or nests deeper than 32 messages.
     """
@@ -56,15 +60,18 @@ def read_text(path: Path, message_name: str) -> TextMessage:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?") from None
-    return parse_text(text, path, message_name)
+    return parse_text(text, path, message_name, foreign)
 
 
-def parse_text(text: str, path: Path, message_name: str) -> TextMessage:
+def parse_text(text: str, path: Path, message_name: str, foreign: Collection[str] = ()) -> TextMessage:
     """As `read_text`, for text that is already in memory; `path` is for the messages."""
     places = _outline(text, path)
     message = message_class(message_name)()
+    skipped = {name for name in places.fields if name in foreign and name not in message.DESCRIPTOR.fields_by_name}
+    if skipped:
+        _require_known(message.DESCRIPTOR, places, path, skipped)
     try:
-        text_format.Parse(text, message)
+        text_format.Parse(text, message, allow_unknown_field=bool(skipped))
     except text_format.ParseError as error:
         raise InputError(f"{path}:{_sentence(error, text)}") from None
     if missing := message.FindInitializationErrors():
@@ -129,13 +136,30 @@ def _outline(text: str, path: Path) -> Place:
     return frames[0].place
 
 
+def _require_known(descriptor: Any, place: Place, path: Path, skipped: Collection[str] = ()) -> None:
+    """InputError for a field that the message does not have: the parser says nothing where it skips any."""
+    for name, places in place.fields.items():
+        field = descriptor.fields_by_name.get(name)
+        if name in skipped:
+            continue
+        if field is None:
+            raise InputError(f"{path}:{places[0].line}: {_unknown(name, descriptor.full_name.partition('.')[2])}")
+        for inner in places:
+            if field.message_type is not None:
+                _require_known(field.message_type, inner, path)
+
+
+def _unknown(name: str, message_name: str) -> str:
+    fields = [field.name for field in message_class(message_name).DESCRIPTOR.fields]
+    return f"unknown field '{name}' of {message_name}; {nearest(name, fields)}"
+
+
 def _sentence(error: text_format.ParseError, text: str) -> str:
     line, column = error.GetLine() or 1, error.GetColumn() or 1
     quoted_line = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
     reason = re.sub(r"^\d+:\d+ : ", "", str(error)).removeprefix(f"'{quoted_line}': ")
     if match := _NO_FIELD.search(reason):
-        fields = [f.name for f in message_class(match[1]).DESCRIPTOR.fields]
-        reason = f"unknown field '{match[2]}' of {match[1]}; {nearest(match[2], fields)}"
+        reason = _unknown(match[2], match[1])
     elif match := _NO_VALUE.search(reason):
         reason = f"unknown value '{match[2]}' of {match[1]}; allowed are {', '.join(_enum_values(match[1]))}"
     return f"{line}:{column}: {reason[:500]}"

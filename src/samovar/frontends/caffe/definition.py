@@ -1,20 +1,17 @@
 """A net's prototxt: its layers, and which of them belong to a phase."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from samovar.core.errors import InputError
 from samovar.data.config import DataConfig
-from samovar.formats.caffe.schema import Message, message_class
-from samovar.formats.caffe.text import Place, TextMessage, read_text
+from samovar.formats.caffe.schema import Message
+from samovar.formats.caffe.text import TextMessage, read_text
 from samovar.frontends.caffe.data import data_config, data_warnings
 from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, layer_class, settings_of
-from samovar.frontends.caffe.spec import LayerSpec
-
-Phase: TypeAlias = Literal["TRAIN", "TEST"]
-_PHASES: dict[Phase, int] = {"TRAIN": 0, "TEST": 1}
+from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase
+from samovar.frontends.caffe.upgrade import layers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class CaffeNetDefinition:
 
     def in_phase(self, phase: Phase) -> tuple[LayerSpec, ...]:
         """The layers that Caffe would build in `phase`, by their include and exclude rules."""
-        return tuple(spec for spec in self.layers if self._is_included(spec, phase))
+        return tuple(replace(spec, phase=phase) for spec in self.layers if self._is_included(spec, phase))
 
     def data_layer(self, phase: Phase) -> DataConfig:
         """What the Data layer of `phase` reads; InputError where there is none, or more than one."""
@@ -48,7 +45,7 @@ class CaffeNetDefinition:
 
     def _meets(self, rule: Message, phase: Phase) -> bool:
         return (
-            (not rule.HasField("phase") or rule.phase == _PHASES[phase])
+            (not rule.HasField("phase") or rule.phase == PHASES[phase])
             and (not rule.HasField("min_level") or self.level >= rule.min_level)
             and (not rule.HasField("max_level") or self.level <= rule.max_level)
             and all(stage in self.stages for stage in rule.stage)
@@ -64,12 +61,7 @@ def load_net(path: Path) -> CaffeNetDefinition:
     """
     text = read_text(path, "NetParameter")
     net = text.message
-    if net.layers:
-        raise InputError(
-            f"{path}:{text.places.line_of('layers')}: 'layers {{}}' is the format before 2014, which is not "
-            "supported yet; convert the file with Caffe's upgrade_net_proto_text"
-        )
-    layers = (*_old_inputs(text), *_layers(text))
+    layers = tuple(LayerSpec(path, message, place) for message, place in layers_of(text))
     if not layers:
         raise InputError(f"{path}: has no layers; give a net's prototxt, not a solver's")
     for spec in layers:
@@ -78,44 +70,21 @@ def load_net(path: Path) -> CaffeNetDefinition:
     return CaffeNetDefinition(path, net.name, layers, state.level, tuple(state.stage), _warnings(text, layers))
 
 
-def _layers(text: TextMessage) -> list[LayerSpec]:
-    places = text.places.fields.get("layer", [])
-    return [LayerSpec(text.path, m, place) for m, place in zip(text.message.layer, places, strict=True)]
-
-
-def _old_inputs(text: TextMessage) -> list[LayerSpec]:
-    """The net's own `input` fields with `input_shape` or `input_dim`, as Input layers."""
-    net = text.message
-    dims = list(net.input_dim)
-    shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
-    place = Place(text.places.line_of("input"))
-    if len(shapes) != len(net.input) or any(len(shape) != 4 for shape in shapes if dims):
-        raise InputError(
-            f"{text.path}:{place.line}: {len(net.input)} inputs with {len(net.input_shape)} input_shape and "
-            f"{len(dims)} input_dim; give each input its input_shape (or four input_dim)"
-        )
-    specs = []
-    for name, shape in zip(net.input, shapes, strict=True):
-        layer = message_class("LayerParameter")(name=name, type=INPUT_TYPE, top=[name])
-        layer.input_param.shape.add(dim=shape)
-        specs.append(LayerSpec(text.path, layer, place))
-    return specs
-
-
 def _check(spec: LayerSpec) -> None:
     message = spec.message
     if spec.type not in (DATA_TYPE, INPUT_TYPE):
         layer_class(spec)
     if message.include and message.exclude:
         raise spec.error("has both include and exclude rules; keep one kind", "exclude")
-    if message.HasField("phase"):
-        raise spec.error("phase outside of a rule has no effect; write include { phase: ... }", "phase")
     if message.blobs:
         raise spec.error("blobs in a prototxt are not supported; put weights into a .caffemodel", "blobs")
 
 
 def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
     warnings = []
+    if text.message.layers:
+        place = f"{text.path}:{text.places.line_of('layers')}"
+        warnings.append(f"{place}: 'layers' is the format before 2014; read as Caffe's upgrade tools would")
     for field in ("debug_info", "force_backward"):
         if getattr(text.message, field):
             warnings.append(f"{text.path}:{text.places.line_of(field)}: {field} has no effect")

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,20 +21,33 @@ def fill(spec: LayerSpec, name: str, shape: Shape, field: tuple[str, ...], seed:
     filler = spec.message
     for part in field:
         filler = getattr(filler, part)
+    check_filler(spec, filler, shape, *field)
+    return _FILLERS[filler.type](filler, shape, _seeded(f"{seed} {name}"))
+
+
+def fill_rows(filler: Message, shape: Shape, names: Sequence[str], seed: int) -> torch.Tensor:
+    """As `fill`, but each of len(names) equal shares of the first axis draws from the generator of its own name."""
+    rows = shape[0] // len(names) if shape else 1
+    share = (rows, *shape[1:]) if shape else ()
+    return torch.cat([_FILLERS[filler.type](filler, share, _seeded(f"{seed} {n}")) for n in names]).reshape(shape)
+
+
+def check_filler(spec: LayerSpec, filler: Message, shape: Shape, *field: str) -> None:
+    """Raises InputError, at the line of `field`, for fillers that are unknown or cannot fill `shape`."""
     if filler.type not in _FILLERS:
         raise spec.error(f"unknown filler '{filler.type}'; allowed are {', '.join(_FILLERS)}", *field)
     if filler.sparse != -1 and (filler.type != "gaussian" or filler.sparse < 0):
         raise spec.error(f"sparse: {filler.sparse} in a {filler.type} filler; only gaussian takes it, from 0", *field)
     settings = (filler.value, filler.min, filler.max, filler.mean, filler.std)
-    if not all(map(math.isfinite, settings)) or filler.min > filler.max or filler.std <= 0:
+    is_empty = (filler.type == "uniform" and filler.min > filler.max) or (filler.type == "gaussian" and filler.std <= 0)
+    if is_empty or not all(map(math.isfinite, settings)):
         raise spec.error("filler needs finite settings, min <= max and std above 0", *field)
     if filler.type == "bilinear" and (len(shape) != 4 or shape[2] != shape[3]):
         raise spec.error(f"bilinear filler needs a square 2-D kernel; the weight is {shape}", *field)
-    return _FILLERS[filler.type](filler, shape, _seeded(seed, name))
 
 
-def _seeded(seed: int, name: str) -> torch.Generator:
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+def _seeded(name: str) -> torch.Generator:
+    digest = hashlib.sha256(name.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 

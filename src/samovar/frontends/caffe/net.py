@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from samovar.core.errors import InputError
-from samovar.frontends.caffe.definition import CaffeNetDefinition, Phase
+from samovar.data.order import SAMPLE_NUMBERS
+from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.parameters import ParameterInfo
-from samovar.frontends.caffe.spec import Shape, text
+from samovar.frontends.caffe.spec import Phase, Shape, text
 from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
 from samovar.model.output import NetOutput
 
@@ -32,9 +34,17 @@ class CaffeNet(nn.Module):
         self._steps = wiring.finish()
         self._outlines = tuple(wiring.outlines)
         self.layer_modules = nn.ModuleList(step.layer for step in self._steps)
+        self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer) and layer.is_random]
+        self._num_samples_seen = 0
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
-        """Loss and outputs of a batch: blobs by name, images float32 (N, C, H, W), labels (N)."""
+        """Loss and outputs of a batch: blobs by name, images float32 (N, C, H, W), labels (N).
+
+        Random layers draw by the batch's sample numbers (`SAMPLE_NUMBERS`, int64 (N,)); without them the net
+        numbers the samples it has seen.
+        """
+        if self._random_layers:
+            self._number_samples(batch)
         blobs = {name: batch[name] for name in self.input_names}
         loss: torch.Tensor | None = None
         for step in self._steps:
@@ -46,6 +56,16 @@ class CaffeNet(nn.Module):
             for name in step.last_uses:
                 del blobs[name]
         return NetOutput(loss, {name: blobs[name].detach() for name in self.output_names})
+
+    def _number_samples(self, batch: Mapping[str, torch.Tensor]) -> None:
+        numbers = batch.get(SAMPLE_NUMBERS)
+        if numbers is None:
+            sizes = [len(batch[name]) for name in self.input_names if batch[name].dim()]
+            first, count = self._num_samples_seen, sizes[0] if sizes else 1
+            self._num_samples_seen += count
+            numbers = torch.arange(first, first + count)
+        for layer in self._random_layers:
+            layer.sample_numbers = numbers
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -95,6 +115,8 @@ def build_net(definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping
 
 def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     bottoms = [blobs[name] for name in step.bottoms]
+    if not step.layer.takes_integers:
+        bottoms = [b if b.is_floating_point() else b.float() for b in bottoms]
     if any(step.detached):
         bottoms = [b.detach() if stop else b for b, stop in zip(bottoms, step.detached, strict=True)]
     return bottoms

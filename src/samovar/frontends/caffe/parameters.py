@@ -19,6 +19,8 @@ class ParameterInfo:
 
     `lr_mult` and `decay_mult` multiply the solver's learning rate and weight decay; with `lr_mult` 0 the
     parameter requires no gradient. A parameter that several layers share is listed under the first of them.
+    `is_statistic`: forward itself keeps it up to date in training (BatchNorm), so that it differs between
+    workers that see different samples; no solver changes it.
     """
 
     name: str
@@ -27,6 +29,24 @@ class ParameterInfo:
     parameter: nn.Parameter
     lr_mult: float
     decay_mult: float
+    is_statistic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a parameter starts: at `value`, by the FillerParameter at `field` of the layer's message, or at `default`."""
+
+    field: tuple[str, ...] = ()
+    default: float = 0.0
+    value: torch.Tensor | None = None
+
+    def is_given(self, spec: LayerSpec) -> bool:
+        message = spec.message
+        for part in self.field:
+            if not message.HasField(part):
+                return False
+            message = getattr(message, part)
+        return bool(self.field)
 
 
 @dataclass(slots=True)
@@ -35,6 +55,7 @@ class _Owned:
     index: int
     parameter: nn.Parameter
     param: Message  # our own copy of ParamSpec
+    is_statistic: bool
     num_uses: int = 1
 
     @property
@@ -46,13 +67,13 @@ class ParameterStore:
     """Makes the parameters of one net, in file order."""
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
+        self.seed = seed
         self._made: list[_Owned] = []
         self._by_share_name: dict[str, _Owned] = {}
 
     def infos(self) -> tuple[ParameterInfo, ...]:
         return tuple(
-            ParameterInfo(o.name, o.layer, o.index, o.parameter, o.param.lr_mult, o.param.decay_mult)
+            ParameterInfo(o.name, o.layer, o.index, o.parameter, o.param.lr_mult, o.param.decay_mult, o.is_statistic)
             for o in self._made
         )
 
@@ -60,8 +81,10 @@ class ParameterStore:
         """Parameters that several layers use: their gradient is a sum over these layers."""
         return frozenset(owned.name for owned in self._made if owned.num_uses > 1)
 
-    def make(self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]) -> tuple[str, nn.Parameter]:
-        """Name and value of the layer's parameter `index`, filled by the FillerParameter at `filler`.
+    def make(
+        self, spec: LayerSpec, index: int, shape: Shape, filler: Filling, is_statistic: bool = False
+    ) -> tuple[str, nn.Parameter]:
+        """Name and value of the layer's parameter `index`, filled by `filler`.
 
         Where the prototxt shares it by name, those of the layer that came first.
         A 4-D weight lies channels-last in memory: convolutions run faster on it (LeNet: 1.6 times).
@@ -72,23 +95,38 @@ class ParameterStore:
             param.CopyFrom(spec.message.param[index])
         if not (math.isfinite(param.lr_mult) and math.isfinite(param.decay_mult)):
             raise spec.error("lr_mult and decay_mult must be finite numbers", "param")
+        if is_statistic:
+            _freeze(spec, param)
         owned = self._by_share_name.get(param.name)
         if owned is not None:
             _merge(spec, owned, param, shape)
         else:
-            owned = _Owned(spec.name, index, self._filled(spec, index, shape, filler), param)
+            owned = _Owned(spec.name, index, self._filled(spec, index, shape, filler), param, is_statistic)
             self._made.append(owned)
             if param.name:
                 self._by_share_name[param.name] = owned
         owned.parameter.requires_grad_(owned.param.lr_mult != 0)
         return owned.name, owned.parameter
 
-    def _filled(self, spec: LayerSpec, index: int, shape: Shape, filler: tuple[str, ...]) -> nn.Parameter:
+    def _filled(self, spec: LayerSpec, index: int, shape: Shape, filler: Filling) -> nn.Parameter:
         checked(spec, shape, f"parameter {index}")
-        values = fill(spec, f"{spec.name}/{index}", shape, filler, self._seed)
+        if filler.value is not None:
+            values = filler.value
+        elif filler.is_given(spec):
+            values = fill(spec, f"{spec.name}/{index}", shape, filler.field, self.seed)
+        else:
+            values = torch.full(shape, filler.default)
         if len(shape) == 4:
             values = values.to(memory_format=torch.channels_last)
         return nn.Parameter(values)
+
+
+def _freeze(spec: LayerSpec, param: Message) -> None:
+    if param.HasField("lr_mult") and param.lr_mult != 0:
+        raise spec.error(
+            f"lr_mult: {param.lr_mult} for a running statistic, which no solver may change; write lr_mult: 0", "param"
+        )
+    param.lr_mult, param.decay_mult = 0, 0
 
 
 def _merge(spec: LayerSpec, owned: _Owned, param: Message, shape: Shape) -> None:

@@ -1,26 +1,30 @@
 """A layer as a prototxt describes it, with the place it stands at for error messages."""
 
+import math
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import Place
 
 Shape: TypeAlias = tuple[int, ...]
+Phase: TypeAlias = Literal["TRAIN", "TEST"]
+PHASES: dict[Phase, int] = {"TRAIN": 0, "TEST": 1}
 
 MAX_VALUES = (1 << 31) - 1  # Caffe's limit for one blob
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Caffe's LayerParameter and where it stands."""
+    """Caffe's LayerParameter, where it stands, and the phase of the net it is built for."""
 
     path: Path
     message: Message
     place: Place
+    phase: Phase = "TRAIN"
 
     @property
     def name(self) -> str:
@@ -38,12 +42,26 @@ class LayerSpec:
     def tops(self) -> tuple[str, ...]:
         return tuple(self.message.top)
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the layer works as in training: its own `phase` where it has one, else the net's."""
+        if self.message.HasField("phase"):
+            return bool(self.message.phase == PHASES["TRAIN"])
+        return self.phase == "TRAIN"
+
     def error(self, reason: str, *fields: str) -> InputError:
         """An error `file:line: layer 'name': reason`, at the line of the field `fields` leads to."""
         return InputError(f"{self.where(*fields)}: {reason}")
 
     def where(self, *fields: str) -> str:
         return f"{self.path}:{self.place.line_of(*fields)}: layer '{self.name}'"
+
+    def finite(self, owner: str, field: str) -> float:
+        """The number `field` of the settings `owner`; InputError for NaN and infinity."""
+        value = float(getattr(getattr(self.message, owner), field))
+        if not math.isfinite(value):
+            raise self.error(f"{field}: {value}; it must be a finite number", owner, field)
+        return value
 
     def axis(self, shape: Shape, axis: int, *fields: str) -> int:
         """`axis` from 0; negative ones count from the end. InputError where `shape` has no such axis."""

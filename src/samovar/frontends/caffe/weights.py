@@ -17,7 +17,8 @@ from samovar.frontends.caffe.wiring import LayerOutline
 class MatchedWeights:
     """`arrays` by parameter name ("conv1/0"), float32 in the parameter's shape.
 
-    `missing` are layers of the net that the file lacks: they keep their filler. `ignored` are layers of the
+    `missing` are layers of the net that the file lacks: they keep their filler. A layer that shares all its
+    parameters with one that is there is not missing (the HDF5 form leaves it out). `ignored` are layers of the
     file that the net lacks.
     """
 
@@ -45,7 +46,7 @@ def match_weights(net: CaffeNet, weights: Weights, path: Path) -> MatchedWeights
             f"{path}: belongs to another net: its layers {_some(list(weights))} are none of "
             f"{net.path}'s layers {_some(names)}; give weights with these layer names"
         )
-    missing = tuple(name for name in names if name not in weights)
+    missing = tuple(outline.name for outline in with_parameters if not set(outline.parameter_names) <= set(arrays))
     return MatchedWeights(arrays, missing, tuple(name for name in weights if name not in names))
 
 

@@ -11,6 +11,8 @@ from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
+_AUTOMATIC = "(automatic)"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
@@ -97,7 +99,7 @@ class Wiring:
         _check_count(spec, "bottom", len(spec.bottoms), kind.num_bottoms)
         least, most = kind.num_tops
         _check_count(spec, "top", len(spec.tops), (0 if kind.makes_own_top else least, most))
-        tops = spec.tops or ("(automatic)",)  # Caffe's name for a loss without a top
+        tops = spec.tops or (self._automatic_top(),) * kind.makes_own_top
         bottom_shapes = [self._shape(spec, bottom) for bottom in spec.bottoms]
         layer = kind(spec, bottom_shapes, self.store)
         if len(spec.message.param) > len(layer.parameter_names):
@@ -106,7 +108,7 @@ class Wiring:
                 f"{len(layer.parameter_names)} parameters; remove the rest",
                 "param",
             )
-        layer.overwrites_bottom = tops[0] == spec.bottoms[0] and self._is_free(tops[0])
+        layer.overwrites_bottom = tops[:1] == spec.bottoms[:1] != () and self._is_free(tops[0])
         for bottom in spec.bottoms:
             self._num_readers[bottom] += 1
         for index, (top, shape) in enumerate(zip(tops, layer.top_shapes, strict=True)):
@@ -115,6 +117,11 @@ class Wiring:
         weights = _loss_weights(spec, kind, tops)
         self._steps.append(Step(layer, spec.bottoms, tops, _detached(spec), weights))
         self.outlines.append(LayerOutline(spec.name, spec.type, spec.bottoms, tops, tuple(layer.parameter_names)))
+
+    def _automatic_top(self) -> str:
+        """A name for a loss without a top: Caffe's, with a number from the second on."""
+        count = sum(name.startswith(_AUTOMATIC) for name in self._shapes)
+        return f"{_AUTOMATIC} {count + 1}" if count else _AUTOMATIC
 
     def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
         if bottom not in self._shapes:
@@ -152,6 +159,10 @@ def _loss_weights(spec: LayerSpec, kind: type[Layer], tops: Sequence[str]) -> tu
         raise spec.error(f"loss_weight is given {len(given)} times for {len(tops)} tops", "loss_weight")
     if not all(map(math.isfinite, given)):
         raise spec.error("loss_weight must be a finite number", "loss_weight")
+    if any(given) and not kind.has_gradient:
+        raise spec.error(
+            f"a layer of type {spec.type} has no gradient and takes no loss_weight; remove it", "loss_weight"
+        )
     weights = given or [kind.default_loss_weight]
     return tuple((top, weight) for top, weight in zip(tops, weights, strict=False) if weight != 0)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.parameters import Filling, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 
@@ -23,6 +23,8 @@ class Layer(nn.Module):
     num_tops: ClassVar[tuple[int, int]] = (1, 1)
     makes_own_top: ClassVar[bool] = False  # a loss may leave its top out of the prototxt
     default_loss_weight: ClassVar[float] = 0.0  # of the first top
+    has_gradient: ClassVar[bool] = True  # its tops may count as loss
+    takes_integers: ClassVar[bool] = False  # labels come as they are; other layers get them as float32
     forgets_output: ClassVar[bool] = False  # backward does not need the output, so it may be overwritten
     settings: ClassVar[tuple[str, ...]] = ()  # the fields of LayerParameter that this type reads, main one first
 
@@ -36,11 +38,23 @@ class Layer(nn.Module):
         self.is_shared = False  # set by the net where another layer uses these parameters too
         self._store = store
 
-    def add_parameter(self, attribute: str, shape: Shape, filler_field: str) -> None:
-        """Make the next parameter as `self.<attribute>`; its filler is a field of the first of `settings`."""
-        filler = (self.settings[0], filler_field)
-        name, parameter = self._store.make(self.spec, len(self.parameter_names), shape, filler)
-        self.register_parameter(attribute, parameter)
+    def add_parameter(self, attribute: str, shape: Shape, filler_field: str = "", default: float = 0.0) -> None:
+        """Make the next parameter as `self.<attribute>`.
+
+        Its filler is a field of the first of `settings`; without one, all values are `default`.
+        """
+        field = (self.settings[0], filler_field) if filler_field else ()
+        self.add(attribute, shape, Filling(field, default), is_statistic=False)
+
+    def add_statistic(self, attribute: str, shape: Shape) -> None:
+        """Make the next parameter as `self.<attribute>`: zeros, kept up to date by forward, not learned."""
+        self.add(attribute, shape, Filling(), is_statistic=True)
+
+    def add(self, attribute: str, shape: Shape, filling: Filling, is_statistic: bool = False) -> None:
+        """Make the next parameter as `self.<attribute>`, which may be one of a submodule's."""
+        index = len(self.parameter_names)
+        name, parameter = self._store.make(self.spec, index, shape, filling, is_statistic)
+        self._set_parameter(attribute, parameter)
         self.parameter_names.append(name)
         self.attribute_names.append(attribute)
 
@@ -51,7 +65,11 @@ class Layer(nn.Module):
     def use_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take these instead of the own ones, in Caffe's order."""
         for attribute, parameter in zip(self.attribute_names, parameters, strict=True):
-            self.register_parameter(attribute, parameter)
+            self._set_parameter(attribute, parameter)
+
+    def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
+        owner, _, name = attribute.rpartition(".")
+        self.get_submodule(owner).register_parameter(name, parameter)
 
     @abstractmethod
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -10,19 +10,19 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.normalizer import VALID, LossNormalizer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
-_FULL, _VALID, _BATCH_SIZE, _NONE = 0, 1, 2, 3  # LossParameter.NormalizationMode
 _LOG_FLOAT_MIN = math.log(torch.finfo(torch.float32).tiny)  # Caffe takes no logarithm of anything smaller
 
 
-class _Classification(Layer):
+class Classification(Layer):
     """Scores with classes along `axis`, and one label for each position of the other axes."""
 
     num_bottoms = (2, 2)
+    takes_integers = True
     axis: int
-    ignore_label: int | None
 
     def check_labels(self, spec: LayerSpec, scores: Shape, labels: Shape) -> None:
         num_scores = prod(scores) // scores[self.axis]
@@ -47,14 +47,20 @@ class _Classification(Layer):
         try:
             return values.gather(1, labels)
         except RuntimeError:
+            self.check_range(labels, values.shape[1])
+            raise
+
+    def check_range(self, labels: torch.Tensor, num_classes: int) -> None:
+        """InputError where a label is no class."""
+        least, most = int(labels.min()), int(labels.max())
+        if not 0 <= least <= most < num_classes:
             raise self.spec.error(
-                f"labels are {int(labels.min())} to {int(labels.max())}, but the scores have "
-                f"{values.shape[1]} classes, counted from 0; num_output of the layer before it must be the "
-                "number of classes"
+                f"labels are {least} to {most}, but the scores have {num_classes} classes, counted from 0; num_output "
+                "of the layer before it must be the number of classes"
             ) from None
 
 
-class SoftmaxWithLoss(_Classification):
+class SoftmaxWithLoss(Classification):
     """loss = -sum(log softmax(x)[label]) / normalizer, over labels that are not `ignore_label`.
 
     normalizer: VALID the number of those, FULL all labels, BATCH_SIZE the sizes before `axis`, NONE 1; at
@@ -67,36 +73,24 @@ class SoftmaxWithLoss(_Classification):
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
-        settings = spec.message.loss_param
         self.axis = spec.axis(bottom_shapes[0], spec.message.softmax_param.axis, "softmax_param", "axis")
         self.check_labels(spec, *bottom_shapes)
-        self.ignore_label = settings.ignore_label if settings.HasField("ignore_label") else None
-        self.normalization = settings.normalization
-        if not settings.HasField("normalization") and settings.HasField("normalize"):
-            self.normalization = _VALID if settings.normalize else _BATCH_SIZE
+        self.normalizer = LossNormalizer.of(spec, default=VALID)
         self.top_shapes = [()]
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scores, labels = self.split(*bottoms)
-        valid = None
-        if self.ignore_label is not None:
-            valid = labels != self.ignore_label
+        valid = self.normalizer.valid(labels)
+        if valid is not None:
             labels = labels.where(valid, torch.zeros_like(labels))
         log_probabilities = torch.log_softmax(scores.detach(), 1)
         at_label = self.at_label(log_probabilities, labels).clamp_min(_LOG_FLOAT_MIN)
         if valid is not None:
             at_label = at_label * valid
-        scale = -1.0 / self._normalizer(labels, valid)
+        scale = -1.0 / self.normalizer.of_labels(len(labels), labels.numel(), valid)
         saved = _SavedLoss(log_probabilities, labels, valid, scale)
         loss: torch.Tensor = _SoftmaxLoss.apply(scores, at_label.sum() * scale, saved)  # type: ignore[no-untyped-call]
         return (loss,)
-
-    def _normalizer(self, labels: torch.Tensor, valid: torch.Tensor | None) -> float:
-        if self.normalization == _VALID and valid is not None:
-            return max(1.0, float(valid.sum()))
-        if self.normalization in (_FULL, _VALID):
-            return float(labels.numel())
-        return float(labels.shape[0]) if self.normalization == _BATCH_SIZE else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +121,7 @@ class _SoftmaxLoss(torch.autograd.Function):
         return result.mul_(gradient * -saved.scale), None, None
 
 
-class Accuracy(_Classification):
+class Accuracy(Classification):
     """The share of labels whose score is among the `top_k` best; ties count against the label.
 
     A label is right where fewer than `top_k` other classes have a score >= its own. Without any label that is
@@ -135,6 +129,7 @@ class Accuracy(_Classification):
     """
 
     num_tops = (1, 2)
+    has_gradient = False
     settings = ("accuracy_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -149,8 +144,6 @@ class Accuracy(_Classification):
                 "top_k",
             )
         self.check_labels(spec, *bottom_shapes)
-        if any(spec.message.loss_weight):
-            raise spec.error("accuracy has no gradient and takes no loss_weight; remove it", "loss_weight")
         self.ignore_label = settings.ignore_label if settings.HasField("ignore_label") else None
         self.per_class = len(spec.tops) == 2
         self.top_shapes = [(), (scores[self.axis],)][: len(spec.tops)]

@@ -1,7 +1,9 @@
-"""Convolution."""
+"""Convolution and Deconvolution."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,44 @@ from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 
-_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_Operation: TypeAlias = Callable[..., torch.Tensor]
+_CONVOLUTIONS: dict[int, _Operation] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED: dict[int, _Operation] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSettings:
+    """How a window moves over the spatial axes; a size for each of them."""
+
+    kernel: Shape
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+
+    def output_sizes(self, spec: LayerSpec, sizes: Shape) -> Shape:
+        """The number of positions on each axis; InputError where the window does not fit once."""
+        outputs = []
+        axes = zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        for size, k, stride, pad, dilation in axes:
+            extent = dilation * (k - 1) + 1
+            if extent > size + 2 * pad:
+                raise spec.error(
+                    f"kernel of {k} (dilation {dilation}) covers {extent}, more than the padded input's "
+                    f"{size + 2 * pad}; make the kernel smaller or pad more",
+                    "convolution_param",
+                )
+            outputs.append((size + 2 * pad - extent) // stride + 1)
+        return tuple(outputs)
+
+
+def window_settings(spec: LayerSpec, num_axes: int) -> WindowSettings:
+    """From the layer's convolution_param; InputError where they do not fit `num_axes` spatial axes."""
+    return WindowSettings(
+        kernel=_kernel(spec, num_axes),
+        stride=_spatial(spec, "stride", num_axes, default=1, least=1),
+        padding=_spatial(spec, "pad", num_axes, default=0, least=0),
+        dilation=_spatial(spec, "dilation", num_axes, default=1, least=1),
+    )
 
 
 class Convolution(Layer):
@@ -25,6 +64,7 @@ class Convolution(Layer):
     num_tops = (1, 1 << 16)
     forgets_output = True
     settings = ("convolution_param",)
+    operations: ClassVar[dict[int, _Operation]] = _CONVOLUTIONS
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -39,39 +79,28 @@ class Convolution(Layer):
             raise spec.error(f"bottoms of shapes {shapes}; all must have the same shape", "bottom")
         self.channel_axis = spec.axis(shape, settings.axis, "convolution_param", "axis")
         sizes = shape[self.channel_axis + 1 :]
-        if len(sizes) not in _CONVOLUTIONS:
+        if len(sizes) not in self.operations:
             raise spec.error(f"input {text(shape)} has {len(sizes)} spatial axes; supported are 1 to 3", "bottom")
-        self.convolve = _CONVOLUTIONS[len(sizes)]
-        kernel = _kernel(spec, len(sizes))
-        self.stride = _spatial(spec, "stride", len(sizes), default=1, least=1)
-        self.padding = _spatial(spec, "pad", len(sizes), default=0, least=0)
-        self.dilation = _spatial(spec, "dilation", len(sizes), default=1, least=1)
+        self.convolve = self.operations[len(sizes)]
+        self.window = window = window_settings(spec, len(sizes))
         self.groups = settings.group
         num_output = _num_output(spec, shape[self.channel_axis])
-        outputs = self._output_sizes(spec, sizes, kernel)
-        padded = [size + 2 * pad for size, pad in zip(sizes, self.padding, strict=True)]
+        outputs = self._output_sizes(sizes)
+        padded = [size + 2 * pad for size, pad in zip(sizes, window.padding, strict=True)]
         checked(spec, (*shape[: self.channel_axis + 1], *padded), "the padded input")
         top_shape = (*shape[: self.channel_axis], num_output, *outputs)
         self.top_shapes = [checked(spec, top_shape, "the output")] * len(bottom_shapes)
-        weight_shape = (num_output, shape[self.channel_axis] // self.groups, *kernel)
-        self.add_parameter("weight", weight_shape, "weight_filler")
+        channels = self._weight_channels(shape[self.channel_axis], num_output)
+        self.add_parameter("weight", (*channels, *window.kernel), "weight_filler")
         self.register_parameter("bias", None)
         if settings.bias_term:
             self.add_parameter("bias", (num_output,), "bias_filler")
 
-    def _output_sizes(self, spec: LayerSpec, sizes: Shape, kernel: Shape) -> Shape:
-        axes = zip(sizes, kernel, self.stride, self.padding, self.dilation, strict=True)
-        outputs = []
-        for size, k, stride, pad, dilation in axes:
-            extent = dilation * (k - 1) + 1
-            if extent > size + 2 * pad:
-                raise spec.error(
-                    f"kernel of {k} (dilation {dilation}) covers {extent}, more than the padded input's "
-                    f"{size + 2 * pad}; make the kernel smaller or pad more",
-                    "convolution_param",
-                )
-            outputs.append((size + 2 * pad - extent) // stride + 1)
-        return tuple(outputs)
+    def _weight_channels(self, channels: int, num_output: int) -> Shape:
+        return num_output, channels // self.groups
+
+    def _output_sizes(self, sizes: Shape) -> Shape:
+        return self.window.output_sizes(self.spec, sizes)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple([self._convolved(bottom) for bottom in bottoms])
@@ -80,8 +109,34 @@ class Convolution(Layer):
         lead = x.shape[: self.channel_axis]
         if len(lead) != 1:
             x = x.reshape(prod(lead), *x.shape[self.channel_axis :])
-        y = self.convolve(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        y = self._apply_to(x)
         return y if len(lead) == 1 else y.reshape(*lead, *y.shape[1:])
+
+    def _apply_to(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.window
+        return self.convolve(x, self.weight, self.bias, w.stride, w.padding, w.dilation, self.groups)
+
+
+class Deconvolution(Convolution):
+    """What Convolution's backward does to a gradient, as a layer: each value adds its kernel to the output; + b.
+
+    Weight (channels, num_output / group, kernel...), bias (num_output). Output size of an axis:
+    stride (size - 1) + dilation (kernel - 1) + 1 - 2 pad.
+    """
+
+    operations = _TRANSPOSED
+
+    def _weight_channels(self, channels: int, num_output: int) -> Shape:
+        return channels, num_output // self.groups
+
+    def _output_sizes(self, sizes: Shape) -> Shape:
+        w = self.window
+        axes = zip(sizes, w.kernel, w.stride, w.padding, w.dilation, strict=True)
+        return tuple(s * (size - 1) + d * (k - 1) + 1 - 2 * pad for size, k, s, pad, d in axes)
+
+    def _apply_to(self, x: torch.Tensor) -> torch.Tensor:
+        w = self.window
+        return self.convolve(x, self.weight, self.bias, w.stride, w.padding, 0, self.groups, w.dilation)
 
 
 def _num_output(spec: LayerSpec, channels: int) -> int:

@@ -1,25 +1,28 @@
-"""Pooling (MAX, AVE)."""
+"""Pooling (MAX, AVE, STOCHASTIC)."""
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.layers.stochastic_pooling import drawn, expected, windows_of
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 
-_MAX, _AVE = 0, 1  # PoolingParameter.PoolMethod
+_MAX, _AVE, _STOCHASTIC = 0, 1, 2  # PoolingParameter.PoolMethod
 _FLOOR = 1  # PoolingParameter.RoundMode
 _LOWEST = torch.finfo(torch.float32).min  # what Caffe's maximum starts from
 
 
-class Pooling(Layer):
-    """Maximum or mean over windows of (N, C, H, W).
+class Pooling(RandomLayer):
+    """Maximum or mean over windows of (N, C, H, W), or a value drawn from them.
 
     Output size: ceil((size + 2 pad - kernel) / stride) + 1 (floor with round_mode FLOOR), one less where pad
     is used and the last window would start at or after size + pad. AVE divides by the window's part inside
     the padded image. MAX ties: the first in row-major order. A second top of MAX is the index in the plane.
+    STOCHASTIC (inputs of at least 0, no pad): in training a value drawn with a chance in proportion to it,
+    elsewhere the values' mean by the same weights.
     """
 
     num_tops = (1, 2)
@@ -31,11 +34,10 @@ class Pooling(Layer):
         settings, shape = spec.message.pooling_param, bottom_shapes[0]
         if len(shape) != 4:
             raise spec.error(f"input has shape {text(shape)}; pooling takes 4 axes (N, C, H, W)", "bottom")
-        if settings.pool not in (_MAX, _AVE):
-            raise spec.error("pool: STOCHASTIC is not supported; use MAX or AVE", "pooling_param", "pool")
         if len(spec.tops) == 2 and settings.pool != _MAX:
             raise spec.error("a second top (the index of the maximum) needs pool: MAX", "top")
-        self.is_max = settings.pool == _MAX
+        self.is_max, self.is_stochastic = settings.pool == _MAX, settings.pool == _STOCHASTIC
+        self.is_random = self.is_stochastic and spec.is_training
         self.with_index = len(spec.tops) == 2
         self.kernel = _kernel(spec, shape)
         self.pad = _pair(spec, "pad")
@@ -53,6 +55,8 @@ class Pooling(Layer):
         checked(spec, (*shape[:2], shape[2] + above + below, shape[3] + left + right), "the padded input")
 
     def _check(self, spec: LayerSpec) -> None:
+        if self.is_stochastic and self.pad != (0, 0):
+            raise spec.error("pool: STOCHASTIC takes no pad; remove it, or use MAX or AVE", "pooling_param", "pad")
         if self.is_global and (self.pad != (0, 0) or self.stride != (1, 1)):
             raise spec.error("global_pooling takes no pad and stride 1; remove pad and stride", "pooling_param")
         for pad, kernel, stride in zip(self.pad, self.kernel, self.stride, strict=True):
@@ -83,6 +87,8 @@ class Pooling(Layer):
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms
+        if self.is_stochastic:
+            return (self._stochastic(x),)
         if not self.is_max:
             return (self._mean(x),)
         kernel, stride, pad, ceil = self.kernel, self.stride, self.pad, self.ceil
@@ -93,6 +99,13 @@ class Pooling(Layer):
             return (F.max_pool2d(x, kernel, stride, pad, ceil_mode=ceil),)
         y, index = F.max_pool2d(x, kernel, stride, pad, ceil_mode=ceil, return_indices=True)
         return y, self._plane_index(index, x.shape[3]).to(y.dtype)
+
+    def _stochastic(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = self.top_shapes[0][2:]
+        windows = windows_of(x, self.kernel, self.stride, (height, width))
+        shape = (len(x), x.shape[1], height * width)
+        y = drawn(windows, self.uniforms(shape, x)) if self.is_random else expected(windows)
+        return y.reshape(len(x), x.shape[1], height, width)
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_global:

@@ -1,34 +1,108 @@
 """Layer types by the name a prototxt uses."""
 
 from samovar.formats.caffe.text import nearest
-from samovar.frontends.caffe.layers.activations import ReLU, Softmax
+from samovar.frontends.caffe.layers.activations import BNLL, ELU, PReLU, ReLU, Sigmoid, Softmax, Swish, TanH
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.classification import Accuracy, SoftmaxWithLoss
-from samovar.frontends.caffe.layers.convolution import Convolution
+from samovar.frontends.caffe.layers.combining import ArgMax, Eltwise, Reduction
+from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
+from samovar.frontends.caffe.layers.dropout import Dropout
+from samovar.frontends.caffe.layers.dummy_data import DummyData
+from samovar.frontends.caffe.layers.elementwise import AbsVal, Clip, Exp, Log, Power, Threshold
+from samovar.frontends.caffe.layers.embedding import Embed, Parameter
+from samovar.frontends.caffe.layers.information_losses import InfogainLoss, MultinomialLogisticLoss
 from samovar.frontends.caffe.layers.inner_product import InnerProduct
+from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
+from samovar.frontends.caffe.layers.pair_losses import (
+    ContrastiveLoss,
+    EuclideanLoss,
+    HingeLoss,
+    SigmoidCrossEntropyLoss,
+)
+from samovar.frontends.caffe.layers.patches import SPP, Im2col
+from samovar.frontends.caffe.layers.picking import BatchReindex, Filter
 from samovar.frontends.caffe.layers.pooling import Pooling
+from samovar.frontends.caffe.layers.recurrent import LSTM, RNN
+from samovar.frontends.caffe.layers.scaling import Bias, Scale
+from samovar.frontends.caffe.layers.shaping import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
+from samovar.frontends.caffe.layers.user_layer import ModuleFactory, UserLayer
 from samovar.frontends.caffe.spec import LayerSpec
 
 DATA_TYPE, INPUT_TYPE = "Data", "Input"
 
 _LAYERS: dict[str, type[Layer]] = {
+    "AbsVal": AbsVal,
     "Accuracy": Accuracy,
+    "ArgMax": ArgMax,
+    "BNLL": BNLL,
+    "BatchNorm": BatchNorm,
+    "BatchReindex": BatchReindex,
+    "Bias": Bias,
+    "Clip": Clip,
+    "Concat": Concat,
+    "ContrastiveLoss": ContrastiveLoss,
     "Convolution": Convolution,
+    "Crop": Crop,
+    "Deconvolution": Deconvolution,
+    "Dropout": Dropout,
+    "DummyData": DummyData,
+    "ELU": ELU,
+    "Eltwise": Eltwise,
+    "Embed": Embed,
+    "EuclideanLoss": EuclideanLoss,
+    "Exp": Exp,
+    "Filter": Filter,
+    "Flatten": Flatten,
+    "HingeLoss": HingeLoss,
+    "Im2col": Im2col,
+    "InfogainLoss": InfogainLoss,
     "InnerProduct": InnerProduct,
+    "LRN": LRN,
+    "LSTM": LSTM,
+    "Log": Log,
+    "MVN": MVN,
+    "MultinomialLogisticLoss": MultinomialLogisticLoss,
+    "PReLU": PReLU,
+    "Parameter": Parameter,
     "Pooling": Pooling,
+    "Power": Power,
+    "RNN": RNN,
     "ReLU": ReLU,
+    "Reduction": Reduction,
+    "Reshape": Reshape,
+    "SPP": SPP,
+    "Scale": Scale,
+    "Sigmoid": Sigmoid,
+    "SigmoidCrossEntropyLoss": SigmoidCrossEntropyLoss,
+    "Silence": Silence,
+    "Slice": Slice,
     "Softmax": Softmax,
     "SoftmaxWithLoss": SoftmaxWithLoss,
+    "Split": Split,
+    "Swish": Swish,
+    "TanH": TanH,
+    "Threshold": Threshold,
+    "Tile": Tile,
 }
 SUPPORTED = tuple(sorted((*_LAYERS, DATA_TYPE, INPUT_TYPE)))
 _UNSUPPORTED_NAMES = """
-AbsVal ArgMax BNLL BatchNorm BatchReindex Bias Clip Concat ContrastiveLoss Crop Deconvolution
-Dropout DummyData ELU Eltwise Embed EuclideanLoss Exp Filter Flatten HDF5Data HDF5Output HingeLoss
-Im2col ImageData InfogainLoss LRN LSTM LSTMUnit Log MVN MemoryData MultinomialLogisticLoss PReLU
-Parameter Power Python RNN Reduction Reshape SPP Scale Sigmoid SigmoidCrossEntropyLoss Silence Slice
-Split Swish TanH Threshold Tile WindowData
+HDF5Data HDF5Output ImageData LSTMUnit MemoryData Python WindowData
 """
 _OF_CAFFE = frozenset(_UNSUPPORTED_NAMES.split())
+
+
+def register_layer(name: str, factory: ModuleFactory) -> None:
+    """Let prototxts use layers of type `name`; `factory(settings, bottom_shapes)` makes each one's torch module.
+
+    `settings` is a dict, read from the layer's `python_param { param_str: '{"size": 3}' }`; `bottom_shapes` are
+    those of the batch the net is built for. The module takes the bottoms and gives its top, or a tuple of tops.
+    A prototxt alone never names code: only what a program registers can be used. Raises ValueError for a name of
+    Caffe's own; a name registered before gets the new factory.
+    """
+    known = name in _OF_CAFFE or name in SUPPORTED
+    if known or not name:
+        raise ValueError(f"layer type {name!r} is Caffe's own; choose another name" if name else "a type needs a name")
+    _LAYERS[name] = type(name, (UserLayer,), {"factory": staticmethod(factory)})
 
 
 def layer_class(spec: LayerSpec) -> type[Layer]:
@@ -40,7 +114,9 @@ def layer_class(spec: LayerSpec) -> type[Layer]:
             f"Caffe's layer type {spec.type} is not supported yet; supported are {', '.join(SUPPORTED)}",
             "type",
         )
-    raise spec.error(f"unknown layer type '{spec.type}'; {nearest(spec.type, list(SUPPORTED))}", "type")
+    raise spec.error(
+        f"unknown layer type '{spec.type}'; {nearest(spec.type, [*_LAYERS, DATA_TYPE, INPUT_TYPE])}", "type"
+    )
 
 
 def settings_of(spec: LayerSpec) -> tuple[str, ...]:

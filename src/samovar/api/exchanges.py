@@ -1,0 +1,270 @@
+"""What a replica does with its ranks in backward and step: exchange gradients, exchange weights, or nothing."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from samovar.api.roll_call import Event
+from samovar.api.team import Seat
+from samovar.collectives.engine import Collectives
+from samovar.core.buffer import FlatBuffer
+from samovar.core.errors import SamovarError
+from samovar.core.layout import Bucket, Layout
+from samovar.core.stateful import State, StateValue
+from samovar.frontends.torch.gradients import FlatGradients, gradient_layout
+from samovar.frontends.torch.optimizer_state import OptimizerState
+from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.weights import FlatWeights
+from samovar.strategies.base import Buffers
+from samovar.strategies.build import build_strategy
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.base import Region
+
+Apply = Callable[[], Any]
+Parameters = Mapping[str, nn.Parameter]
+
+
+class Exchange(Protocol):
+    """One replica's part in the exchanges of its ranks."""
+
+    def backward(self, loss: torch.Tensor, step: int, more: bool, /) -> None: ...
+    def step(self, step: int, apply: Apply, /) -> None: ...
+
+    def answer(self, step: int, own_step: int, event: Event, /) -> int:
+        """Take part at `step` without data; the step that this rank has come to."""
+        ...
+
+    def level(self, step: int, highest: int, /) -> None:
+        """Nobody has data any more; this rank's next step is `step`, the foremost one's `highest`."""
+        ...
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Wait for all ranks, then have the weights that count in the model until the context ends."""
+        ...
+
+    def center(self) -> dict[str, torch.Tensor] | None: ...
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None: ...
+
+
+class NoExchange:
+    """A single process with a strategy that has nothing to do then: plain torch."""
+
+    def backward(self, loss: torch.Tensor, _step: int, _more: bool) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, _step: int, apply: Apply) -> None:
+        apply()
+
+    def answer(self, _step: int, own_step: int, _event: Event) -> int:
+        return own_step
+
+    def level(self, _step: int, _highest: int) -> None:
+        """Nobody else is there."""
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def center(self) -> dict[str, torch.Tensor] | None:
+        return None
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Nothing to take back."""
+
+
+class GradientExchange(NoExchange):
+    """The last backward pass of a step leaves the mean of all active ranks' gradients in `p.grad`.
+
+    Memory: 1N floats that all ranks reach, in place of the gradients that torch would hold.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        optimizer: torch.optim.Optimizer,
+        collectives: Collectives,
+        config: StrategyConfig,
+        seat: Seat,
+    ) -> None:
+        layout = gradient_layout(parameters)
+        buckets = layout.buckets(config.bucket_size_bytes)
+        region = float32_region(collectives, "gradients", layout)
+        self._flat = FlatBuffer(layout, region.array)
+        self._group, self._seat = collectives.group, seat
+        self._gradients = FlatGradients(parameters, self._flat, buckets, 1.0 / self._group.world_size)
+        self._parameters, self._optimizer = parameters, optimizer
+        self._buckets = buckets
+        buffers = Buffers(region.part(0, 0), region)
+        self._strategy = build_strategy(config, collectives, buckets, buffers, seat.deadline)
+        self._num_exchanges = 0
+        self._num_answered = 0
+
+    def backward(self, loss: torch.Tensor, _step: int, more: bool) -> None:
+        if more:
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        self._seat.announce(Event.BACKWARD, self._num_exchanges)
+        self._gradients.backward(loss, self._strategy.gradient_final)
+        num_active = self._seat.num_active(Event.BACKWARD, self._num_exchanges)
+        self._complete(num_active)
+
+    def answer(self, step: int, own_step: int, event: Event) -> int:
+        if event is Event.BACKWARD:
+            self._gradients.contribute_nothing(self._strategy.gradient_final)
+            self._complete(self._group.world_size)
+            self._num_exchanges = step + 1
+            self._num_answered += 1
+            self._optimizer.step()  # so that there is a state into which that of an active rank can be copied
+        return own_step
+
+    def level(self, step: int, _highest: int) -> None:
+        """Ranks that answered take weights and the optimizer's state from one that trained to the end."""
+        answered = [detail for _, detail in self._seat.levels(step, self._num_answered)]
+        self._num_answered = 0
+        if any(answered):
+            self._copy_from(answered.index(0.0))
+
+    def _complete(self, num_active: int) -> None:
+        self._finish_exchange()
+        self._num_exchanges += 1
+        self._gradients.publish(self._group.world_size / num_active)
+
+    def _finish_exchange(self) -> None:
+        self._strategy.finish_step(self._num_exchanges, _nothing)
+
+    @torch.no_grad()
+    def _copy_from(self, leader: int) -> None:
+        memory = OptimizerState(self._optimizer, self._parameters)
+        fingerprints = [detail for _, detail in self._seat.levels(0, memory.fingerprint())]
+        differing = [rank for rank, value in enumerate(fingerprints) if value != fingerprints[leader]]
+        if differing:
+            raise SamovarError(
+                f"rank {self._group.rank}: uneven data: the optimizers of ranks {differing} hold other state than that "
+                f"of rank {leader}, so it cannot be copied to them; give every rank data for at least one step"
+            )
+        for name, parameter in self._parameters.items():
+            self._flat.view(name).copy_(parameter.data)
+        self._sum_of(leader)
+        for name, parameter in self._parameters.items():
+            parameter.data.copy_(self._flat.view(name))
+        for quantity in memory.quantities():
+            memory.write(quantity, self._flat)
+            self._sum_of(leader)
+            memory.read(quantity, self._flat)
+        self._flat.tensor_N.zero_()
+
+    def _sum_of(self, leader: int) -> None:
+        """The flat buffer of the leader on all ranks."""
+        if self._group.rank != leader:
+            self._flat.tensor_N.zero_()
+        for bucket in self._buckets:
+            self._strategy.gradient_final(bucket)
+        self._finish_exchange()
+
+
+class WeightExchange:
+    """Steps of the worker's own, and exchanges of weights after some of them, as the strategy says.
+
+    Memory: 1N floats for the weights, and the strategy's own.
+    """
+
+    def __init__(self, parameters: Parameters, collectives: Collectives, config: StrategyConfig, seat: Seat) -> None:
+        layout = layout_of(parameters)
+        buckets = layout.buckets()
+        region = float32_region(collectives, "weights", layout)
+        self._region = region
+        self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        self._seat = seat
+        self._strategy = build_strategy(config, collectives, buckets, Buffers(region, region.part(0, 0)), seat.deadline)
+        self._buckets = buckets
+        self._announced = -1
+        self._strategy.begin_step(0)
+
+    def backward(self, loss: torch.Tensor, step: int, _more: bool) -> None:
+        self._announce(step)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, step: int, apply: Apply) -> None:
+        self._weights.require_in_place()
+        if self._strategy.exchanges_at(step):
+            self._announce(step)
+            self._seat.num_active(Event.STEP, step)
+        self._finish(step, apply)
+
+    def answer(self, step: int, own_step: int, event: Event) -> int:
+        # In evaluating() the others have not begun that step yet.
+        last = step if event is Event.STEP else step - 1
+        self._go_through(own_step, last + 1)
+        if event is Event.EVALUATING:
+            self._strategy.drain()
+        return max(own_step, last + 1)
+
+    def level(self, step: int, highest: int) -> None:
+        self._go_through(step, highest)
+
+    def _go_through(self, start: int, stop: int) -> None:
+        """Steps without data; the others wait for the exchanges among them."""
+        for step in range(start, stop):
+            self._finish(step, lambda: None)
+
+    def _finish(self, step: int, apply: Apply) -> None:
+        update = _Once(apply, self._weights.gather)
+        for bucket in self._buckets:
+            self._strategy.gradient_final(bucket)
+        with torch.no_grad():
+            self._strategy.finish_step(step, update)
+            self._weights.scatter()
+        self._strategy.begin_step(step + 1)
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        self._weights.require_in_place()
+        self._weights.gather()
+        self._strategy.drain()
+        center = self._strategy.center()
+        return nullcontext() if center is None else self._weights.replaced(center.copy())
+
+    def center(self) -> dict[str, torch.Tensor] | None:
+        center = self._strategy.center()
+        return None if center is None else self._weights.named(center)
+
+    def state_dict(self) -> State:
+        return self._strategy.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        self._weights.require_in_place()
+        self._weights.gather()
+        self._strategy.load_state_dict(state)
+
+    def _announce(self, step: int) -> None:
+        if self._announced < step and self._strategy.exchanges_at(step):
+            self._announced = step
+            self._seat.announce(Event.STEP, step)
+
+
+class _Once:
+    """A strategy updates bucket by bucket; an optimizer has one step for all."""
+
+    def __init__(self, *calls: Callable[[], Any]) -> None:
+        self._calls = calls
+
+    def __call__(self, _bucket: Bucket, _gradient_scale: float) -> None:
+        calls, self._calls = self._calls, ()
+        with torch.enable_grad():
+            for call in calls:
+                call()
+
+
+def float32_region(collectives: Collectives, name: str, layout: Layout) -> Region:
+    memory = collectives.region(name, 4 * layout.num_elements)
+    return Region(memory.window, memory.offset, memory.array.view(np.float32))
+
+
+def _nothing(_bucket: Bucket, _gradient_scale: float) -> None:
+    """The optimizer steps later, when the user says so."""

@@ -1,0 +1,246 @@
+"""One rank's model and optimizer, and what a user's training loop calls on them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from samovar.api.agreement import require_agreement
+from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
+from samovar.api.roll_call import Call, Event
+from samovar.api.shard import Shard
+from samovar.api.state import checked, from_arrays, to_arrays
+from samovar.api.team import Team
+from samovar.core.errors import InputError, SamovarError
+from samovar.frontends.torch.buffers import BufferMean, mean_buffers
+from samovar.frontends.torch.parameters import claim, require_dense_gradients, trained_parameters
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+from samovar.transports.base import Region
+
+
+class Replica:
+    """What `samovar.replicate` returns. All ranks make the same calls in the same order, except where told.
+
+    `config` is the strategy with every setting given.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, team: Team, config: StrategyConfig, timeout_s: float
+    ) -> None:
+        parameters = trained_parameters(model, optimizer)
+        self.config = resolved(config, team.group.world_size)
+        if not self.config.exchanges_weights:
+            require_dense_gradients(model)
+        self._model, self._optimizer, self._team = model, optimizer, team
+        self._seat = team.seat(self, timeout_s)
+        claim(parameters)
+        require_agreement(team, self._seat, model, parameters, self.config)
+        team.broadcast.run([*model.parameters(), *model.buffers()], self._seat.deadline)
+        self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
+        self._buffers = _SharedBuffers(model, team, self._seat.deadline)
+        self._num_updated = _num_parameters(optimizer)
+        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
+        self._shards: list[Shard] = []
+        self._loaded_epochs: list[int] = []
+        self._is_evaluating = False
+        self._step = 0
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self._team.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self._team.group.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and saves what is needed once."""
+        return self.rank == 0
+
+    @property
+    def step_count(self) -> int:
+        """Steps so far, those included that were answered without data."""
+        return self._step
+
+    def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
+        """loss.backward(); where gradients are exchanged, `p.grad` is then the mean over ranks that have data.
+
+        A parameter's gradient is None where no rank had one. `more` says that another backward pass follows before
+        the step: gradients add up on this rank, and are not exchanged yet. Without it each call exchanges, which gives
+        the same mean. Waits for all ranks where it exchanges. Raises ReplicasDiffer where they are not all here,
+        DeadlineExceeded, RankFailed.
+        """
+        self._require_training("backward()")
+        self._require_same_parameters()
+        self._exchange.backward(loss, self._step, more)
+
+    def step(self, apply: Callable[[], Any] | None = None) -> None:
+        """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
+
+        Where weights are exchanged, this is where: after the update, at the steps that the strategy says, it waits for
+        all ranks. Raises what `backward` does.
+        """
+        self._require_training("step()")
+        if apply is not None and not callable(apply):
+            raise InputError(
+                f"step: got a {type(apply).__name__}; give nothing, or a function without arguments "
+                "that updates the weights"
+            )
+        self._exchange.step(self._step, apply or self._optimizer.step)
+        self._step += 1
+
+    def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
+        """The loader's data divided among ranks; see `samovar.api.shard.Shard`.
+
+        `seed` and the number of the epoch give the order of samples, alike on all ranks and at every run. The same
+        loader gives the same shard again, so that this may stand inside the loop over epochs.
+        """
+        for shard in self._shards:
+            if shard.source is loader and shard.seed == seed:
+                return shard
+        number = len(self._shards)
+        epoch = self._loaded_epochs[number] if number < len(self._loaded_epochs) else 0
+        shard = Shard(loader, self._team, self._seat, seed, epoch)
+        self._shards.append(shard)
+        return shard
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The weights that count stand in the model: the strategy's center; and BatchNorm's mean statistics.
+
+        Where there is no center, those are the model's own, equal on all ranks. Buffers of floating types are the mean
+        over ranks. Afterwards the model is as before. Waits at its beginning for all ranks, which must all come; what
+        runs inside may differ. model.eval() remains the caller's.
+        """
+        self._require_training("evaluating()")
+        self._seat.announce(Event.EVALUATING, self._step)
+        self._seat.num_active(Event.EVALUATING, self._step)
+        with ExitStack() as stack:
+            stack.enter_context(self._exchange.evaluated())
+            stack.enter_context(self._buffers.mean())
+            self._is_evaluating = True
+            stack.callback(setattr, self, "_is_evaluating", False)
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on with the same bits: numbers, strings and tensors, copied. Never waits for data.
+
+        Every rank saves and loads its own. Generators of random numbers are the caller's.
+        """
+        self._require_training("state_dict()")
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "strategy": self.config.name,
+            "step": self._step,
+            "epochs": [shard.epoch for shard in self._shards],
+            "model": {name: value.detach().clone() for name, value in self._model.state_dict().items()},
+            "optimizer": from_arrays(self._optimizer.state_dict()),
+            "strategy_state": from_arrays(self._exchange.state_dict()),
+            "center": self._exchange.center(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave on this rank; raises InputError where it does not fit.
+
+        A state of another number of ranks or another strategy gives its center, or else the weights, of what rank 0
+        loads, to all ranks; all must call this then. Each keeps the optimizer's state that it loads.
+        """
+        self._require_training("load_state_dict()")
+        state, is_own = checked(state, self.rank, self.world_size, self.config.name)
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if not is_own:
+            self._take_common_weights(state["center"])
+        self._exchange.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {})
+        self._step = int(state["step"])
+        self._loaded_epochs = list(state["epochs"])
+        for shard, epoch in zip(self._shards, self._loaded_epochs, strict=False):
+            shard.epoch = epoch
+
+    def answer(self, call: Call) -> None:
+        """For the roll call: take part in what the others do, without data."""
+        self._step = self._exchange.answer(call.step, self._step, call.event)
+        if call.event is Event.EVALUATING:
+            self._buffers.sum()
+
+    def level(self) -> None:
+        """For the roll call: everybody's data has ended."""
+        highest = max(step for step, _ in self._seat.levels(self._step, 0.0))
+        self._exchange.level(self._step, highest)
+        self._step = highest
+
+    def __repr__(self) -> str:
+        return f"Replica({self.config.name}, rank {self.rank} of {self.world_size}, step {self._step})"
+
+    def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
+        named = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, value in (center or {}).items():
+                named[name].copy_(value)
+        self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._seat.deadline)
+
+    def _require_training(self, what: str) -> None:
+        if self._is_evaluating:
+            raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that ends")
+
+    def _require_same_parameters(self) -> None:
+        if _num_parameters(self._optimizer) != self._num_updated or any(p.requires_grad for p in self._frozen):
+            raise SamovarError(
+                "the optimizer updates other parameters than at replicate() (one was added or unfrozen), which would "
+                "not be exchanged; let all that will ever train want a gradient before replicate()"
+            )
+
+
+class _SharedBuffers:
+    """The mean over ranks of a model's floating buffers."""
+
+    def __init__(self, model: nn.Module, team: Team, deadline: Callable[[], Any]) -> None:
+        num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
+        self._is_needed = num_elements > 0 and team.group.world_size > 1
+        if self._is_needed:
+            memory = team.collectives.region("buffers", 4 * num_elements)
+            region = Region(memory.window, memory.offset, memory.array.view(np.float32))
+            self._mean = BufferMean(model, region)
+            self._runner = team.collectives.all_reduce("buffers", region)
+        self._deadline = deadline
+        self._scale = 1.0 / team.group.world_size
+
+    def sum(self) -> None:
+        if self._is_needed:
+            self._mean.gather()
+            self._runner.run(self._deadline())
+
+    @contextmanager
+    def mean(self) -> Iterator[None]:
+        self.sum()
+        with ExitStack() as stack:
+            if self._is_needed:
+                stack.enter_context(self._mean.replaced(self._scale))
+            yield
+
+
+def _exchange(
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    team: Team,
+    config: StrategyConfig,
+    seat: Any,
+) -> Exchange:
+    if config.exchanges_weights:
+        return WeightExchange(parameters, team.collectives, config, seat)
+    if team.group.world_size == 1:
+        return NoExchange()
+    return GradientExchange(parameters, optimizer, team.collectives, config, seat)
+
+
+def _num_parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)

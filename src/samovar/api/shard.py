@@ -1,0 +1,44 @@
+"""A rank's part of a DataLoader, epoch by epoch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from samovar.api.roll_call import Event
+from samovar.api.team import Seat, Team
+from samovar.frontends.torch.loader import divided_loader
+
+
+class Shard:
+    """Iterating gives one epoch of this rank's batches; the parts of all ranks are disjoint and together complete.
+
+    From a map-style data set all ranks take the same number of steps wherever possible; `len` tells it. From a stream
+    (`IterableDataset`) each takes every P-th item, and how many there are is not known. A rank whose data ends
+    first stays in the loop and takes part, without data, in what the others exchange; all leave it together.
+
+    `epoch` counts the epochs begun, and gives the order of the next. `source` is the loader as it was given.
+    """
+
+    def __init__(self, loader: DataLoader[Any], team: Team, seat: Seat, seed: int, epoch: int) -> None:
+        self.source = loader
+        self.seed = seed
+        self._loader, self._order = divided_loader(loader, team.group, seed)
+        self._team = team
+        self._seat = seat
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        fingerprint = 0.0 if self._order is None else self._order.start(self.epoch)
+        self._seat.announce(Event.SHARD, self.epoch, fingerprint)
+        self._seat.num_active(Event.SHARD, self.epoch, fingerprint)
+        self.epoch += 1
+        self._team.enter_loop()
+        try:
+            yield from self._loader
+            self._team.answer_until_all_end()
+        finally:
+            self._team.leave_loop()
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -1,0 +1,44 @@
+"""A replica's state as plain tensors, numbers and strings, which `torch.save` and safe loading understand."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from samovar.core.errors import InputError
+from samovar.core.stateful import State
+
+_FIELDS = ("rank", "world_size", "strategy", "step", "epochs", "model", "optimizer", "strategy_state", "center")
+
+
+def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str) -> tuple[Mapping[str, Any], bool]:
+    """The state, and whether it is this very rank's; InputError where it is none, or another rank's of the same run."""
+    missing = [field for field in _FIELDS if field not in state]
+    if missing:
+        raise InputError(f"load_state_dict: {', '.join(missing)} missing; give what replica.state_dict() returned")
+    is_own = state["world_size"] == world_size and state["strategy"] == strategy
+    if is_own and state["rank"] != rank:
+        raise InputError(
+            f"load_state_dict: this is the state of rank {state['rank']}, and here is rank {rank}: every rank loads "
+            "what it saved itself"
+        )
+    return state, is_own
+
+
+def from_arrays(value: Any) -> Any:
+    """A deep copy with tensors in place of NumPy arrays."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: from_arrays(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(from_arrays(item) for item in value)
+    return value
+
+
+def to_arrays(state: Mapping[str, Any]) -> State:
+    """What a strategy gave, back from tensors."""
+    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in state.items()}

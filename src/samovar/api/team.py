@@ -1,0 +1,84 @@
+"""The ranks that a process trains with, and what all its replicas share: the roll call and the way to send tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from samovar.api.roll_call import Call, Event, Leaving, RollCall
+from samovar.collectives.engine import Collectives
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.frontends.torch.broadcast import Broadcast
+
+
+class Member(Protocol):
+    """A replica, as the ranks' roll call sees it."""
+
+    def answer(self, call: Call) -> None:
+        """Take part, without data, in what the active ranks do."""
+        ...
+
+    def level(self) -> None:
+        """All ranks' data has ended: come to the same step, and to the same weights where they must be equal."""
+        ...
+
+
+class Team:
+    """Every rank makes one team per process, and its replicas in the same order."""
+
+    def __init__(self, collectives: Collectives, timeout_s: float) -> None:
+        self.collectives = collectives
+        self.roll_call = RollCall(collectives)
+        self.broadcast = Broadcast(collectives)
+        self._deadline = partial(Deadline.after, timeout_s)
+        self._members: list[Member] = []
+        self._depth = 0
+
+    @property
+    def group(self) -> Group:
+        return self.collectives.group
+
+    def seat(self, member: Member, timeout_s: float) -> "Seat":
+        """The next replica's place in the roll call."""
+        self._members.append(member)
+        return Seat(self.roll_call, len(self._members) - 1, partial(Deadline.after, timeout_s))
+
+    def enter_loop(self) -> None:
+        """A loop over divided data begins."""
+        self._depth += 1
+
+    def leave_loop(self) -> None:
+        self._depth -= 1
+
+    def answer_until_all_end(self) -> None:
+        """This rank's data has ended: answer the others until theirs has."""
+        while True:
+            heard = self.roll_call.answer(self._depth, self._deadline)
+            if isinstance(heard, Call):
+                self._members[heard.replica].answer(heard)
+            elif heard is not Leaving.NOT_YET:
+                break
+        if heard is Leaving.ALL:
+            for member in self._members:
+                member.level()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Replica number `number` in the roll call."""
+
+    roll_call: RollCall
+    number: int
+    deadline: Callable[[], Deadline]
+
+    def announce(self, event: Event, step: int, detail: float = 0.0) -> None:
+        self.roll_call.announce(Call(self.number, event, step, detail), self.deadline)
+
+    def num_active(self, event: Event, step: int, detail: float = 0.0) -> int:
+        return self.roll_call.num_active(Call(self.number, event, step, detail), self.deadline)
+
+    def levels(self, step: int, detail: float) -> list[tuple[int, float]]:
+        """Every rank's step and detail, where nobody has data any more."""
+        rows = self.roll_call.gather(Call(self.number, Event.LEVEL, step, detail), self.deadline)
+        return [(int(row[3]), float(row[4])) for row in rows]

@@ -1,0 +1,140 @@
+"""`samovar run`: a user's own script on several ranks."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samovar.core.errors import InputError
+from samovar.launch.interface import describe_route
+from samovar.launch.placement import num_available_cpus
+from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch
+from samovar.report.script_output import ScriptOutput
+from samovar.report.script_wording import end_sentence
+
+SETTINGS = {"allow_interspersed_args": False}
+_MAX_PORT = 65_535
+_AUTO = "auto"
+
+
+def run_script(
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="What each rank runs.")],
+    workers: Annotated[
+        str, typer.Option("-n", "--workers", help="Ranks on this host: a number, or auto: one a core.")
+    ] = _AUTO,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
+    nodes: Annotated[int, typer.Option(help="Hosts; start the same command on each.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(help="Which of the hosts this is, from 0.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Name or address of host 0, as the others see it.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="A free port of host 0.")] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that ranks get to end after a signal was passed on to them.")
+    ] = 30.0,
+    all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
+) -> None:
+    """Run a script on several ranks of this host, or of several hosts.
+
+    Each rank finds itself by torchrun's variables. Lines come with their rank; a line that several print comes once.
+    """
+    _require_script(command[0], module)
+    num_ranks = _num_ranks(workers)
+    hosts = _hosts(nodes, node_rank, master_addr, master_port)
+    output = ScriptOutput(with_doubles=all_lines)
+    launch = ScriptLaunch(
+        _rank_command(command, module),
+        num_ranks,
+        hosts,
+        output.take,
+        output,
+        lambda end: output.await_others_s(end.rank, end.ended_s),
+        grace,
+    )
+    _introduce(output, launch, num_ranks, hosts)
+    ends = launch.run()
+    raise typer.Exit(_finish(output, launch, ends))
+
+
+def _require_script(script: str, module: bool) -> None:
+    if not module and not Path(script).is_file():
+        raise InputError(f"{script}: no such file; give a Python script, or -m and the name of a module")
+
+
+def _num_ranks(workers: str) -> int:
+    if workers == _AUTO:
+        return num_available_cpus()
+    if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
+        raise InputError(f"--workers {workers}: give a number from 1, or {_AUTO} for one rank a core")
+    return int(workers)
+
+
+def _hosts(num_hosts: int, number: int | None, address: str | None, port: int | None) -> Hosts | None:
+    if num_hosts < 1:
+        raise InputError(f"--nodes {num_hosts}: give the number of hosts, from 1")
+    given = {"--node-rank": number, "--master-addr": address, "--master-port": port}
+    if num_hosts == 1:
+        extra = [flag for flag, value in given.items() if value not in (None, 0)]
+        if extra:
+            raise InputError(f"{extra[0]} is for several hosts: give --nodes too; on one, a free port is found")
+        return None
+    missing = [flag for flag, value in given.items() if value is None]
+    if number is None or address is None or port is None:
+        raise InputError(f"--nodes {num_hosts} needs {', '.join(missing)} too; the same on every host, but --node-rank")
+    if not 0 <= number < num_hosts:
+        raise InputError(f"--node-rank {number}: hosts are numbered from 0 to {num_hosts - 1}")
+    if not 0 < port <= _MAX_PORT:
+        raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
+    return Hosts(num_hosts, number, address, port)
+
+
+def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:
+    """The shim, and what it becomes."""
+    python = [sys.executable, *(["-m"] if module else []), *command]
+    shim = [sys.executable, "-P", "-m", "samovar.cli.run_rank", str(os.getpid())]
+
+    def of_rank(_rank: int, cpus: tuple[int, ...]) -> list[str]:
+        return [*shim, ",".join(map(str, cpus)), *python]
+
+    return of_rank
+
+
+def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts: Hosts | None) -> None:
+    """What the user would wonder about; nothing where all is as usual."""
+    if launch.oversubscribed:
+        output.say(f"samovar: warning: {num_ranks} ranks share {num_available_cpus()} cores")
+    if hosts is not None:
+        first = launch.first_rank
+        output.say(
+            f"samovar: ranks {first} to {first + num_ranks - 1} of {num_ranks * hosts.num_hosts} on host "
+            f"{hosts.number} of {hosts.num_hosts}; {describe_route(hosts.address, hosts.port, hosts.number == 0)}"
+        )
+
+
+def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd]) -> int:
+    """Show the first failed rank's error last, and one sentence about it; the exit code."""
+    output.flush_lines()
+    failed = sorted(
+        (end for end in ends if end.return_code), key=lambda end: output.error_began_s(end.rank, end.ended_s)
+    )
+    code = 0
+    if launch.kill_signal:
+        name = signal.Signals(launch.kill_signal).name
+        output.say(f"samovar: error: the ranks were ended at once by a second signal ({name})")
+        code = 128 + launch.kill_signal
+    elif failed:
+        first = failed[0]
+        if not launch.signals:
+            output.show_error(first.rank)
+        output.say(f"samovar: error: {end_sentence(first, ends, socket.gethostname(), launch.signals)}")
+        code = _exit_code(first)
+    output.close()
+    return code
+
+
+def _exit_code(end: ScriptEnd) -> int:
+    code = end.return_code or 0
+    return 128 - code if code < 0 else code

@@ -1,0 +1,260 @@
+"""Collectives over several hosts: our plans inside each host, a library's collectives between their first ranks."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.collectives.background import Background, Job
+from samovar.collectives.engine import Records
+from samovar.collectives.execute import PlanRunner, open_channel
+from samovar.collectives.kary_tree import chosen_arity, kary_tree_down, kary_tree_up
+from samovar.collectives.plan import Plan
+from samovar.collectives.records import RecordExchange
+from samovar.collectives.tree import tree_broadcast
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded
+from samovar.core.group import Group
+from samovar.core.hosts import Host
+from samovar.transports.base import Array, MissingNotification, NativeCollectives, Pending, Region, Transport
+
+# The library between hosts has a limit of its own, on the time in which nothing moves.
+_UNLIMITED_S = 30 * 86_400.0
+_SLICE_S = 0.1
+
+
+class HierarchicalCollectives:
+    """`samovar.collectives.engine.Collectives` of `group`, whose ranks run on `hosts`.
+
+    `local` is shared among the ranks of this host, `between` among the first ranks of all hosts (None on the others).
+    A first rank leads its host: a thread of its own takes what the host added up, exchanges it with the other hosts'
+    leaders and gives it back, one exchange after the other in the order of their start. Inside the host data moves
+    in the transport's own thread meanwhile. Where a host has one rank the parts inside vanish, and the thread.
+
+    What the other ranks of this host take longer than `timeout_s` for fails.
+    """
+
+    def __init__(
+        self,
+        local: Transport,
+        group: Group,
+        hosts: Sequence[Host],
+        between: NativeCollectives | None,
+        timeout_s: float,
+    ) -> None:
+        self.group = group
+        self.local = local
+        self.hosts = hosts
+        self._between = between
+        self._timeout_s = timeout_s
+        self._background = Background()
+        self._host = next(host for host in hosts if group.rank in host.ranks)
+        assert (between is not None) == (self._host.ranks[0] == group.rank), (group, self._host)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Inside this host, and between hosts where this rank leads one."""
+        return self.local.bytes_sent + self.bytes_between
+
+    @property
+    def bytes_between(self) -> int:
+        """What this rank sent to other hosts."""
+        return 0 if self._between is None else self._between.bytes_sent
+
+    def region(self, name: str, num_bytes: int) -> Region:
+        return Region.of(self.local.open_window(name, num_bytes, 0), 0, num_bytes, np.uint8)
+
+    def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
+        """Up a k-ary tree of the host, all-reduce of the leaders, down the same tree: the order of `two_level`."""
+        place, size = self.local.group.rank, self.local.group.world_size
+        arity = chosen_arity(size)
+        up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
+        down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
+        native = self._between
+        between = None if native is None else lambda: native.all_reduce(name, buffer.array)
+        return self._exchange(f"all-reduce {name!r}", up, between, down)
+
+    def broadcast(self, name: str, buffer: Region) -> PlanRunner:
+        """Rank 0 leads the first host."""
+        place, size = self.local.group.rank, self.local.group.world_size
+        down = self._inside(name, tree_broadcast(place, size), buffer)
+        native = self._between
+        between = None if native is None else lambda: native.broadcast(name, buffer.array)
+        return self._exchange(f"broadcast {name!r}", None, between, down)
+
+    def records(self, num_fields: int) -> Records:
+        """The records of a host, gathered by its leader, go to all hosts and down to their ranks."""
+        return _Records(self, num_fields)
+
+    def gathered_by_leaders(self, gather: PlanRunner, rows: Array, gathered: Array, buffer: Region) -> PlanRunner:
+        """`gather` fills a leader's `rows`; those of all hosts come to `gathered`, which is `buffer`, on all ranks."""
+        place, size = self.local.group.rank, self.local.group.world_size
+        down = self._inside("records of all down", tree_broadcast(place, size), buffer)
+        native = self._between
+        between = None if native is None else lambda: native.all_gather("records", rows, gathered)
+        return self._exchange("records", gather if size > 1 else None, between, down)
+
+    def close(self) -> None:
+        """End the thread of this object; never waits for other ranks."""
+        self._background.close()
+
+    def _inside(self, name: str, plan: Plan, buffer: Region) -> PlanRunner | None:
+        return open_channel(name, plan, self.local, buffer) if self.local.group.world_size > 1 else None
+
+    def _exchange(
+        self, what: str, up: PlanRunner | None, between: "_Begin | None", down: PlanRunner | None
+    ) -> "_Exchange":
+        others = " and ".join(str(host) for host in self.hosts if host is not self._host)
+        who = f"rank {self.group.rank} on {self._host.name}: {what}"
+        return _Exchange(_Names(who, self._host, others), up, between, down, self._background, self._timeout_s)
+
+
+_Begin: TypeAlias = Callable[[], Pending]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Words for errors: who does what, on which host, and the other hosts."""
+
+    who: str
+    host: Host
+    others: str
+
+
+class _Exchange:
+    """Up inside the host, between the leaders, down inside the host; a `PlanRunner`.
+
+    `between` begins the leaders' part (None on other ranks), `up` and `down` are None where there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        names: _Names,
+        up: PlanRunner | None,
+        between: _Begin | None,
+        down: PlanRunner | None,
+        background: Background,
+        timeout_s: float,
+    ) -> None:
+        self.last_steps = 0
+        self._names = names
+        self._up = up
+        self._between = between
+        self._down = down
+        self._background = background
+        self._timeout_s = timeout_s
+        self._under_way: Job | Pending | None = None
+
+    def run(self, deadline: Deadline) -> None:
+        self.start()
+        self.finish(deadline)
+
+    def start(self) -> None:
+        assert self._under_way is None, "finish() comes first"
+        if self._up is not None:
+            self._up.start()
+        if self._between is None:
+            assert self._down is not None, "a rank that leads no host has a leader"
+            self._down.start()
+        elif self._down is None:
+            self._under_way = self._between()
+        else:
+            self._under_way = self._background.submit(Job(self._names.who, self._lead))
+
+    def finish(self, deadline: Deadline) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.wait(deadline)
+        elif self._up is not None:
+            self._finish_inside(self._up, deadline)
+        if self._down is not None:
+            self._finish_inside(self._down, deadline)
+        self.last_steps = sum(part.last_steps for part in (self._up, self._down) if part is not None)
+
+    def _lead(self, job: Job) -> None:
+        assert self._between is not None
+        assert self._down is not None
+        if self._up is not None:
+            self._finish_up(self._up, job)
+        job.phase = f"waits for {self._names.others}"
+        self._between().wait(Deadline.after(_UNLIMITED_S))
+        self._down.start()
+
+    def _finish_up(self, up: PlanRunner, job: Job) -> None:
+        deadline = Deadline.after(self._timeout_s)
+        while True:
+            try:
+                return up.finish(Deadline.after(_SLICE_S))
+            except MissingNotification as error:
+                job.phase = f"waits for {error.peer}"
+                if self._background.is_closed or deadline.passed():
+                    raise DeadlineExceeded(
+                        f"{self._names.who}: {error.peer} did not begin it within {self._timeout_s:.1f} s; see its log"
+                    ) from error
+
+    def _finish_inside(self, part: PlanRunner, deadline: Deadline) -> None:
+        """A part of this rank's own; what it waits for comes from the leader in the end."""
+        waiting_s = deadline.remaining_s()
+        try:
+            part.finish(deadline)
+        except MissingNotification as error:
+            names = self._names
+            raise DeadlineExceeded(
+                f"{names.who}: {error.peer} did not answer within {waiting_s:.1f} s; it is stopped or "
+                f"slow, or rank {names.host.ranks[0]}, which leads this host, waits for {names.others}; see their logs"
+            ) from error
+
+
+class _Gather:
+    """A `PlanRunner` that collects the host's records into `rows`; `RecordExchange.post` began it."""
+
+    def __init__(self, records: RecordExchange, rows: npt.NDArray[np.float64]) -> None:
+        self.last_steps = 0
+        self._records = records
+        self._rows = rows
+
+    def run(self, deadline: Deadline) -> None:
+        self.finish(deadline)
+
+    def start(self) -> None:
+        """Nothing: records are on their way since they were posted."""
+
+    def finish(self, deadline: Deadline) -> None:
+        records = self._records.collect(deadline)
+        self._rows[: len(records)] = records
+
+
+class _Records:
+    """`samovar.collectives.engine.Records` over several hosts.
+
+    Cost: inside the host as `RecordExchange` and a broadcast of all; between H hosts of at most R ranks, a leader
+    sends (H-1) R records of 8 * num_fields bytes.
+    """
+
+    def __init__(self, collectives: HierarchicalCollectives, num_fields: int) -> None:
+        hosts = collectives.hosts
+        self._inside = RecordExchange(collectives.local, num_fields)
+        shape = (len(hosts), max(len(host.ranks) for host in hosts), num_fields)
+        self._rows = np.zeros(shape[1:])
+        region = collectives.region("records of all", math.prod(shape) * 8)
+        everything = Region.of(region.window, region.offset, math.prod(shape), np.float64)
+        self._all = everything.array.reshape(shape)
+        places = {rank: (h, row) for h, host in enumerate(hosts) for row, rank in enumerate(host.ranks)}
+        self._places = tuple(np.array([places[rank] for rank in range(len(places))]).T)
+        self._gather = _Gather(self._inside, self._rows)
+        self._is_alone = collectives.local.group.world_size == 1
+        self._exchange = collectives.gathered_by_leaders(self._gather, self._rows, self._all, everything)
+
+    def post(self, record: Sequence[float]) -> None:
+        self._inside.post(record)
+        if self._is_alone:
+            self._gather.finish(Deadline.after(0.0))
+        self._exchange.start()
+
+    def collect(self, deadline: Deadline) -> npt.NDArray[np.float64]:
+        self._exchange.finish(deadline)
+        records: npt.NDArray[np.float64] = self._all[self._places]
+        return records

@@ -1,0 +1,71 @@
+"""Random numbers that depend on the seed, the layer's name and the sample alone.
+
+So a sample meets the same draws on whichever worker, in whichever batch it is computed, and at every repetition.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.spec import LayerSpec, Shape
+
+Words = npt.NDArray[np.uint32]
+
+_WORDS_PER_BLOCK = 8  # one step of Philox's counter gives four words of 64 bits
+
+
+class RandomLayer(Layer):
+    """A layer that draws in forward; the net sets `sample_numbers` (global counters, int64 (N,)) before each.
+
+    A sample's counter rises over the whole run, so (seed, layer, counter) tells every draw of every step apart.
+    """
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        digest = hashlib.sha256(f"{store.seed} {spec.name} draws".encode()).digest()
+        self.seed = store.seed
+        self._key = np.frombuffer(digest[:16], "<u8").copy()
+        self.is_random = True  # whether this layer draws at all, in the phase it is built for
+        self.sample_numbers = torch.zeros(1, dtype=torch.int64)
+
+    def words(self, shape: Shape) -> Words:
+        """Random words, uint32 of `shape`, whose first axis holds equally many rows of every sample.
+
+        Where it does not, all words follow from the first sample. Cost: 1 ns a word (Philox).
+        """
+        numbers = self.sample_numbers.numpy()
+        count = prod(shape)
+        if not shape or shape[0] % len(numbers):
+            numbers = numbers[:1]
+        return sample_words(self._key, numbers, count // len(numbers)).reshape(shape)
+
+    def uniforms(self, shape: Shape, like: torch.Tensor) -> torch.Tensor:
+        """Uniform on [0, 1) in steps of 2^-24, float32, on the device of `like`."""
+        values = (self.words(shape) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        return torch.from_numpy(values).to(like.device)
+
+
+def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], count: int) -> Words:
+    """uint32 (len(numbers), count): row i is a function of (key, numbers[i]) alone.
+
+    Sample n owns `blocks` steps of Philox's counter from n * blocks on, so runs of consecutive samples are
+    drawn at once.
+    """
+    blocks = -(-count // _WORDS_PER_BLOCK)
+    rows = np.empty((len(numbers), count), np.uint32)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    for run in np.split(np.arange(len(numbers)), breaks):
+        if not len(run) or not count:
+            continue
+        start = int(numbers[run[0]]) * blocks
+        counter = np.array([start % 2**64, start >> 64, 0, 0], np.uint64)
+        raw = np.random.Philox(key=key, counter=counter).random_raw(len(run) * blocks * 4)
+        little = raw.astype("<u8", copy=False).view("<u4").reshape(len(run), -1)
+        rows[run] = little[:, :count]
+    return rows

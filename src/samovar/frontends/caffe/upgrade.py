@@ -1,0 +1,129 @@
+"""Nets in the formats before 2014 (`layers {}`), and other old fields, as layers of today's format.
+
+Three generations: V0 (`layers { layer { type: "conv" } }`), V1 (`layers { type: CONVOLUTION }`), and today's
+(`layer { type: "Convolution" }`). The rules are those of Caffe's own upgrade tools.
+"""
+
+from samovar.core.errors import InputError
+from samovar.formats.caffe.schema import Message, message_class
+from samovar.formats.caffe.text import Place, TextMessage
+from samovar.frontends.caffe.upgrade_v0 import from_v0, without_padding
+
+PlacedLayer = tuple[Message, Place]
+
+_TYPES = {
+    "NONE": "",
+    "ABSVAL": "AbsVal",
+    "ARGMAX": "ArgMax",
+    "BNLL": "BNLL",
+    "HDF5_DATA": "HDF5Data",
+    "HDF5_OUTPUT": "HDF5Output",
+    "IM2COL": "Im2col",
+    "LRN": "LRN",
+    "MVN": "MVN",
+    "RELU": "ReLU",
+    "SOFTMAX_LOSS": "SoftmaxWithLoss",
+    "TANH": "TanH",
+}
+_SAME = ("name", "bottom", "top", "include", "exclude", "loss_weight", "blobs")
+_TRANSFORMED = ("data_param", "image_data_param", "window_data_param")
+_MOVED = ("scale", "mean_file", "crop_size", "mirror")
+_NUM_STATISTICS = 3  # of a BatchNorm layer
+
+
+def layers_of(text: TextMessage) -> list[PlacedLayer]:
+    """All layers of a net in today's format, in file order, the net's own `input` fields first.
+
+    Raises InputError for a file that mixes generations, or whose old fields contradict each other.
+    """
+    net, places = text.message, text.places.fields
+    if net.layers and net.layer:
+        raise InputError(
+            f"{text.path}:{text.places.line_of('layers')}: 'layers' is the format before 2014 and cannot stand beside "
+            "'layer'; write all layers in one of both"
+        )
+    placed: list[PlacedLayer] = list(zip(net.layer, places.get("layer", []), strict=True))
+    if net.layers:
+        old = list(zip(net.layers, places["layers"], strict=True))
+        if any(layer.HasField("layer") for layer in net.layers):
+            placed = [(from_v0(layer), place) for layer, place in without_padding(text.path, old)]
+        else:
+            placed = [(_from_v1(layer), place) for layer, place in old]
+    for layer, _ in placed:
+        _freeze_statistics(layer)
+    return [*_old_inputs(text), *placed]
+
+
+def _from_v1(old: Message) -> Message:
+    layer = message_class("LayerParameter")()
+    for field, value in old.ListFields():
+        if field.name in _SAME or field.name.endswith("_param"):
+            _copy(layer, field.name, value)
+    name = old.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number[old.type].name
+    layer.type = _TYPES.get(name, name.title().replace("_", ""))
+    _add_params(layer, old)
+    _move_transforms(layer)
+    return layer
+
+
+def _copy(layer: Message, name: str, value: Message) -> None:
+    target = getattr(layer, name)
+    if hasattr(target, "extend"):
+        target.extend(value)
+    elif hasattr(target, "CopyFrom"):
+        target.CopyFrom(value)
+    else:
+        setattr(layer, name, value)
+
+
+def _add_params(layer: Message, old: Message) -> None:
+    """Names, share modes and multipliers of parameters, which stood in lists of their own."""
+    lists = {
+        "name": old.param,
+        "share_mode": old.blob_share_mode,
+        "lr_mult": old.blobs_lr,
+        "decay_mult": old.weight_decay,
+    }
+    for index in range(max(map(len, lists.values()))):
+        param = layer.param.add()
+        for field, values in lists.items():
+            if index < len(values):
+                setattr(param, field, values[index])
+
+
+def _move_transforms(layer: Message) -> None:
+    """Scale, mean file, crop and mirror once stood with the data's source."""
+    for owner in _TRANSFORMED:
+        if not layer.HasField(owner):
+            continue
+        settings = getattr(layer, owner)
+        for field in _MOVED:
+            if settings.HasField(field):
+                setattr(layer.transform_param, field, getattr(settings, field))
+                settings.ClearField(field)
+
+
+def _freeze_statistics(layer: Message) -> None:
+    """The first BatchNorm layers asked for their three statistics' multipliers; they are 0 whatever was written."""
+    if layer.type == "BatchNorm" and len(layer.param) == _NUM_STATISTICS:
+        for param in layer.param:
+            param.lr_mult, param.decay_mult = 0, 0
+
+
+def _old_inputs(text: TextMessage) -> list[PlacedLayer]:
+    """The net's own `input` fields with `input_shape` or `input_dim`, as one Input layer."""
+    net = text.message
+    if not (net.input or net.input_shape or net.input_dim):
+        return []
+    dims = list(net.input_dim)
+    shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
+    place = Place(text.places.line_of("input"))
+    if len(shapes) != len(net.input) or any(len(shape) != 4 for shape in shapes if dims):
+        raise InputError(
+            f"{text.path}:{place.line}: {len(net.input)} inputs with {len(net.input_shape)} input_shape and "
+            f"{len(dims)} input_dim; give each input its input_shape (or four input_dim)"
+        )
+    layer = message_class("LayerParameter")(name="input", type="Input", top=net.input)
+    for shape in shapes:
+        layer.input_param.shape.add(dim=shape)
+    return [(layer, place)]

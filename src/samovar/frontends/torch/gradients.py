@@ -1,0 +1,153 @@
+"""Gradients of any module in one flat buffer, each bucket announced when backward has finished it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from samovar.core.buffer import FlatBuffer
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.layout import Bucket, Layout, ParameterSpec
+from samovar.frontends.torch.parameters import layout_of
+
+# The last entry of the layout: one number per parameter, on how many ranks a gradient reached it.
+REACHED = "samovar: ranks with a gradient"
+
+BucketHook = Callable[[Bucket], None]
+
+
+def gradient_layout(parameters: Mapping[str, nn.Parameter]) -> Layout:
+    """Where the gradients lie, and behind them the counts of who has one."""
+    return layout_of(parameters, ParameterSpec(REACHED, (len(parameters),)))
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A parameter, its place in the flat buffer, and its bucket; `written` by the backward pass under way."""
+
+    name: str
+    parameter: nn.Parameter
+    view: torch.Tensor
+    bucket: Bucket
+    mirrored: bool
+    written: bool = False
+
+
+class FlatGradients:
+    """Takes each gradient from autograd with one copy, scaled on the way; `p.grad` is then a view of the buffer.
+
+    The last backward pass before an exchange leaves `scale` times the gradient in the buffer, so that the sum over
+    ranks is their mean and no further pass over the buffer is needed. Earlier passes leave it unscaled in `p.grad`.
+
+    Bytes per element and step: 4 read, 4 written (8 more where a gradient was there already).
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer, buckets: tuple[Bucket, ...], scale: float
+    ) -> None:
+        self._flat = flat
+        self._scale = scale
+        self._buckets = buckets
+        bucket_of = {entry.spec.name: bucket for bucket in buckets for entry in bucket.entries}
+        self._slots = [
+            _Slot(name, p, flat.view(name), bucket_of[name], p.dtype != torch.float32) for name, p in parameters.items()
+        ]
+        self._reached = flat.view(REACHED)
+        self._missing = [0] * len(buckets)
+        self._bucket_final: BucketHook | None = None
+        for slot in self._slots:
+            # Views of other types than the parameter cannot be its gradient: they are filled at the end.
+            if not slot.mirrored:
+                hook = partial(self._take, slot)
+                slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def backward(self, loss: torch.Tensor, bucket_final: BucketHook) -> None:
+        """The last backward pass before an exchange; `bucket_final` is called once for every bucket, in any order."""
+        self._begin(bucket_final)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._bucket_final = None
+        self._finish(bucket_final)
+
+    def contribute_nothing(self, bucket_final: BucketHook) -> None:
+        """Zeros in place of a backward pass, for a rank without data."""
+        self._flat.tensor_N.zero_()
+        for bucket in self._buckets:
+            bucket_final(bucket)
+
+    def publish(self, correction: float) -> None:
+        """After the exchange: `p.grad` is `correction` times the sum, None where no rank had a gradient."""
+        if correction != 1.0:
+            for slot in self._slots:
+                slot.view.mul_(correction)
+        for slot, reached in zip(self._slots, self._reached.tolist(), strict=True):
+            if reached == 0.0:
+                slot.parameter.grad = None
+            elif slot.mirrored:
+                slot.parameter.grad = slot.view.to(slot.parameter.dtype)
+            else:
+                slot.parameter.grad = slot.view
+
+    def _begin(self, bucket_final: BucketHook) -> None:
+        self._missing = [len(bucket.entries) for bucket in self._buckets]
+        for slot in self._slots:
+            slot.written = False
+        self._bucket_final = bucket_final
+
+    def _take(self, slot: _Slot, parameter: torch.Tensor) -> None:
+        """Move what autograd made into the buffer; outside our own backward it stays where it is."""
+        bucket_final = self._bucket_final
+        if bucket_final is None or parameter.grad is None:
+            return
+        if slot.written and not self._missing[slot.bucket.index]:
+            raise SamovarError(
+                f"the gradient of {slot.name!r} came in two parts in one backward pass, the second after its exchange "
+                "had begun; give checkpoint(..., use_reentrant=False), or leave bucket_size out"
+            )
+        self._store(slot, parameter.grad)
+        parameter.grad = None  # a second part of this gradient must come by itself
+        if not slot.written:
+            self._mark_written(slot, bucket_final)
+
+    def _store(self, slot: _Slot, gradient: torch.Tensor) -> None:
+        if gradient.layout != torch.strided:
+            raise InputError(
+                f"the gradient of {slot.name!r} is sparse; only dense ones are exchanged: give sparse=False"
+            )
+        if slot.written:
+            slot.view.add_(gradient, alpha=self._scale)
+        elif gradient is slot.view:
+            slot.view.mul_(self._scale)
+        elif gradient.dtype == slot.view.dtype and self._scale != 1.0:
+            torch.mul(gradient, self._scale, out=slot.view)
+        else:
+            slot.view.copy_(gradient).mul_(self._scale)
+
+    def _mark_written(self, slot: _Slot, bucket_final: BucketHook) -> None:
+        slot.written = True
+        index = slot.bucket.index
+        self._missing[index] -= 1
+        if not self._missing[index]:
+            bucket_final(self._buckets[index])
+
+    @torch.no_grad()
+    def _finish(self, bucket_final: BucketHook) -> None:
+        """What no hook saw: gradients of earlier passes, of other types, and parameters that none reached."""
+        reached = np.ones(len(self._slots), np.float32)
+        for number, slot in enumerate(self._slots):
+            if slot.written:
+                continue
+            if slot.parameter.grad is None:
+                slot.view.zero_()
+                reached[number] = 0.0
+            else:
+                self._store(slot, slot.parameter.grad)
+            self._mark_written(slot, bucket_final)
+        self._reached.copy_(torch.from_numpy(reached))
+        last = self._buckets[-1]
+        self._missing[last.index] -= 1
+        bucket_final(last)

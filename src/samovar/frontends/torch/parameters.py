@@ -1,0 +1,120 @@
+"""Which parameters of a module take part in an exchange, and which modules cannot."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from samovar.core.errors import InputError
+from samovar.core.layout import Layout, ParameterSpec
+
+# float32 lies in the flat buffers itself; these are copied into them and back, which rounds nothing on the way in.
+MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
+_MARK = "samovar_replica"
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+
+
+def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters of `model` that want a gradient and that `optimizer` updates, by name, in the model's order.
+
+    A tied parameter appears once, under its first name. Raises InputError where model and optimizer cannot be used,
+    or do not belong together.
+    """
+    _check_model(model)
+    _check_optimizer(optimizer)
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    named = dict(model.named_parameters())
+    strangers = len(updated - {id(p) for p in named.values()})
+    if strangers:
+        raise InputError(
+            f"replicate: the optimizer updates {strangers} parameters that the model does not have; give one module "
+            "that holds all of them (torch.nn.ModuleList), or one optimizer per model"
+        )
+    trained = {name: p for name, p in named.items() if p.requires_grad and id(p) in updated and p.numel()}
+    if not trained:
+        raise InputError("replicate: the optimizer updates no parameter of the model that wants a gradient; check both")
+    for name, parameter in trained.items():
+        _check_parameter(name, parameter)
+    return trained
+
+
+def require_dense_gradients(model: nn.Module) -> None:
+    """InputError where a layer makes sparse gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise InputError(
+                f"replicate: layer {name!r} makes sparse gradients, and only dense ones are exchanged: "
+                "give it sparse=False"
+            )
+
+
+def claim(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Mark the parameters as belonging to a replica; InputError where one does already."""
+    for name, parameter in parameters.items():
+        if hasattr(parameter, _MARK):
+            raise InputError(f"replicate: parameter {name!r} already belongs to a replica; call replicate once for it")
+    for parameter in parameters.values():
+        setattr(parameter, _MARK, True)
+
+
+def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> Layout:
+    """The layout in the order in which backward usually finishes them (the reverse of the model's), then `extra`."""
+    specs = [ParameterSpec(name, tuple(p.shape), _is_channels_last(p)) for name, p in parameters.items()]
+    return Layout.pack([*reversed(specs), *extra])
+
+
+def description(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[list[object]]:
+    """What must be equal on all ranks besides the layout: types, and the whole of what is sent at the start."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [[name, list(t.shape), str(t.dtype), name in parameters] for name, t in tensors.items()]
+
+
+def _is_channels_last(parameter: nn.Parameter) -> bool:
+    if parameter.dim() != 4 or parameter.is_contiguous():
+        return False
+    return parameter.is_contiguous(memory_format=torch.channels_last)
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InputError(f"replicate: model is a {type(model).__name__}; give a torch.nn.Module")
+    wrappers = [type(m).__name__ for m in model.modules() if type(m).__name__ in _WRAPPERS]
+    if wrappers:
+        raise InputError(
+            f"replicate: the model is wrapped in {wrappers[0]}, which exchanges itself; give what it wraps"
+        )
+    for name, tensor in _tensors(model):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise InputError(f"replicate: {name!r} has no shape yet (a lazy module); run one forward pass before")
+        if tensor.device.type != "cpu":
+            raise InputError(
+                f"replicate: {name!r} is on {tensor.device}; exchanges run in the memory of the CPU for now: "
+                "keep the model there, or take DistributedDataParallel"
+            )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"replicate: optimizer is a {type(optimizer).__name__}; give a torch.optim optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError(
+            "replicate: LBFGS evaluates the loss several times per step, in an order that only it knows, so ranks "
+            "cannot exchange in step; take SGD, Adam or AdamW"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise InputError("replicate: SparseAdam needs sparse gradients, which are not exchanged; take Adam")
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if parameter.dtype not in (torch.float32, *MIRRORED_DTYPES):
+        raise InputError(
+            f"replicate: parameter {name!r} is {parameter.dtype}; exchanges add in float32, which would round it: "
+            "use float32, bfloat16 or float16, or freeze it"
+        )
+    if parameter.layout != torch.strided:
+        raise InputError(f"replicate: parameter {name!r} is {parameter.layout}; only dense parameters can be exchanged")

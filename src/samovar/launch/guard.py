@@ -1,0 +1,71 @@
+"""A small process that outlives its launcher by a moment: it kills what a killed launcher could not.
+
+The kernel kills ranks with their launcher (see cli/run_rank.py), but not what ranks have started, such as
+the workers of a data loader. The launcher tells the guard each rank's process group over a pipe; when
+the pipe ends and groups are left, nobody else can end them any more. Run as a program: `python -I -S guard.py`.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+_END_WAIT_S = 10.0
+_ALL_ENDED = "done\n"
+
+
+class Guard:
+    """The launcher's end. Use as a context manager, inside which all groups end; ranks must not inherit the pipe."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, group: int) -> None:
+        """Kill this process group if the launcher ends without a word."""
+        self._tell(f"+{group}\n")
+
+    def forget(self, group: int) -> None:
+        """The group has been ended; its number may be somebody else's soon."""
+        self._tell(f"-{group}\n")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # a guard that was killed guards no more; the run need not end for that
+            os.write(self._process.stdin.fileno(), line.encode())
+
+    def __enter__(self) -> "Guard":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        assert self._process.stdin is not None
+        self._tell(_ALL_ENDED)
+        self._process.stdin.close()
+        self._process.wait(_END_WAIT_S)
+
+
+def main() -> None:
+    """Keep the list until the pipe ends, then kill what is on it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups: set[int] = set()
+    for line in sys.stdin:
+        if line == _ALL_ENDED:
+            groups.clear()
+        elif line.startswith("+"):
+            groups.add(int(line[1:]))
+        else:
+            groups.discard(int(line[1:]))
+    for group in groups:
+        with suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Which rank this process is, told from the variables that launchers set."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.launch.node_list import first_node, tasks_on_node
+
+_MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This process among `world_size` ranks, and where they meet.
+
+    They meet at `address`:`port`, which rank 0 serves (a launcher's agent does where `agent_store`, and where rank 0
+    inherited the listening socket, `listen_descriptor` is that). Without an address all ranks run on this node
+    and rank 0 chooses a port; `job` is what they have in common then (None: only the launcher as ancestor).
+    `local_*` are None where the launcher does not tell.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int | None = 0
+    local_world_size: int | None = 1
+    launcher: str = "single"
+    address: str | None = None
+    port: int | None = None
+    listen_descriptor: int | None = None
+    agent_store: bool = False
+    attempt: int = 0
+    job: str | None = None
+    interfaces: tuple[str, ...] = ()
+
+
+def own_identity() -> Identity:
+    """Who this process is by its environment."""
+    return identity(os.environ)
+
+
+def identity(variables: Mapping[str, str]) -> Identity:
+    """The first that applies of torchrun's variables, SLURM's, MPI's; else a single process.
+
+    WORLD_SIZE alone only confirms what another launcher says. A pure function. Raises InputError where variables are
+    half set, no numbers or contradict each other.
+    """
+    given = {name: value for name, value in variables.items() if value != ""}
+    if "RANK" in given:
+        return _checked(_torchrun(given), given)
+    found = _innermost(_slurm(given), _mpi(given))
+    if found is None:
+        if given.get("WORLD_SIZE", "1") != "1":
+            raise InputError(f"WORLD_SIZE is {given['WORLD_SIZE']} but RANK is not set; set both, or neither")
+        return Identity()
+    if _number(given, "WORLD_SIZE", found.world_size) != found.world_size:
+        raise InputError(
+            f"WORLD_SIZE is {given['WORLD_SIZE']} but {found.launcher} started {found.world_size} ranks; unset it"
+        )
+    return _checked(found, given)
+
+
+def launcher_process() -> str:
+    """The nearest ancestor that is no part of a rank itself, by its number and the time of its start.
+
+    All ranks of one node share it. Ancestors that carry a rank's variables are wrappers (a shell, a profiler).
+    """
+    own = os.getpid()
+    while (parent := _parent(own)) > 1 and _is_rank(parent):
+        own = parent
+    return f"{parent}-{_status_fields(parent)[19]}"
+
+
+def _torchrun(given: Mapping[str, str]) -> Identity:
+    _require(given, "torchrun's variables", "RANK", "WORLD_SIZE")
+    if ("LOCAL_RANK" in given) != ("LOCAL_WORLD_SIZE" in given):
+        _require(given, "torchrun's variables", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    world_size = _number(given, "WORLD_SIZE")
+    if world_size > 1:
+        _require(given, f"{world_size} ranks", "MASTER_ADDR", "MASTER_PORT")
+    return Identity(
+        rank=_number(given, "RANK"),
+        world_size=world_size,
+        local_rank=_optional(given, "LOCAL_RANK"),
+        local_world_size=_optional(given, "LOCAL_WORLD_SIZE"),
+        launcher="torchrun",
+        listen_descriptor=_optional(given, "SAMOVAR_LISTEN_FD"),
+        agent_store=given.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(given, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _slurm(given: Mapping[str, str]) -> Identity | None:
+    world_size = _number(given, "SLURM_STEP_NUM_TASKS", 1)
+    if world_size <= 1 or "SLURM_PROCID" not in given:
+        return None
+    _require(given, "SLURM's variables", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID")
+    job, step = _number(given, "SLURM_JOB_ID"), given["SLURM_STEP_ID"]
+    counts = given.get("SLURM_STEP_TASKS_PER_NODE") or given.get("SLURM_TASKS_PER_NODE")
+    local = tasks_on_node(counts, _number(given, "SLURM_NODEID")) if counts else None
+    nodes = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_JOB_NODELIST")
+    is_one_node = _number(given, "SLURM_STEP_NUM_NODES", _number(given, "SLURM_NNODES", 1)) == 1
+    if not is_one_node and nodes is None:
+        raise InputError("SLURM_STEP_NODELIST is not set for a step on several nodes; set MASTER_ADDR and MASTER_PORT")
+    port = _MIN_PORT + (16 * job + sum(step.encode())) % _NUM_PORTS
+    return Identity(
+        rank=_number(given, "SLURM_PROCID"),
+        world_size=world_size,
+        local_rank=_number(given, "SLURM_LOCALID"),
+        local_world_size=local,
+        launcher="SLURM",
+        address=None if is_one_node or nodes is None else first_node(nodes),
+        port=None if is_one_node else port,
+        job=f"slurm-{job}.{step}-{given.get('SLURM_RESTART_COUNT', '0')}",
+    )
+
+
+# Rank, size, rank on this node, ranks on this node.
+_MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMIX_RANK", "WORLD_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+)
+
+
+def _mpi(given: Mapping[str, str]) -> Identity | None:
+    names = next((names for names in _MPI_VARIABLES if names[0] in given), None)
+    if names is None:
+        return None
+    _require(given, "MPI's variables", *names[:2])
+    namespace = given.get("PMIX_NAMESPACE")
+    found = Identity(
+        rank=_number(given, names[0]),
+        world_size=_number(given, names[1]),
+        local_rank=_optional(given, names[2]),
+        local_world_size=_optional(given, names[3]),
+        launcher="MPI",
+        job=None if namespace is None else f"pmix-{namespace}",
+    )
+    several = found.local_world_size is not None and found.local_world_size < found.world_size
+    if several and not {"MASTER_ADDR", "MASTER_PORT"} <= given.keys():
+        raise InputError(
+            f"MPI started {found.world_size} ranks, {found.local_world_size} of them here; "
+            "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, for all ranks"
+        )
+    return found
+
+
+def _innermost(slurm: Identity | None, mpi: Identity | None) -> Identity | None:
+    """srun also starts the daemons of mpiexec, one a node; the ranks are then MPI's."""
+    if slurm is not None and mpi is not None and mpi.world_size > slurm.world_size:
+        return mpi
+    return slurm or mpi
+
+
+def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
+    """With the address and interface that the user chose; refused where it cannot be."""
+    who = f"{found.launcher}'s variables"
+    if found.world_size < 1 or found.rank >= found.world_size:
+        raise InputError(f"{who}: rank {found.rank} of {found.world_size} ranks; ranks count from 0 to one less")
+    _check_local(found, who)
+    return Identity(
+        **{
+            **{name: getattr(found, name) for name in Identity.__slots__},
+            **_meeting_place(given),
+            "interfaces": tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if "GLOO_SOCKET_IFNAME" in given else (),
+        }
+    )
+
+
+def _check_local(found: Identity, who: str) -> None:
+    rank, size = found.local_rank, found.local_world_size
+    if (size is not None and not 1 <= size <= found.world_size) or (
+        rank is not None and rank >= (size or found.world_size)
+    ):
+        raise InputError(f"{who}: local rank {rank} of {size} on this node, in all {found.world_size} ranks")
+
+
+def _meeting_place(given: Mapping[str, str]) -> dict[str, str | int]:
+    """MASTER_ADDR and MASTER_PORT win over what a launcher's own variables say."""
+    if "MASTER_PORT" not in given:
+        return {"address": given["MASTER_ADDR"]} if "MASTER_ADDR" in given and "SLURM_PROCID" in given else {}
+    _require(given, "the meeting place", "MASTER_ADDR", "MASTER_PORT")
+    port = _number(given, "MASTER_PORT")
+    if not 1 <= port <= 65_535:
+        raise InputError(f"MASTER_PORT is {port}; a port is a number from 1 to 65535")
+    return {"address": given["MASTER_ADDR"], "port": port}
+
+
+def _require(given: Mapping[str, str], what: str, *names: str) -> None:
+    missing = [name for name in names if name not in given]
+    if missing:
+        present = ", ".join(name for name in names if name in given) or "none of the others"
+        raise InputError(f"{what}: {', '.join(missing)} not set ({present} set); {' and '.join(names)} go together")
+
+
+def _number(given: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if name not in given and default is not None:
+        return default
+    if re.fullmatch(r"[0-9]{1,18}", given[name]) is None:
+        raise InputError(f"{name} is {given[name]!r}; it must be a whole number, 0 or more")
+    return int(given[name])
+
+
+def _optional(given: Mapping[str, str], name: str) -> int | None:
+    return _number(given, name) if name in given else None
+
+
+def _is_rank(process_id: int) -> bool:
+    try:
+        entries = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
+    except OSError:  # another user's: certainly no wrapper of ours
+        return False
+    return any(entry.split(b"=")[0].decode(errors="replace") in _RANK_VARIABLES for entry in entries)
+
+
+def _parent(process_id: int) -> int:
+    return int(_status_fields(process_id)[1])
+
+
+def _status_fields(process_id: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; the name before may contain anything."""
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,232 @@
+"""Ranks that run a user's own script: who each is told to be, where the first two meet, how they are ended.
+
+Ranks get torchrun's variables, so that a script finds itself under both in the same way. On one host rank 0
+also inherits a socket that is bound to a free loopback port and listens already: no other program
+can take the port between choosing it and using it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from samovar.core.errors import InputError
+from samovar.launch.guard import Guard
+from samovar.launch.placement import place
+from samovar.launch.watch import Outlet, RankEnd, RankProcess, RankWatch
+
+EXIT_PREEMPTED = 75
+LOOPBACK = "127.0.0.1"
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_PASSED_ON = (*_ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LISTEN_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Which of how many hosts this one is, and where rank 0 of them all can be met."""
+
+    num_hosts: int
+    number: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnd:
+    """How a rank ended: `return_code` as of RankEnd, or None where the launcher ended it.
+
+    It lasted `seconds`, until `ended_s` on the monotonic clock.
+    """
+
+    rank: int
+    process_id: int
+    return_code: int | None
+    seconds: float
+    ended_s: float
+
+
+@dataclass(slots=True)
+class _Running:
+    process_id: int
+    started_s: float
+
+
+class ScriptLaunch:
+    """Runs `command(rank, cpus)` once for each of `num_ranks` ranks of this host, and passes signals on.
+
+    `hosts` is None where this host is the only one. `on_output(rank, stream, data)` gets what ranks write,
+    stream 1 or 2; ranks wait while `outlet` is blocked. `await_others_s(end)` tells how long to wait
+    for others, whose failure may be the cause, when a rank has failed. `grace_s` is what ranks may take to end
+    after a signal was passed on, or one has ended with code 75 (pre-empted).
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int, tuple[int, ...]], Sequence[str]],
+        num_ranks: int,
+        hosts: Hosts | None,
+        on_output: Callable[[int, int, bytes], None],
+        outlet: Outlet,
+        await_others_s: Callable[[ScriptEnd], float],
+        grace_s: float,
+    ) -> None:
+        self._command = command
+        self._num_ranks = num_ranks
+        self._hosts = hosts
+        self._on_output = on_output
+        self._await_others_s = await_others_s
+        self._grace_s = grace_s
+        self._placement = place(num_ranks, None)
+        self._running: dict[int, _Running] = {}
+        self._ends: dict[int, ScriptEnd] = {}
+        self._variables: dict[str, str] = {}
+        self._listening: socket.socket | None = None
+        self._guard: Guard | None = None
+        self._signals: list[int] = []
+        self._kill_signal = 0
+        self._watch = RankWatch(
+            self._start, num_ranks, _unignored(_PASSED_ON), self._pass_on, self._patience_s, self._note_end, outlet
+        )
+
+    @property
+    def first_rank(self) -> int:
+        """The number of this host's first rank."""
+        return 0 if self._hosts is None else self._hosts.number * self._num_ranks
+
+    @property
+    def signals(self) -> Sequence[int]:
+        """The signals that were passed on, in their order."""
+        return tuple(self._signals)
+
+    @property
+    def kill_signal(self) -> int:
+        """The signal, a second one, by which the ranks were ended at once; 0 if there was none."""
+        return self._kill_signal
+
+    @property
+    def oversubscribed(self) -> bool:
+        return self._placement.oversubscribed
+
+    def run(self) -> list[ScriptEnd]:
+        """How each rank of this host ended: failed ones first, in their order, those that were ended last.
+
+        Raises InputError where a process cannot be started or no port is free.
+        """
+        with ExitStack() as stack:
+            self._guard = stack.enter_context(Guard())
+            self._variables = stack.enter_context(self._meeting())
+            ends = self._watch.run()
+        by_itself = [self._ends[end.rank] for end in ends]
+        names = {end.rank for end in by_itself}
+        now_s = time.monotonic()
+        ended = [
+            ScriptEnd(rank, one.process_id, None, now_s - one.started_s, now_s)
+            for rank, one in self._running.items()
+            if rank not in names
+        ]
+        return by_itself + ended
+
+    @contextmanager
+    def _meeting(self) -> Iterator[dict[str, str]]:
+        """Variables that tell where rank 0 is met; on one host with a socket that listens there."""
+        if self._hosts is not None:
+            yield {"MASTER_ADDR": self._hosts.address, "MASTER_PORT": str(self._hosts.port)}
+            return
+        try:
+            self._listening = socket.create_server((LOOPBACK, 0), backlog=_LISTEN_BACKLOG)
+        except OSError as error:
+            raise InputError(f"no port of {LOOPBACK} can be listened on: {error}; is the loopback up?") from error
+        with self._listening as listening:
+            yield {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(listening.getsockname()[1])}
+
+    def _start(self, local_rank: int) -> RankProcess:
+        rank = self.first_rank + local_rank
+        pipes = [os.pipe(), os.pipe()]
+        try:
+            process = self._popen(local_rank, pipes[0][1], pipes[1][1])
+        except OSError as error:
+            for read_end, _ in pipes:
+                os.close(read_end)
+            raise InputError(f"rank {rank} cannot be started: {error}") from error
+        finally:
+            for _, write_end in pipes:
+                os.close(write_end)
+        assert self._guard is not None
+        self._guard.watch(process.pid)
+        self._running[rank] = _Running(process.pid, time.monotonic())
+        takers: dict[int, Callable[[bytes], None]] = {
+            read_end: partial(self._on_output, rank, stream) for stream, (read_end, _) in enumerate(pipes, 1)
+        }
+        return RankProcess(rank, process, takers)
+
+    def _popen(self, local_rank: int, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+        rank = self.first_rank + local_rank
+        variables = self._rank_variables(local_rank)
+        inherited: tuple[int, ...] = ()
+        if rank == 0 and self._listening is not None:
+            inherited = (self._listening.fileno(),)
+            variables["SAMOVAR_LISTEN_FD"] = str(inherited[0])
+        return subprocess.Popen(
+            list(self._command(rank, self._placement.cpus[local_rank])),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=inherited,
+            env=_environment() | variables,
+            start_new_session=True,
+        )
+
+    def _rank_variables(self, local_rank: int) -> dict[str, str]:
+        num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
+        chosen = {
+            "RANK": str(self.first_rank + local_rank),
+            "WORLD_SIZE": str(self._num_ranks * num_hosts),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(self._num_ranks),
+        }
+        # Lines are to be seen when they are printed, not when a block of them is full.
+        defaults = {"OMP_NUM_THREADS": str(self._placement.threads_per_worker), "PYTHONUNBUFFERED": "1"}
+        return {name: os.environ.get(name, value) for name, value in defaults.items()} | self._variables | chosen
+
+    def _pass_on(self, number: int) -> bool:
+        """Hand a signal on to the ranks; a second one that asks to end ends them."""
+        if number in _ENDING and any(earlier in _ENDING for earlier in self._signals):
+            self._kill_signal = number
+            return True
+        self._signals.append(number)
+        for rank in self._watch.ranks:
+            if rank.process.returncode is None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(rank.pidfd, number)
+        return False
+
+    def _patience_s(self, failed: RankEnd) -> float:
+        if self._signals or failed.return_code == EXIT_PREEMPTED:
+            return self._grace_s
+        return self._await_others_s(self._ends[failed.rank])
+
+    def _note_end(self, end: RankEnd) -> None:
+        running = self._running[end.rank]
+        assert self._guard is not None
+        self._guard.forget(running.process_id)
+        now_s = time.monotonic()
+        self._ends[end.rank] = ScriptEnd(
+            end.rank, running.process_id, end.return_code, now_s - running.started_s, now_s
+        )
+
+
+def _unignored(numbers: Sequence[int]) -> list[int]:
+    """Those that are not ignored: who started this with nohup or in the background wants that to stay so."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _environment() -> dict[str, str]:
+    """This process's own, without what another launcher has told it about itself."""
+    foreign = ("SAMOVAR_LISTEN_FD", "TORCHELASTIC_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -1,0 +1,231 @@
+"""Rank processes of this machine: what they write, how they end, what signals ask; at the end none is left.
+
+Each rank leads a session of its own: a terminal's Ctrl-C reaches the launcher alone, and
+whatever a rank has started can be killed with it.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Protocol
+
+from samovar.core.clock import Deadline
+
+_PIPE_READ_BYTES = 1 << 16
+# How long a launcher waits for a rank to disappear after SIGKILL.
+_REAP_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank ended: its exit code, or minus the number of the signal that killed it."""
+
+    rank: int
+    return_code: int
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """A started rank; `pipes` are the read ends of what it writes to, each with who takes it."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    pipes: dict[int, Callable[[bytes], None]]
+    pidfd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pidfd = os.pidfd_open(self.process.pid)
+        for pipe in self.pipes:
+            os.set_blocking(pipe, False)
+
+
+class Outlet(Protocol):
+    """Where the output of ranks goes on to, if that may be slow."""
+
+    def blocked(self) -> Sequence[int]:
+        """Descriptors that must become writable before more is read from the ranks."""
+
+    def pump(self) -> None:
+        """Write what can be written without waiting."""
+
+
+class RankWatch:
+    """Runs one process per rank until all are done or one fails; then none is left.
+
+    `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the
+    ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
+    others may take to end by themselves (asked again at every news); `on_end` gets each rank's end.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int], RankProcess],
+        num_ranks: int,
+        signals: Sequence[int],
+        on_signal: Callable[[int], bool],
+        patience_s: Callable[[RankEnd], float],
+        on_end: Callable[[RankEnd], None] = lambda _end: None,
+        outlet: Outlet | None = None,
+    ) -> None:
+        self._start = start
+        self._num_ranks = num_ranks
+        self._signals = signals
+        self._on_signal = on_signal
+        self._patience_s = patience_s
+        self._on_end = on_end
+        self._outlet = outlet
+        self._selector = selectors.DefaultSelector()
+        self._blocked: set[int] = set()
+        self._waiting: list[int] = []
+        self.ranks: list[RankProcess] = []
+
+    def run(self) -> list[RankEnd]:
+        """How each rank ended by itself, in the order of their ends, those that failed first.
+
+        A rank that is missing was ended by the launcher. Whatever `start` raises ends all.
+        """
+        with self._selector, _wakeup_on_signals(self._signals, self._waiting) as wakeup:
+            self._selector.register(wakeup, selectors.EVENT_READ, wakeup)
+            try:
+                for rank in range(self._num_ranks):
+                    self._add(self._start(rank))
+                return self._watch()
+            finally:
+                self._end_all()
+
+    def _add(self, rank: RankProcess) -> None:
+        self.ranks.append(rank)
+        for descriptor in (rank.pidfd, *rank.pipes):
+            self._selector.register(descriptor, selectors.EVENT_READ, rank)
+
+    def _watch(self) -> list[RankEnd]:
+        ends: list[RankEnd] = []
+        waiting_for: Deadline | None = None
+        to_end = False
+        while len(ends) < self._num_ranks and not to_end:
+            self._hold_back()
+            ends += self._next_ends(None if waiting_for is None else waiting_for.remaining_s())
+            to_end = any([self._on_signal(number) for number in self._taken_signals()])
+            failed = next((end for end in ends if end.return_code != 0), None)
+            if failed is not None:
+                patience_s = self._patience_s(failed)
+                if waiting_for is None or patience_s < waiting_for.remaining_s():
+                    waiting_for = Deadline.after(patience_s)
+                to_end = to_end or waiting_for.passed()
+        return sorted(ends, key=lambda end: end.return_code == 0)
+
+    def _taken_signals(self) -> list[int]:
+        taken = []
+        while self._waiting:
+            taken.append(self._waiting.pop(0))
+        return taken
+
+    def _next_ends(self, timeout_s: float | None) -> list[RankEnd]:
+        """Wait for news and take it in; the ranks that have ended."""
+        ends = []
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, socket.socket):
+                key.data.recv(_PIPE_READ_BYTES)
+            elif key.data is None:
+                assert self._outlet is not None
+                self._outlet.pump()
+            elif key.fd == key.data.pidfd:
+                ends.append(self._reap(key.data))
+            elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
+                self._read(key.data, key.fd)
+        return ends
+
+    def _hold_back(self) -> None:
+        """While the outlet is blocked, wait for it and let ranks wait, rather than fill memory."""
+        blocked = set() if self._outlet is None else set(self._outlet.blocked())
+        for descriptor in self._blocked - blocked:
+            self._selector.unregister(descriptor)
+        for descriptor in blocked - self._blocked:
+            self._selector.register(descriptor, selectors.EVENT_WRITE, None)
+        if bool(blocked) != bool(self._blocked):
+            for rank in self.ranks:
+                for pipe in rank.pipes:
+                    if blocked:
+                        self._selector.unregister(pipe)
+                    else:
+                        self._selector.register(pipe, selectors.EVENT_READ, rank)
+        self._blocked = blocked
+
+    def _read(self, rank: RankProcess, pipe: int) -> bool:
+        try:
+            data = os.read(pipe, _PIPE_READ_BYTES)
+        except BlockingIOError:  # the rank is gone, but somebody it started still holds the pipe
+            return False
+        if data:
+            rank.pipes[pipe](data)
+        else:
+            self._close_pipe(rank, pipe)
+        return bool(data)
+
+    def _close_pipe(self, rank: RankProcess, pipe: int) -> None:
+        del rank.pipes[pipe]
+        if not self._blocked:
+            self._selector.unregister(pipe)
+        os.close(pipe)
+
+    def _reap(self, rank: RankProcess) -> RankEnd:
+        self._selector.unregister(rank.pidfd)
+        kill_session(rank.process.pid)
+        self._drain(rank)
+        end = RankEnd(rank.rank, rank.process.wait(_REAP_WAIT_S))
+        self._on_end(end)
+        return end
+
+    def _drain(self, rank: RankProcess) -> None:
+        for pipe in list(rank.pipes):
+            while pipe in rank.pipes and self._read(rank, pipe):
+                pass  # what it wrote last tells why it ended
+        for pipe in list(rank.pipes):
+            self._close_pipe(rank, pipe)
+
+    def _end_all(self) -> None:
+        for rank in self.ranks:
+            if rank.process.returncode is None:
+                kill_session(rank.process.pid)
+        for rank in self.ranks:
+            rank.process.wait(_REAP_WAIT_S)
+            for descriptor in (rank.pidfd, *rank.pipes):
+                os.close(descriptor)
+        self.ranks.clear()
+
+
+def kill_session(pid: int) -> None:
+    """Kill a rank and whatever it started: it leads a process group of its own.
+
+    To be called before the rank is waited for: until then its number is nobody else's.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _wakeup_on_signals(numbers: Sequence[int], waiting: list[int]) -> Iterator[socket.socket]:
+    """Handlers that only note the signal; the socket becomes readable so that the watching loop sees it."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
+
+    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    old_handlers = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield reader
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(old_wakeup)
+        reader.close()
+        writer.close()

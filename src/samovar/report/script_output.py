@@ -1,0 +1,199 @@
+"""What several ranks print, as one: each line with its rank, what many print only once.
+
+Stdout goes to stdout, stderr to stderr, in bytes as they are.
+"""
+
+import hashlib
+import os
+import select
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+
+from samovar.report.script_lines import ErrorTail, LineSplitter
+
+STDOUT, STDERR = 1, 2
+_MAX_BACKLOG_BYTES = 1 << 20
+_MAX_KNOWN_LINES = 10_000
+_MAX_REMEMBERED_LINES = 400
+_REDRAW_S = 0.1
+_DEFAULT_COLUMNS = 80
+_ERASE = b"\r\x1b[2K"
+# A rank whose traceback came before that of the rank that ended first gets this long to end as well.
+_SLOWER_TO_END_S, _RECENT_S = 3.0, 30.0
+
+
+class Doubles:
+    """Tells which lines are new: a rank's k-th copy of a line is, unless another rank has printed k already.
+
+    Remembers the `max_lines` lines seen last, 16 bytes and a count per rank each.
+    """
+
+    def __init__(self, max_lines: int = _MAX_KNOWN_LINES) -> None:
+        self._max_lines = max_lines
+        self._counts: OrderedDict[bytes, dict[int, int]] = OrderedDict()
+
+    def is_new(self, rank: int, line: bytes) -> bool:
+        """Count this copy; whether it is to be shown."""
+        key = hashlib.blake2b(line, digest_size=16).digest()
+        counts = self._counts.setdefault(key, {})
+        self._counts.move_to_end(key)
+        shown = max(counts.values(), default=0)
+        counts[rank] = counts.get(rank, 0) + 1
+        if len(self._counts) > self._max_lines:
+            self._counts.popitem(last=False)
+        return counts[rank] > shown
+
+
+class Port:
+    """A descriptor that lines are written to, never waiting for a slow reader unless asked to.
+
+    When the reader has gone, what is written is dropped.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._pending = bytearray()
+        self._gone = False
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def is_blocked(self) -> bool:
+        return len(self._pending) > _MAX_BACKLOG_BYTES
+
+    def write(self, data: bytes) -> None:
+        """Write now what the reader takes, keep the rest."""
+        if not self._gone:
+            self._pending += data
+            self.pump()
+
+    def pump(self, wait: bool = False) -> None:
+        """Write what can be written; all of it with `wait`."""
+        while self._pending and self._poll.poll(None if wait else 0):
+            try:
+                # Up to PIPE_BUF bytes a writable pipe takes without blocking.
+                written = os.write(self.descriptor, self._pending[: select.PIPE_BUF])
+            except BlockingIOError:
+                if not wait:
+                    return
+                continue
+            except OSError:
+                self._gone = True
+                self._pending.clear()
+                return
+            del self._pending[:written]
+
+
+class ScriptOutput:
+    """Shows what ranks write; keeps what tells which failed first, and why."""
+
+    def __init__(
+        self,
+        stdout: int = STDOUT,
+        stderr: int = STDERR,
+        *,
+        with_doubles: bool = False,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ports = {STDOUT: Port(stdout), STDERR: Port(stderr)}
+        self._doubles = {STDOUT: Doubles(), STDERR: Doubles()}
+        self._with_doubles = with_doubles
+        self._monotonic_s = monotonic_s
+        self._splitters: dict[tuple[int, int], LineSplitter] = {}
+        self._errors: dict[int, ErrorTail] = {}
+        self._last_on_stderr: deque[bytes] = deque(maxlen=_MAX_REMEMBERED_LINES)
+        self._live = LiveLine(monotonic_s)
+
+    def take(self, rank: int, stream: int, data: bytes) -> None:
+        """Show what `rank` wrote to its stdout (1) or stderr (2), as far as lines are complete."""
+        splitter = self._splitters.setdefault((rank, stream), LineSplitter())
+        self._show(rank, stream, splitter.feed(data))
+        if splitter.unfinished and rank == min(number for number, _ in self._splitters):
+            self._live.draw(self._ports[stream], _prefixed(rank, splitter.unfinished))
+
+    def flush_lines(self) -> None:
+        """Show last lines without an end."""
+        for (rank, stream), splitter in sorted(self._splitters.items()):
+            self._show(rank, stream, splitter.close())
+
+    def close(self) -> None:
+        """Wait until the readers have taken everything."""
+        self._live.erase()
+        for port in self._ports.values():
+            port.pump(wait=True)
+
+    def blocked(self) -> Sequence[int]:
+        """Descriptors whose readers are so slow that ranks must wait for them."""
+        return [port.descriptor for port in self._ports.values() if port.is_blocked]
+
+    def pump(self) -> None:
+        """Write what readers take by now."""
+        for port in self._ports.values():
+            port.pump()
+
+    def say(self, sentence: str) -> None:
+        """A line of the launcher's own, on stderr."""
+        self._write(STDERR, sentence.encode(errors="backslashreplace"))
+
+    def await_others_s(self, rank: int, ended_s: float) -> float:
+        """How long to wait, when `rank` failed first, for one that met its error earlier and ends more slowly."""
+        began_s = self.error_began_s(rank, ended_s)
+        others = [self.error_began_s(other, ended_s) for other in self._errors if other != rank]
+        return _SLOWER_TO_END_S if any(ended_s - _RECENT_S < other_s < began_s for other_s in others) else 0.0
+
+    def error_began_s(self, rank: int, ended_s: float) -> float:
+        """When the last traceback of a rank came; where there is none, its end."""
+        tail = self._errors.get(rank)
+        return ended_s if tail is None or tail.began_s is None else tail.began_s
+
+    def show_error(self, rank: int) -> None:
+        """The last error of `rank` in full, unless exactly that stands there last already."""
+        lines = [_prefixed(rank, line) for line in self._errors[rank].lines()] if rank in self._errors else []
+        if lines and list(self._last_on_stderr)[-len(lines) :] != lines:
+            self._write(STDERR, f"samovar: error of rank {rank}:".encode())
+            for line in lines:
+                self._write(STDERR, line)
+
+    def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
+        for line in lines:
+            if stream == STDERR:
+                self._errors.setdefault(rank, ErrorTail(self._monotonic_s)).feed(line)
+            if self._doubles[stream].is_new(rank, line) or self._with_doubles:
+                self._write(stream, _prefixed(rank, line))
+
+    def _write(self, stream: int, line: bytes) -> None:
+        self._live.erase()
+        self._ports[stream].write(line + b"\n")
+        if stream == STDERR:
+            self._last_on_stderr.append(line)
+
+
+class LiveLine:
+    """The line that the first rank is writing (a progress bar, say), below all others on a terminal."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._port: Port | None = None
+        self._drawn_s = float("-inf")
+
+    def draw(self, port: Port, line: bytes) -> None:
+        """Show the line as it is now, at most ten times a second."""
+        now_s = self._monotonic_s()
+        if not os.isatty(port.descriptor) or now_s - self._drawn_s < _REDRAW_S:
+            return
+        self.erase()
+        self._drawn_s = now_s
+        columns = os.get_terminal_size(port.descriptor).columns or _DEFAULT_COLUMNS
+        self._port = port
+        port.write(line.decode(errors="replace")[: columns - 1].encode())
+
+    def erase(self) -> None:
+        """Make room for a whole line."""
+        port, self._port = self._port, None
+        if port is not None:
+            port.write(_ERASE)
+
+
+def _prefixed(rank: int, line: bytes) -> bytes:
+    return b"[%d] %b" % (rank, line)

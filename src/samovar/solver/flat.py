@@ -1,0 +1,166 @@
+"""A solver on flat buffers: any of the rules, by one native pass for each bucket."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar import _native
+from samovar.core.buffer import FlatBuffer
+from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
+from samovar.core.stateful import State, StateValue
+from samovar.solver.base import Multipliers, history_key
+from samovar.solver.config import SolverConfig
+from samovar.solver.rules import RULES
+
+_TYPE = "type"
+
+
+class FlatSolver:
+    """The rule of `config.type` (see `samovar.solver.rules`) with Caffe's order of operations.
+
+    The learning rate is found, gradients are clipped, divided by `iter_size` (the caller's `gradient_scale`
+    does that), regularized, and the rule makes the update.
+
+    Clipping (`clip_gradients`) needs the norm over the whole net, before anything is updated:
+
+        norm  = sqrt(sum over all parameters of (iter_size * gradient_scale * gradient)^2)
+        scale = gradient_scale * min(1, clip_gradients / norm)
+
+    So `update` of a bucket then only adds up its squares, and the update of all buckets runs when the last one
+    of the step has come. A strategy that updates bucket by bucket works unchanged; it may not count on new
+    weights before its last bucket. Parameters with lr_mult 0 count with their gradient, which is 0. With
+    `sync` the gradients are those averaged over workers; with strategies that exchange weights, each worker
+    clips its own.
+
+    Memory: one or two arrays of N floats beside weights and gradients. Cost: one read and write of weights and
+    of each history, one read of gradients (two with clipping).
+    """
+
+    def __init__(
+        self,
+        config: SolverConfig,
+        weights: FlatBuffer,
+        gradients: FlatBuffer,
+        multipliers: Mapping[str, Multipliers],
+    ) -> None:
+        self.config = config
+        self._rule = RULES[config.type]
+        self._constants = tuple(getattr(config, name) for name in self._rule.constants)
+        self._weights = weights
+        self._gradients = gradients
+        self.histories = tuple(FlatBuffer.zeros(weights.layout) for _ in self._rule.histories)
+        self._multipliers = multipliers
+        self._rows: dict[int, _BucketRows] = {}
+        self._waiting: list[_Waiting] = []
+
+    def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
+        if self.config.clip_gradients is None:
+            self._apply(step, bucket, gradient_scale)
+            return
+        self._waiting.append(self._squared(bucket, gradient_scale))
+        if sum(len(waiting.squares) for waiting in self._waiting) == len(self._weights.layout.entries):
+            complete, self._waiting = self._waiting, []
+            factor = self._clip_factor(complete, self.config.clip_gradients)
+            for waiting in complete:
+                self._apply(step, waiting.bucket, waiting.gradient_scale * factor)
+
+    def state_dict(self) -> State:
+        state: State = {_TYPE: self.config.type}
+        for index, history in enumerate(self.histories):
+            state |= {history_key(name, index): array for name, array in history.logical_arrays().items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        arrays = {key: value for key, value in state.items() if key != _TYPE}
+        names = [entry.spec.name for entry in self._weights.layout.entries]
+        self._check_type(state, len(arrays) / max(1, len(names)))
+        parts = [{history_key(name, index) for name in names} for index in range(len(self.histories))]
+        unknown = sorted(set(arrays) - set().union(*parts))
+        if unknown:
+            raise InputError(f"solver state: unknown {unknown}; is it of another net?")
+        for index, history in enumerate(self.histories):
+            found = {name: arrays[key] for name in names if (key := history_key(name, index)) in arrays}
+            history.load_state_dict(found, "momentum" if index == 0 else "second history")
+
+    def _check_type(self, state: Mapping[str, StateValue], num_histories: float) -> None:
+        ours, theirs = self.config.type, state.get(_TYPE)
+        if theirs is not None and theirs != ours:
+            raise InputError(f"solver state: is of type {theirs}, but this solver is of type {ours}; use one of them")
+        if num_histories in (1, 2) and num_histories != len(self.histories):
+            raise InputError(
+                f"solver state: has {num_histories:.0f} histories a parameter, type {ours} keeps "
+                f"{len(self.histories)}; it is of another type of solver"
+            )
+
+    def _apply(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
+        rows = self._rows_of(bucket)
+        rate = self.config.policy.rate(step) * self._rule.rate_factor(self.config, step)
+        self._rule.kernel(
+            self._weights.array_N,
+            self._gradients.array_N,
+            *(history.array_N for history in self.histories),
+            rows.native,
+            (rows.lr_multipliers * rate).astype(np.float32),
+            gradient_scale,
+            *self._constants,
+        )
+
+    def _rows_of(self, bucket: Bucket) -> "_BucketRows":
+        if bucket.index not in self._rows:
+            self._rows[bucket.index] = _BucketRows.of(bucket, self._multipliers, self.config, self._weights)
+        return self._rows[bucket.index]
+
+    def _squared(self, bucket: Bucket, gradient_scale: float) -> "_Waiting":
+        assert all(waiting.bucket.index != bucket.index for waiting in self._waiting), f"{bucket} came twice in a step"
+        gradients = self._gradients.array_N
+        factor = (gradient_scale * self.config.iter_size) ** 2
+        squares = {
+            entry.offset: factor * _native.sum_of_squares(gradients[entry.offset : entry.stop])
+            for entry in bucket.entries
+        }
+        return _Waiting(bucket, gradient_scale, squares)
+
+    def _clip_factor(self, complete: list["_Waiting"], limit: float) -> float:
+        squares: dict[int, float] = {}
+        for waiting in complete:
+            squares |= waiting.squares
+        norm = math.sqrt(sum(squares[offset] for offset in sorted(squares)))  # one order, however buckets are cut
+        return limit / norm if norm > limit else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A bucket whose update waits for the others of its step; `squares` are sums by a parameter's offset."""
+
+    bucket: Bucket
+    gradient_scale: float
+    squares: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketRows:
+    """A bucket's parameters as the kernels want them: one row each."""
+
+    native: _native.SolverRows
+    lr_multipliers: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, bucket: Bucket, multipliers: Mapping[str, Multipliers], config: SolverConfig, weights: FlatBuffer
+    ) -> "_BucketRows":
+        rows = [multipliers.get(entry.spec.name, Multipliers()) for entry in bucket.entries]
+        decays = np.array([row.decay * config.weight_decay for row in rows], np.float32)
+        none = np.zeros_like(decays)
+        is_l1 = config.regularization_type == "L1"
+        native = _native.SolverRows(
+            weights.layout.num_elements,
+            np.array([entry.offset for entry in bucket.entries], np.uint64),
+            np.array([entry.spec.size for entry in bucket.entries], np.uint64),
+            none if is_l1 else decays,
+            decays if is_l1 else none,
+        )
+        return cls(native, np.array([row.lr for row in rows], np.float64))

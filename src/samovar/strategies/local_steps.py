@@ -1,0 +1,84 @@
+"""What strategies have in common whose workers step on their own and exchange weights every so many steps."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from samovar.collectives.engine import Collectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
+from samovar.core.stateful import StateValue
+from samovar.strategies.base import Exchanged, Update
+from samovar.transports.base import Array, Region
+
+
+class LocalSteps:
+    """Every worker updates its own x_i with its own gradient; after every `sync_period_steps`-th step: `_exchange`.
+
+    All ranks start from the same weights. `_weights` is x_i, float32 (N,); `_shared` an area of the same shape for
+    what is summed over ranks by `_all_reduce`.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        buckets: Sequence[Bucket],
+        weights: Region,
+        sync_period_steps: int,
+        deadline: Callable[[], Deadline],
+    ) -> None:
+        self._world_size = collectives.group.world_size
+        self._buckets = buckets
+        self._weights = weights.array
+        self._sync_period_steps = sync_period_steps
+        self._deadline = deadline
+        shared = float32_region(collectives, "exchanged weights", len(weights.array))
+        self._shared = shared.array
+        self._all_reduce = collectives.all_reduce("exchanged weights", shared)
+
+    @property
+    def exchanges(self) -> Exchanged:
+        return "weights"
+
+    def begin_step(self, step: int) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def before_forward(self, bucket: Bucket) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        """Nothing: gradients stay here."""
+
+    def exchanges_at(self, step: int) -> bool:
+        return (step + 1) % self._sync_period_steps == 0
+
+    def finish_step(self, step: int, update: Update) -> None:
+        for bucket in self._buckets:
+            update(bucket, 1.0)
+        self._stepped()
+        if self.exchanges_at(step):
+            self._exchange()
+
+    def _stepped(self) -> None:
+        """x_i has made a step of its own."""
+        raise NotImplementedError
+
+    def _exchange(self) -> None:
+        """All ranks are at the same due step."""
+        raise NotImplementedError
+
+
+def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
+    """Zeroed float32 (num_elements,) that collectives can use."""
+    memory = collectives.region(name, 4 * num_elements)
+    return Region(memory.window, memory.offset, memory.array.view(np.float32))
+
+
+def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None:
+    """place = state[name]; InputError where that is no array of the same shape."""
+    value = state.get(name)
+    if not isinstance(value, np.ndarray) or value.shape != place.shape:
+        found = "missing" if value is None else f"of shape {np.shape(value)}"
+        raise InputError(f"state of the strategy: {name!r} is {found}, not {place.shape}; is it of another net?")
+    place[:] = value

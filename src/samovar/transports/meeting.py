@@ -1,0 +1,155 @@
+"""Where ranks of several processes meet before they have anything else in common: a store of keys and values."""
+
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from typing import Protocol, TypeVar
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+
+_Answer = TypeVar("_Answer")
+_RETRY_S = 0.05
+_CONNECT_S = 5.0
+_FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.1
+
+
+class Store(Protocol):
+    """What is needed of torch's stores; calls may hang where the process that serves it is stopped."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def add(self, key: str, amount: int, /) -> int: ...
+
+
+class Meeting:
+    """The store of one join, served at `server`: keys are told once and asked for until they are there."""
+
+    def __init__(self, store: Store, server: str) -> None:
+        self.store = store
+        self.server = server
+
+    def tell(self, key: str, value: str, deadline: Deadline) -> None:
+        """Raises RankFailed where the server is gone, DeadlineExceeded where it does not answer."""
+        self._ask(lambda: self.store.set(key, value), deadline)
+
+    def claim(self, key: str, deadline: Deadline) -> bool:
+        """Whether nobody claimed this key before. Raises as `tell`."""
+        return self._ask(lambda: self.store.add(key, 1), deadline) == 1
+
+    def missing(self, keys: Sequence[str], deadline: Deadline) -> list[str]:
+        """Wait for all `keys`; those that nobody told by the deadline. Raises as `tell`."""
+        left, pause_s = list(keys), _FIRST_POLL_S
+        while left and not deadline.passed():
+            left = [key for key in left if not self._ask(lambda key=key: self.store.check([key]), deadline)]  # type: ignore[misc]
+            if left:
+                time.sleep(min(pause_s, deadline.remaining_s()))
+                pause_s = min(2 * pause_s, _LAST_POLL_S)
+        return left
+
+    def value(self, key: str, deadline: Deadline) -> str:
+        """What was told under `key`, which is there. Raises as `tell`."""
+        return self._ask(lambda: self.store.get(key), deadline).decode()
+
+    def _ask(self, call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
+        """Torch's own waits for a server that is stopped may never end."""
+        waiting_s = deadline.remaining_s()
+        try:
+            return within(call, deadline)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"the store at {self.server} did not answer within {waiting_s:.1f} s; is that process stopped?"
+            ) from error
+        except RuntimeError as error:
+            raise RankFailed(
+                f"the store at {self.server} is gone ({first_line(error)}); see the log of rank 0"
+            ) from error
+
+
+def within(call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
+    """What `call` returns or raises, run in a thread that is left behind where it lasts longer: TimeoutError."""
+    answers: list[_Answer] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            answers.append(call())
+        except Exception as error:  # to be raised where it is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="samovar-store", daemon=True)
+    thread.start()
+    thread.join(max(deadline.remaining_s(), 0.001))
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise TimeoutError
+    return answers[0]
+
+
+def first_line(error: Exception) -> str:
+    """Torch appends its whole stack to what it says."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def await_server(address: str, port: int, who: str, deadline: Deadline) -> None:
+    """Return as soon as something listens at `address`:`port`; `who` asks. Raises DeadlineExceeded, InputError."""
+    waiting_s = deadline.remaining_s()
+    reason = "no time was given"
+    while not deadline.passed():
+        try:
+            socket.create_connection((address, port), min(max(deadline.remaining_s(), 0.001), _CONNECT_S)).close()
+            return
+        except socket.gaierror as error:
+            raise InputError(f"{who}: MASTER_ADDR {address!r} is no known host ({error.strerror})") from error
+        except OSError as error:
+            reason = error.strerror or "no answer"
+        time.sleep(min(_RETRY_S, deadline.remaining_s()))
+    raise DeadlineExceeded(
+        f"{who}: rank 0 did not open its store at {address}:{port} within {waiting_s:.1f} s ({reason}); "
+        "was rank 0 started, and is MASTER_ADDR its host?"
+    )
+
+
+def listen_at(address: str, port: int) -> socket.socket | None:
+    """A socket that listens there; None where the port is taken (perhaps by a store of this very process).
+
+    Binds that one address and nothing else. Only a name other than localhost that leads to loopback on its own host,
+    as Debian writes into /etc/hosts, means all addresses: other hosts know it under another one.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise InputError(f"MASTER_ADDR {address!r} is no known host ({error.strerror})") from error
+    if is_loopback(str(place[0])) and not _says_loopback(address):
+        place = ("::" if family == socket.AF_INET6 else "0.0.0.0", *place[1:])
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if place[0] in ("::", "0.0.0.0") or error.errno == errno.EADDRINUSE:
+            return None
+        raise InputError(
+            f"rank 0 cannot listen at MASTER_ADDR {address}, port {port}: {error.strerror}; "
+            "MASTER_ADDR must be an address of the host that runs rank 0"
+        ) from error
+    return listener
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address leads back to its own host."""
+    return ip_address(address.partition("%")[0]).is_loopback
+
+
+def _says_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"

@@ -1,0 +1,285 @@
+"""Rank program: what a training script may do, each against one process on all the data."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from samovar.api.team import Team
+from tests.multiproc.replicate_nets import (
+    batches,
+    distance,
+    perceptron,
+    replicated,
+    sgd,
+    train_alone,
+    values,
+    whole_batches,
+)
+from tests.multiproc.replicate_ranks import serve_rank
+
+STEPS = 5
+
+
+def plain(team: Team, **settings: object) -> Any:
+    model = perceptron(seed=1 + team.group.rank)  # rank 0's weights are everybody's
+    optimizer = sgd(model)
+    replica = replicated(team, model, optimizer, **settings)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+    reference = train_alone(perceptron(), replica.world_size, STEPS)
+    return {"distance": distance(model, reference), "values": values(model), "steps": replica.step_count}
+
+
+def buckets(team: Team) -> Any:
+    return plain(team, bucket_size_bytes=1)
+
+
+def zeroed_in_place(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model))
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+    return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
+
+
+def accumulated(team: Team, more: bool) -> Any:
+    """Two backward passes per step, of which the first is exchanged too unless `more`."""
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x[:2]), y[:2]) / 2, more=more)
+        replica.backward(F.cross_entropy(model(x[2:]), y[2:]) / 2)
+        replica.step()
+    return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
+
+
+def accumulated_with_more(team: Team) -> Any:
+    return accumulated(team, more=True)
+
+
+def accumulated_without_more(team: Team) -> Any:
+    return accumulated(team, more=False)
+
+
+def clipped(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model))
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        replica.step()
+    return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS, max_norm=0.1))}
+
+
+class Tied(nn.Module):
+    """Input and output share a matrix; one layer is frozen, one is never used, one only on rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(6, 6, bias=False)
+        self.frozen = nn.Linear(6, 6)
+        self.unused = nn.Linear(2, 2)
+        self.sometimes = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, with_branch: bool) -> torch.Tensor:
+        hidden = self.frozen(torch.tanh(self.first(x)))
+        if with_branch:
+            hidden = hidden + self.sometimes(x)
+        return self.last(hidden)
+
+
+def odd_parameters(team: Team) -> Any:
+    model, reference = Tied(), Tied()
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    for x, _ in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(model(x, replica.is_first).square().mean())
+        replica.step()
+    theirs = sgd(reference)
+    for x, _ in whole_batches(replica.world_size, STEPS):
+        theirs.zero_grad()
+        parts = x.chunk(replica.world_size)
+        (sum(reference(part, rank == 0).square().mean() for rank, part in enumerate(parts)) / len(parts)).backward()
+        theirs.step()
+    unused = [model.unused.weight.grad is None, model.unused.weight in optimizer.state]
+    return {
+        "distance": distance(model, reference),
+        "unused": unused,
+        "sometimes": model.sometimes.weight.grad is not None,
+    }
+
+
+def several_types(team: Team) -> Any:
+    """A bfloat16 layer between float32 ones, and an integer buffer."""
+
+    def net() -> nn.Sequential:
+        model = perceptron()
+        model[2].to(torch.bfloat16)
+        model.register_buffer("count", torch.tensor([3 + team.group.rank]))
+        return model
+
+    def loss(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model[2](torch.tanh(model[0](x)).bfloat16()).float(), y)
+
+    model, alone = net(), net()
+    replica = replicated(team, model, optimizer := sgd(model))
+    theirs = sgd(alone)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(loss(model, x, y))
+        replica.step()
+    for x, y in whole_batches(replica.world_size, STEPS):
+        theirs.zero_grad()
+        loss(alone, x, y).backward()
+        theirs.step()
+    types = sorted({str(p.grad.dtype) for p in model.parameters()})  # type: ignore[union-attr]
+    return {"distance": distance(model, alone), "values": values(model), "types": types, "count": int(model.count)}
+
+
+def two_optimizers(team: Team) -> Any:
+    """A generator and a discriminator; the generator's loss also reaches the discriminator's weights."""
+    torch.manual_seed(5)
+    maker, judge = nn.Linear(6, 6), nn.Linear(6, 1)
+    torch.manual_seed(5)
+    nets = nn.Linear(6, 6), nn.Linear(6, 1)
+    ours = (
+        replicated(team, maker, maker_optimizer := sgd(maker)),
+        replicated(team, judge, judge_optimizer := sgd(judge)),
+    )
+    for x, _ in batches(team.group.rank, STEPS):
+        judge_optimizer.zero_grad()
+        ours[1].backward((judge(maker(x).detach()) - judge(x)).mean() + judge(x).square().mean())
+        ours[1].step()
+        maker_optimizer.zero_grad()
+        ours[0].backward(judge(maker(x)).square().mean())
+        ours[0].step()
+    optimizers = [sgd(net) for net in nets]
+    for x, _ in whole_batches(team.group.world_size, STEPS):
+        optimizers[1].zero_grad()
+        ((nets[1](nets[0](x).detach()) - nets[1](x)).mean() + nets[1](x).square().mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        nets[1](nets[0](x)).square().mean().backward()
+        optimizers[0].step()
+    return {"distance": max(distance(maker, nets[0]), distance(judge, nets[1]))}
+
+
+def autocast(team: Team) -> Any:
+    model, alone = perceptron(), perceptron()
+    replica = replicated(team, model, optimizer := sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        replica.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        replica.step(lambda: scaler.step(optimizer))
+        scaler.update()
+    theirs = sgd(alone)
+    for x, y in whole_batches(replica.world_size, STEPS):
+        theirs.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(alone(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
+        theirs.step()
+    return {"distance": distance(model, alone), "values": values(model)}
+
+
+def overflow(team: Team) -> Any:
+    """One rank's gradient is infinite: the scaler leaves the step out on all ranks."""
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = values(model)
+    x, y = next(iter(batches(replica.rank, 1)))
+    loss = F.cross_entropy(model(x), y)
+    replica.backward(scaler.scale(loss * (float("inf") if replica.is_first else 1.0)))
+    replica.step(lambda: scaler.step(optimizer))
+    scaler.update()
+    return {"unchanged": values(model) == before, "scale": scaler.get_scale()}
+
+
+def compiled(team: Team) -> Any:
+    """Traced before `replicate`, and after it."""
+    distances = []
+    for is_traced_before in (True, False):
+        model = perceptron()
+        fast = torch.compile(model, backend="aot_eager")
+        if is_traced_before:
+            fast(next(iter(batches(team.group.rank, STEPS)))[0])
+        replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+        for x, y in batches(replica.rank, STEPS):
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(fast(x), y))
+            replica.step()
+        distances.append(distance(model, train_alone(perceptron(), replica.world_size, STEPS)))
+    return {"distance": max(distances)}
+
+
+def checkpointed(team: Team, reentrant: bool, size: int | None) -> Any:
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=size)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        # The first layer is used twice, so reentrant checkpoints give its gradient in two parts.
+        inner = checkpoint(model, x.requires_grad_(), use_reentrant=reentrant)
+        again = checkpoint(model, x, use_reentrant=reentrant)
+        replica.backward(F.cross_entropy((inner + again) / 2, y))
+        replica.step()
+    return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
+
+
+def checkpointed_reentrant(team: Team) -> Any:
+    return checkpointed(team, True, None)
+
+
+def checkpointed_anew(team: Team) -> Any:
+    return checkpointed(team, False, 1)
+
+
+def checkpointed_too_late(team: Team) -> Any:
+    try:
+        return checkpointed(team, True, 1)
+    except Exception as error:
+        return str(error)
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        plain,
+        buckets,
+        zeroed_in_place,
+        accumulated_with_more,
+        accumulated_without_more,
+        clipped,
+        odd_parameters,
+        several_types,
+        two_optimizers,
+        autocast,
+        overflow,
+        compiled,
+        checkpointed_reentrant,
+        checkpointed_anew,
+        checkpointed_too_late,  # leaves an exchange half begun: the last one
+    )
+}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)

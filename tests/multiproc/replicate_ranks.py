@@ -1,0 +1,89 @@
+"""Starting the ranks of a program over one segment, and running scenarios in them one after the other.
+
+A scenario is a function of a fresh `Team` that returns a JSON value; all scenarios of a program run in the same
+processes, because importing torch costs more than most of them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samovar import _native
+from samovar.api.team import Team
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.group import Group
+from samovar.transports.shm import ShmTransport, create_segment
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 55.0
+RANK_TIMEOUT_S = 20.0
+
+Scenario = Callable[[Team], Any]
+
+
+def run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[Any]]:
+    """What every rank returned, scenario by scenario, in rank order; {"error": traceback} where it raised."""
+    segment = create_segment(world_size)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(world_size), str(segment), *arguments],
+            cwd=ROOT,
+            pass_fds=[segment],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    os.close(segment)
+    try:
+        outputs = _outputs(ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    lines = [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    return {row[0]["name"]: [line["result"] for line in row] for row in zip(*lines, strict=True)}
+
+
+def _outputs(ranks: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """What the ranks wrote; fails with the errors of the first that fails."""
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        waiting = [threads.submit(process.communicate, timeout=TIMEOUT_S) for process in ranks]
+        for done in as_completed(waiting):
+            process = ranks[waiting.index(done)]
+            if done.exception() is not None or process.returncode != 0:
+                for other in ranks:
+                    other.kill()
+                pytest.fail(f"rank {ranks.index(process)}: {done.exception() or done.result()[1]}", pytrace=False)
+    return [done.result()[0] for done in waiting]
+
+
+def serve_rank(scenarios: Mapping[str, Scenario]) -> list[str]:
+    """The body of a rank program; gives the arguments behind the three that `run_ranks` adds."""
+    rank, world_size, segment = (int(argument) for argument in sys.argv[1:4])
+    _native.die_with_parent()
+    torch.set_num_threads(1)
+    transport = ShmTransport(segment, Group(rank, world_size), oversubscribed=True)
+    collectives = PlannedCollectives(transport, lambda _num_bytes: "direct")
+    for name in sys.argv[4:] or scenarios:
+        result = _outcome(scenarios[name], Team(collectives, RANK_TIMEOUT_S))
+        sys.stdout.write(json.dumps({"name": name, "result": result}) + "\n")
+    transport.close()
+    return sys.argv[4:]
+
+
+def _outcome(scenario: Scenario, team: Team) -> Any:
+    try:
+        return scenario(team)
+    except Exception:
+        return {"error": traceback.format_exc()}

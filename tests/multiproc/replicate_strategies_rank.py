@@ -1,0 +1,208 @@
+"""Rank program: strategies that exchange weights, evaluation, saved state, and ranks that disagree."""
+
+import io
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from samovar.api.replica import Replica
+from samovar.api.team import Team
+from samovar.core.errors import SamovarError
+from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, values
+from tests.multiproc.replicate_ranks import serve_rank
+
+STEPS = 6
+EVERY = {
+    "sync": {"name": "sync"},
+    "local-sgd": {"name": "local-sgd", "sync_period_steps": 2},
+    "diloco": {"name": "diloco", "sync_period_steps": 2},
+    "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
+}
+
+
+def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
+    for index, (x, y) in enumerate(batches(replica.rank, stop)):
+        if index >= first:
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(model(x), y))
+            replica.step()
+
+
+def elastic(team: Team) -> Any:
+    """The three spreads against a plain loop over all ranks' nets."""
+    results = {}
+    for overlap in ("none", "step", "period"):
+        model = perceptron()
+        replica = replicated(
+            team, model, o := sgd(model), name="sync-easgd", sync_period_steps=2, moving_rate=0.25, overlap=overlap
+        )
+        train(replica, model, o, 0, STEPS)
+        worker = values(model)
+        with replica.evaluating():
+            results[overlap] = {"worker": worker, "center": values(model)}
+        assert values(model) == worker
+    nets, center = [perceptron() for _ in range(team.group.world_size)], torch.tensor(values(perceptron()))
+    optimizers = [sgd(net) for net in nets]
+    data = [list(batches(rank, STEPS)) for rank in range(len(nets))]
+    for step in range(STEPS):
+        for net, optimizer, part in zip(nets, optimizers, data, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(net(part[step][0]), part[step][1]).backward()
+            optimizer.step()
+        if step % 2:
+            flats = [nn.utils.parameters_to_vector(net.parameters()).detach() for net in nets]
+            pulls = [0.25 * (flat - center) for flat in flats]
+            for net, flat, pull in zip(nets, flats, pulls, strict=True):
+                nn.utils.vector_to_parameters(flat - pull, net.parameters())
+            center = center + sum(pulls)
+    results["wanted"] = {"worker": values(nets[team.group.rank]), "center": center.double().tolist()}
+    return results
+
+
+def averaged(team: Team) -> Any:
+    """Without momentum the mean of weights after one step is a step with the mean gradient."""
+    model, other, third = perceptron(), perceptron(), perceptron()
+    for net, settings in (
+        (model, {"name": "local-sgd", "sync_period_steps": 1}),
+        (other, {"name": "sync"}),
+        (third, {"name": "diloco", "sync_period_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}),
+    ):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        train(replicated(team, net, optimizer, **settings), net, optimizer, 0, STEPS)
+    return {"local-sgd": distance(model, other), "diloco": distance(third, other)}
+
+
+def with_half_precision(team: Team) -> Any:
+    model = perceptron()
+    model[2].to(torch.bfloat16)
+    replica = replicated(team, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=2)
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model[2](model[0](x).bfloat16()).float(), y))
+        replica.step()
+    return {"values": values(model), "types": sorted({str(p.dtype) for p in model.parameters()})}
+
+
+def statistics(team: Team) -> Any:
+    """BatchNorm keeps each rank's own statistics, except in evaluating()."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    replica = replicated(team, model, optimizer := sgd(model))
+    for x, _ in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        replica.backward(model(x).square().mean())
+        replica.step()
+    own = model[1].running_mean.tolist()
+    with replica.evaluating():
+        mean = model[1].running_mean.tolist()
+    return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own}
+
+
+def resumed(team: Team) -> Any:
+    """Six steps in one go, and in two with what the first saved: for every strategy, with Adam."""
+    results = {}
+    for name, settings in EVERY.items():
+        model = perceptron()
+        replica = replicated(team, model, o := torch.optim.Adam(model.parameters(), lr=0.01), **settings)
+        train(replica, model, o, 0, 3)
+        file = io.BytesIO()
+        torch.save(replica.state_dict(), file)
+        train(replica, model, o, 3, STEPS)
+        file.seek(0)
+        again = perceptron(seed=77)
+        second = replicated(team, again, o := torch.optim.Adam(again.parameters(), lr=0.01), **settings)
+        second.load_state_dict(torch.load(file, weights_only=True))
+        train(second, again, o, 3, STEPS)
+        results[name] = {"equal": values(model) == values(again), "steps": second.step_count}
+    return results
+
+
+def changed_strategy(team: Team) -> Any:
+    """The state of another strategy gives its center."""
+    model = perceptron()
+    replica = replicated(team, model, o := sgd(model), **EVERY["sync-easgd"])
+    train(replica, model, o, 0, 3)
+    state = replica.state_dict()
+    center = torch.cat([state["center"][name].flatten() for name, _ in model.named_parameters()])
+    again = perceptron(seed=77)
+    second = replicated(team, again, sgd(again), **EVERY["local-sgd"])
+    second.load_state_dict(state)
+    return {"values": values(again), "center": center.double().tolist()}
+
+
+def another_ranks_state(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model)
+    return refusal(replica.load_state_dict, {**replica.state_dict(), "rank": 1 - replica.rank})
+
+
+def inside_evaluating(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model)
+    with replica.evaluating():
+        return refusal(replica.step)
+
+
+def other_model(team: Team) -> Any:
+    model = nn.Linear(6, 3 + team.group.rank)
+    return refusal(replicated, team, model)
+
+
+def other_settings(team: Team) -> Any:
+    return refusal(lambda: replicated(team, perceptron(), name="local-sgd", sync_period_steps=2 + team.group.rank))
+
+
+def other_place(team: Team) -> Any:
+    """Rank 0 evaluates where the other trains."""
+    model = perceptron()
+    replica = replicated(team, model)
+    if replica.is_first:
+        return refusal(replica.evaluating().__enter__)
+    return refusal(replica.backward, model(torch.ones(1, 6)).sum())
+
+
+def unfrozen(team: Team) -> Any:
+    model = perceptron()
+    model[0].requires_grad_(False)
+    replica = replicated(team, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].requires_grad_(True)
+    return refusal(replica.backward, model(torch.ones(1, 6)).sum())
+
+
+def moved(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model, name="local-sgd")
+    model[0].weight.data = model[0].weight.data.clone()
+    return refusal(replica.step)
+
+
+def refusal(function: Any, *arguments: Any) -> str:
+    try:
+        function(*arguments)
+    except SamovarError as error:
+        return str(error)
+    raise AssertionError("was not refused")
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        elastic,
+        averaged,
+        with_half_precision,
+        statistics,
+        resumed,
+        changed_strategy,
+        another_ranks_state,
+        inside_evaluating,
+        unfrozen,
+        moved,
+        other_model,
+        other_settings,
+        other_place,
+    )
+}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)

@@ -1,0 +1,169 @@
+"""Rank program: data divided among ranks, and ranks whose data ends before that of others."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from samovar.api.team import Team
+from samovar.core.errors import ReplicasDiffer
+from tests.multiproc.replicate_nets import Batch, batches, perceptron, replicated, sgd, values
+from tests.multiproc.replicate_ranks import serve_rank
+
+LENGTHS = (2, 5, 0, 3)
+
+
+class Uneven(IterableDataset[Batch]):
+    """A stream that is dealt to ranks item by item, so that rank r gets LENGTHS[r] batches."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        parts = [list(batches(rank, LENGTHS[rank])) for rank in range(self._world_size)]
+        for index in range(max(LENGTHS)):
+            for part in parts:
+                yield part[index] if index < len(part) else None  # type: ignore[misc]
+
+
+def own_batches(shard: Any) -> Iterator[Batch]:
+    """What the rank gets, without the gaps in it."""
+    return (batch for batch in shard if batch is not None)
+
+
+def run_out(team: Team, **settings: object) -> Any:
+    """Two epochs of a stream of which ranks have 2, 5, 0, 3 batches."""
+    model = perceptron()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if settings.pop("adam", False) else sgd(model)
+    replica = replicated(team, model, optimizer, **settings)
+    shard = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))
+    own = 0
+    for _ in range(2):
+        for x, y in own_batches(shard):
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(model(x), y))
+            replica.step()
+            own += 1
+    with replica.evaluating():
+        evaluated = values(model)
+    return {"own": own, "steps": replica.step_count, "values": values(model), "evaluated": evaluated}
+
+
+def gradients(team: Team) -> Any:
+    """Each step with the mean gradient of the ranks that have data."""
+    result = run_out(team)
+    model = perceptron()
+    optimizer = sgd(model)
+    data = [list(batches(rank, LENGTHS[rank])) for rank in range(team.group.world_size)]
+    for _ in range(2):
+        for step in range(max(map(len, data))):
+            active = [part[step] for part in data if step < len(part)]
+            optimizer.zero_grad()
+            (sum(F.cross_entropy(model(x), y) for x, y in active) / len(active)).backward()
+            optimizer.step()
+    return result | {"wanted": values(model)}
+
+
+def gradients_in_buckets_with_adam(team: Team) -> Any:
+    return run_out(team, bucket_size_bytes=1, adam=True)
+
+
+def local_sgd(team: Team) -> Any:
+    return run_out(team, name="local-sgd", sync_period_steps=2)
+
+
+def diloco(team: Team) -> Any:
+    return run_out(team, name="diloco", sync_period_steps=2)
+
+
+def elastic_step(team: Team) -> Any:
+    return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="step")
+
+
+def elastic_period(team: Team) -> Any:
+    return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="period")
+
+
+def two_replicas(team: Team) -> Any:
+    """The loop is over one replica's data, and the other exchanges too."""
+    first, second = perceptron(1), perceptron(2)
+    optimizers = sgd(first), sgd(second)
+    replicas = [replicated(team, model, o) for model, o in zip((first, second), optimizers, strict=True)]
+    for x, y in own_batches(replicas[0].shard(DataLoader(Uneven(team.group.world_size), batch_size=None))):
+        for model, optimizer, replica in zip((first, second), optimizers, replicas, strict=True):
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(model(x), y))
+            replica.step()
+    return {"values": values(first) + values(second)}
+
+
+def inner_loop(team: Team) -> Any:
+    """Ranks with data left evaluate on divided data in the middle of their epoch."""
+    model = nn.Sequential(perceptron(), nn.BatchNorm1d(3))
+    replica = replicated(team, model, optimizer := sgd(model))
+    held_back = replica.shard(DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2))
+    seen = []
+    for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+        with replica.evaluating():
+            seen.append([value for (part,) in held_back for value in part.tolist()])
+    return {"values": values(model), "seen": seen}
+
+
+def left_early(team: Team) -> Any:
+    """Rank 0 leaves the loop by break, and the others do not."""
+    model = perceptron()
+    replica = replicated(team, model)
+    try:
+        for x, y in replica.shard(DataLoader(TensorDataset(torch.randn(20, 6), torch.zeros(20).long()), batch_size=2)):
+            replica.backward(F.cross_entropy(model(x), y))
+            if replica.is_first:
+                break
+        with replica.evaluating():
+            return "was not noticed"
+    except ReplicasDiffer as error:
+        return str(error)
+
+
+def divided(team: Team) -> Any:
+    """Three epochs of a shuffled loader, with worker processes."""
+    replica = replicated(team, perceptron())
+    data = TensorDataset(torch.arange(23))
+    loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1)
+    return [[part.tolist() for (part,) in replica.shard(loader, seed=7)] for _ in range(3)]
+
+
+def disagreeing_samplers(team: Team) -> Any:
+    order = list(range(6))[:: -1 if team.group.rank else 1]
+    replica = replicated(team, perceptron())
+    try:
+        next(iter(replica.shard(DataLoader(TensorDataset(torch.arange(6)), sampler=order))))
+    except ReplicasDiffer as error:
+        return str(error)
+    return "was not noticed"
+
+
+SCENARIOS = {
+    function.__name__: function
+    for function in (
+        gradients,
+        gradients_in_buckets_with_adam,
+        local_sgd,
+        diloco,
+        elastic_step,
+        elastic_period,
+        two_replicas,
+        inner_loop,
+        divided,
+        disagreeing_samplers,
+        left_early,
+    )
+}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)

@@ -1,0 +1,193 @@
+"""Ranks of one host find each other, whoever starts them; one that is missing or wrong is named in time."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("join_program.py")
+END_S = 50.0
+pytestmark = pytest.mark.timeout(180)
+BIN = Path(sys.executable).parent
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def port() -> int:
+    """One that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequence[int]]]) -> Iterator[list[Process]]:
+    """Each a command, its variables and its inherited descriptors."""
+    processes = [
+        subprocess.Popen(
+            [str(word) for word in words],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            pass_fds=descriptors,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words, variables, descriptors in commands
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def variables_of(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def said(process: Process) -> dict[str, Any]:
+    output, errors = process.communicate(timeout=END_S)
+    assert process.returncode == 0, errors
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+def ended(words: Sequence[object], variables: Mapping[str, str]) -> tuple[int, str, str]:
+    with started([(words, variables, ())]) as (process,):
+        output, errors = process.communicate(timeout=END_S)
+        return process.returncode, output, errors
+
+
+def failed(process: Process, code: int) -> str:
+    """The one sentence it says."""
+    _, errors = process.communicate(timeout=END_S)
+    assert process.returncode == code, errors
+    lines = [line for line in errors.splitlines() if line.startswith(("rank ", "the store"))]
+    assert len(lines) == 1, errors
+    return lines[0]
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_by_variables(port: int, world_size: int) -> None:
+    program = (sys.executable, PROGRAM, "sums")
+    with started([(program, variables_of(rank, world_size, port), ()) for rank in range(world_size)]) as ranks:
+        for rank, process in enumerate(ranks):
+            answer = said(process)
+            assert answer["rank"] == rank
+            assert answer["hosts"] == [list(range(world_size))]
+            assert answer["memory"] == []
+            assert answer["threads"] == ["MainThread"]
+
+
+def test_one_rank_needs_no_socket() -> None:
+    code, output, errors = ended((sys.executable, PROGRAM, "sums"), {})
+    assert code == 0, errors
+    assert json.loads(output) == {"rank": 0, "hosts": [[0]], "sockets": 0, "memory": [], "threads": ["MainThread"]}
+
+
+def test_the_inherited_socket_becomes_the_store() -> None:
+    """As `samovar run` does it: nobody can take the port in between. Rank 0 ends first, the other goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        program = (sys.executable, PROGRAM, "early")
+        of_first = variables_of(0, 2, port) | {"SAMOVAR_LISTEN_FD": str(listener.fileno())}
+        commands = [
+            (program, of_first, (listener.fileno(),)),
+            (program, variables_of(1, 2, port), ()),
+        ]
+        with started(commands) as ranks:
+            assert said(ranks[0]) == {"rank": 0}
+            output, errors = ranks[1].communicate("\n", timeout=END_S)
+            assert ranks[1].returncode == 0, errors
+            assert json.loads(output) == {"rank": 1}
+
+
+def test_the_store_listens_on_loopback_only(port: int) -> None:
+    program = (sys.executable, PROGRAM, "sums", 30)
+    with started([(program, variables_of(0, 2, port), ())]) as ranks:
+        while not (listening := addresses_of(port)):
+            assert ranks[0].poll() is None
+        assert listening == {"0100007F"}
+
+
+def addresses_of(port: int) -> set[str]:
+    """Where somebody listens at this port, as the kernel writes it."""
+    tables = [Path("/proc/net/tcp").read_text(), Path("/proc/net/tcp6").read_text()]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    places = [row[1].split(":") for row in rows if row[3] == "0A"]
+    return {address for address, number in places if int(number, 16) == port}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["sums", "beside"])
+def test_torchrun(what: str) -> None:
+    words = (BIN / "torchrun", "--nproc-per-node", 2, "--standalone", PROGRAM, what)
+    code, output, errors = ended(words, {})
+    assert code == 0, errors
+    assert output.count('"rank"') == 2
+
+
+@pytest.mark.slow
+def test_beside_a_process_group_of_the_users(port: int) -> None:
+    program = (sys.executable, PROGRAM, "beside")
+    with started([(program, variables_of(rank, 2, port), ()) for rank in range(2)]) as ranks:
+        assert [said(rank)["rank"] for rank in ranks] == [0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_mpiexec(wrapped: bool) -> None:
+    """No address and no port are given; the ranks find each other by what started them."""
+    mpiexec = shutil.which("mpiexec", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    if mpiexec is None:
+        pytest.skip("no mpiexec: pip install mpich")
+    program = f"{sys.executable} {PROGRAM} sums"
+    words = ["sh", "-c", f"{program}; true"] if wrapped else program.split()
+    code, output, errors = ended((mpiexec, "-n", 2, *words), {})
+    assert code == 0, errors
+    assert output.count('"rank"') == 2
+    assert output.count("[0, 1]") == 2
+
+
+def test_missing_ranks_are_named(port: int) -> None:
+    program = (sys.executable, PROGRAM, "sums", 8)
+    with started([(program, variables_of(rank, 4, port), ()) for rank in (0, 2)]) as ranks:
+        for rank, process in zip((0, 2), ranks, strict=True):
+            error = failed(process, 3)
+            assert error.startswith(f"rank {rank} of 4 on {socket.gethostname()}: "), error
+            assert "ranks 1, 3 did not come within 8.0 s" in error, error
+
+
+def test_a_missing_rank_0_is_named(port: int) -> None:
+    with started([((sys.executable, PROGRAM, "sums", 1), variables_of(1, 2, port), ())]) as (process,):
+        error = failed(process, 3)
+    assert f"rank 0 did not open its store at 127.0.0.1:{port} within 1.0 s" in error
+
+
+@pytest.mark.slow
+def test_ranks_that_disagree_about_their_number(port: int) -> None:
+    program = (sys.executable, PROGRAM, "sums", 8)
+    commands = [(program, variables_of(0, 2, port), ()), (program, variables_of(1, 3, port), ())]
+    with started(commands) as ranks:
+        assert "world_size is 2 here and 3 on rank 1" in failed(ranks[0], 2)
+        failed(ranks[1], 3)
+
+
+@pytest.mark.slow
+def test_two_processes_with_one_rank(port: int) -> None:
+    """The second is refused at once; the others miss the one that it should have been."""
+    program = (sys.executable, PROGRAM, "sums", 15)
+    with started([(program, variables_of(rank, 3, port), ()) for rank in (0, 1, 1)]) as ranks:
+        first, *same = (process.communicate(timeout=END_S)[1] for process in ranks)
+    assert "rank 2 did not come within 15.0 s" in first
+    assert sorted("another process has the same rank" in error for error in same) == [False, True], same

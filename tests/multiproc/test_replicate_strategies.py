@@ -1,0 +1,82 @@
+"""Strategies, evaluation, saved state and refusals of `samovar.replicate`, on two ranks."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.multiproc.replicate_ranks import run_ranks
+
+
+@cache
+def results() -> dict[str, list[Any]]:
+    return run_ranks("tests.multiproc.replicate_strategies_rank", 2)
+
+
+def of(name: str) -> list[Any]:
+    for result in results()[name]:
+        assert "error" not in result, result["error"]
+    return results()[name]
+
+
+def test_elastic_averaging_is_its_definition_for_every_spread() -> None:
+    for result in of("elastic"):
+        for overlap in ("none", "step", "period"):
+            assert result[overlap] == result["none"]
+            for part in ("worker", "center"):
+                np.testing.assert_allclose(result[overlap][part], result["wanted"][part], atol=1e-6)
+    first, second = of("elastic")
+    assert first["none"]["center"] == second["none"]["center"]
+    assert first["none"]["worker"] != second["none"]["worker"]
+
+
+def test_averaged_weights_of_one_step_are_a_step_with_the_averaged_gradient() -> None:
+    for result in of("averaged"):
+        assert result["local-sgd"] < 1e-6
+        assert result["diloco"] < 1e-6  # with outer rate 1 and no outer momentum
+
+
+def test_bfloat16_weights_are_averaged_and_rounded_alike() -> None:
+    first, second = of("with_half_precision")
+    assert first == second
+
+
+def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back() -> None:
+    first, second = of("statistics")
+    assert first["own"] != second["own"]
+    assert first["kept"]
+    assert second["kept"]
+    assert first["mean"] == second["mean"]
+    np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "diloco", "sync-easgd"])
+def test_a_resumed_run_has_the_same_bits(strategy: str) -> None:
+    for result in of("resumed"):
+        assert result[strategy] == {"equal": True, "steps": 6}
+
+
+def test_the_state_of_another_strategy_gives_its_center() -> None:
+    first, second = of("changed_strategy")
+    assert first["values"] == first["center"] == second["values"]
+
+
+def test_every_rank_loads_its_own_state() -> None:
+    assert "this is the state of rank 1, and here is rank 0" in of("another_ranks_state")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("inside_evaluating", "inside evaluating()"),
+        ("unfrozen", "was added or unfrozen"),
+        ("moved", "'0.weight' was given other memory"),
+        ("other_model", "ranks [1] differ from rank 0 in their model"),
+        ("other_settings", "ranks [1] differ from rank 0 in their settings"),
+        ("other_place", "rank 0 is at evaluating() of replica 0, step 0; rank 1 is at backward()"),
+    ],
+)
+def test_what_cannot_work_is_refused_on_all_ranks_with_the_reason(name: str, words: str) -> None:
+    for message in of(name):
+        assert words in message

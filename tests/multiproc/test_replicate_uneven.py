@@ -1,0 +1,79 @@
+"""Data divided among ranks, and ranks whose data ends before that of others: all end, at the same step."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.multiproc.replicate_ranks import run_ranks
+
+LENGTHS = (2, 5, 0)  # of the rank program, batches per epoch
+
+
+@cache
+def results(world_size: int) -> dict[str, list[Any]]:
+    return run_ranks("tests.multiproc.replicate_uneven_rank", world_size)
+
+
+def of(name: str, world_size: int = 2) -> list[Any]:
+    for result in results(world_size)[name]:
+        assert "error" not in result, result["error"]
+    return results(world_size)[name]
+
+
+WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]  # the third rank has no data at all
+STRATEGIES = ["local_sgd", "diloco", "elastic_step", "elastic_period"]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_step_is_taken_with_the_mean_of_those_who_have_data(world_size: int) -> None:
+    for rank, result in enumerate(of("gradients", world_size)):
+        np.testing.assert_allclose(result["values"], result["wanted"], atol=1e-6)
+        assert result["values"] == of("gradients", world_size)[0]["values"]
+        assert result["own"] == 2 * LENGTHS[rank]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", ["gradients", "gradients_in_buckets_with_adam", *STRATEGIES])
+def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str, world_size: int) -> None:
+    ranks = of(name, world_size)
+    for result in ranks:
+        assert result["steps"] == 10
+        assert result["evaluated"] == ranks[0]["evaluated"]
+
+
+def test_the_spread_of_an_exchange_changes_no_bit_with_uneven_data() -> None:
+    assert of("elastic_step") == of("elastic_period")
+
+
+def test_a_rank_answers_for_all_its_replicas() -> None:
+    first, second = of("two_replicas")
+    assert first == second
+
+
+def test_an_inner_loop_ends_without_those_whose_outer_loop_has_ended() -> None:
+    ranks = of("inner_loop")
+    assert [len(result["seen"]) for result in ranks] == [2, 5]
+    assert sorted(ranks[0]["seen"][0] + ranks[1]["seen"][0]) == list(range(10))
+    assert ranks[0]["values"] == ranks[1]["values"]
+
+
+def test_parts_are_disjoint_and_complete_and_every_epoch_has_another_order() -> None:
+    epochs = list(zip(*of("divided"), strict=True))
+    orders = [[sample for part in parts for batch in part for sample in batch] for parts in epochs]
+    for parts, order in zip(epochs, orders, strict=True):
+        assert sorted(order) == list(range(23))
+        assert len({len(part) for part in parts}) == 1
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_ranks_whose_samplers_disagree_are_told_so() -> None:
+    for message in of("disagreeing_samplers"):
+        assert "order of samples on ranks [1] differs" in message
+
+
+def test_a_rank_that_leaves_the_loop_by_itself_is_noticed_at_once() -> None:
+    for message in of("left_early"):
+        assert "rank 0 is at evaluating()" in message
+        assert "rank 1 is at backward()" in message

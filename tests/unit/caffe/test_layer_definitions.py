@@ -1,0 +1,142 @@
+"""Every layer against its definition in float64: forward, and backward against central differences of it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, SUPPORTED
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from tests.unit.caffe.reference import losses, sequences, shapes, values, windows
+from tests.unit.caffe.reference.case import Array, Case, Draw
+
+TOLERANCE = 1e-4  # of an array's largest value
+STEP = 1e-5
+CASES = {**values.CASES, **shapes.CASES, **windows.CASES, **losses.CASES, **sequences.CASES}
+TESTED_ELSEWHERE = {DATA_TYPE, INPUT_TYPE, "DummyData", "Silence"}
+
+
+@pytest.fixture(scope="session")
+def net_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layer") / "net.prototxt"
+
+
+def thorough(num_examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return settings(
+        max_examples=num_examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+@thorough(8)
+@given(data=st.data())
+def test_forward_and_backward(name: str, net_file: Path, data: st.DataObject) -> None:
+    check(CASES[name](Draw(data)), net_file)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+@thorough(150)
+@given(data=st.data())
+def test_forward_and_backward_at_length(name: str, net_file: Path, data: st.DataObject) -> None:
+    check(CASES[name](Draw(data)), net_file)
+
+
+def test_every_supported_type_is_among_them(net_file: Path) -> None:
+    seen = set()
+
+    @thorough(2)
+    @given(data=st.data())
+    def types(data: st.DataObject) -> None:
+        seen.update(make(Draw(data)).type for make in CASES.values())
+
+    types()
+    assert seen | TESTED_ELSEWHERE == set(SUPPORTED)
+
+
+def check(case: Case, path: Path) -> None:
+    net = net_of(case, path)
+    inputs = [torch.from_numpy(array.copy()) for array in case.inputs]
+    if case.has_gradient:
+        for index, tensor in enumerate(inputs):
+            tensor.requires_grad_(index not in case.fixed)
+    tops = outputs_of(net, inputs)
+    exact = [np.array(array, np.float64) for array in (*case.inputs, *case.parameters)]
+    expected = case.reference(*exact)
+    for top, array in zip(tops, expected, strict=True):
+        assert_near(top.detach().numpy(), array, "output")
+    if case.has_gradient:
+        learned = [info.parameter for info in net.parameter_infos]
+        wanted = [t for t in (*inputs, *learned) if t.requires_grad]
+        places = [index for index, t in enumerate((*inputs, *learned)) if t.requires_grad]
+        check_gradients(case, tops, wanted, exact, places)
+
+
+def check_gradients(
+    case: Case, tops: Sequence[torch.Tensor], wanted: list[torch.Tensor], exact: list[Array], places: list[int]
+) -> None:
+    rng = np.random.default_rng(0)
+    weights = [
+        np.asarray(rng.uniform(0.5, 1.5, top.shape) * (index not in case.fixed_tops), np.float32)
+        for index, top in enumerate(tops)
+    ]
+    total = torch.stack([(top * torch.from_numpy(w)).sum() for top, w in zip(tops, weights, strict=True)]).sum()
+    gradients = torch.autograd.grad(total, wanted)
+
+    def value() -> float:
+        outputs = case.reference(*exact)
+        return sum(float((y * w).sum()) for y, w in zip(outputs, weights, strict=True))
+
+    for place, gradient in zip(places, gradients, strict=True):
+        assert_near(gradient.numpy(), central_differences(value, exact[place]), f"gradient of argument {place}")
+
+
+def central_differences(value: Callable[[], float], array: Array) -> Array:
+    result = np.zeros_like(array)
+    for index in np.ndindex(*array.shape):
+        middle = array[index]
+        array[index] = middle + STEP
+        above = value()
+        array[index] = middle - STEP
+        result[index] = (above - value()) / (2 * STEP)
+        array[index] = middle
+    return result
+
+
+def assert_near(ours: Array, expected: Array, what: str) -> None:
+    assert ours.shape == expected.shape, what
+    difference = np.abs(ours - expected).max()
+    assert difference <= TOLERANCE * max(1e-2, np.abs(expected).max()), what
+
+
+def net_of(case: Case, path: Path) -> CaffeNet:
+    lines = [
+        f'layer {{ name: "in{index}" type: "Input" top: "in{index}" input_param {{ shape {{ '
+        + " ".join(f"dim: {size}" for size in array.shape)
+        + " } } }\n"
+        for index, array in enumerate(case.inputs)
+    ]
+    path.write_text("".join(lines) + case.text)
+    net = build_net(load_net(path), "TEST" if case.phase == "TEST" else "TRAIN", {}, seed=0)
+    for info, array in zip(net.parameter_infos, case.parameters, strict=True):
+        assert tuple(info.parameter.shape) == array.shape
+        info.parameter.data.copy_(torch.from_numpy(np.asarray(array)))
+    return net
+
+
+def outputs_of(net: CaffeNet, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    found: list[tuple[torch.Tensor, ...]] = []
+    net.layers[-1].register_forward_hook(lambda _layer, _inputs, tops: found.append(tops))
+    net({f"in{index}": tensor for index, tensor in enumerate(inputs)})
+    return found[0]

@@ -1,0 +1,69 @@
+"""The thread between hosts: order, errors, and an end."""
+
+import threading
+
+import pytest
+
+from samovar.collectives.background import Background, Job
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+
+TIMEOUT_S = 20.0
+
+
+def test_jobs_run_in_their_order_on_one_thread() -> None:
+    background = Background()
+    ran: list[tuple[int, int]] = []
+    jobs = [Job(f"job {n}", lambda _job, n=n: ran.append((n, threading.get_ident()))) for n in range(20)]
+    for job in jobs:
+        background.submit(job)
+    for job in reversed(jobs):
+        job.wait(Deadline.after(TIMEOUT_S))
+    background.close()
+    assert [n for n, _ in ran] == list(range(20))
+    assert len({thread for _, thread in ran}) == 1
+    assert ran[0][1] != threading.get_ident()
+
+
+def test_an_error_comes_where_it_is_waited_for_and_ends_what_follows() -> None:
+    background = Background()
+    ran = []
+
+    def fail(_job: Job) -> None:
+        raise RankFailed("rank 2 is gone")
+
+    failing = background.submit(Job("first", fail))
+    following = background.submit(Job("second", lambda _job: ran.append(2)))
+    for job in (failing, following):
+        with pytest.raises(RankFailed, match="rank 2 is gone"):
+            job.wait(Deadline.after(TIMEOUT_S))
+    background.close()
+    assert ran == []
+
+
+def test_a_wait_that_ends_too_early_says_what_for() -> None:
+    background = Background()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work(job: Job) -> None:
+        job.phase = "waits for host b (ranks 2, 3)"
+        begun.set()
+        may_end.wait(TIMEOUT_S)
+
+    job = background.submit(Job("rank 0 on a: all-reduce 'bucket 0'", work))
+    assert begun.wait(TIMEOUT_S)
+    with pytest.raises(
+        DeadlineExceeded, match=r"rank 0 on a: all-reduce 'bucket 0': not done .* host b \(ranks 2, 3\)"
+    ):
+        job.wait(Deadline.after(0.0))
+    may_end.set()
+    job.wait(Deadline.after(TIMEOUT_S))
+    background.close()
+
+
+def test_nothing_is_begun_after_the_close() -> None:
+    background = Background()
+    background.close()
+    background.close()
+    with pytest.raises(SamovarError, match="closed"):
+        background.submit(Job("late", lambda _job: None))

@@ -1,0 +1,33 @@
+"""tools/docs_check.py: which words of a command are ours to check."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def docs_check(repository_root: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location("docs_check", repository_root / "tools/docs_check.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("command", "num_problems"),
+    [
+        ("samovar train --solver solver.prototxt --workers 2", 0),
+        ("samovar train --solver solver.prototxt --wrokers 2", 1),
+        ("samovar run -n 4 script.py --its --own arguments", 0),
+        ("samovar run --nodes 2 -m package.module --its own", 0),
+        ("samovar run --hosts 2 script.py --its own", 1),
+        ("make demo", 0),
+        ("make tea", 1),
+    ],
+)
+def test_flags_are_checked_up_to_the_script_s_own(docs_check: ModuleType, command: str, num_problems: int) -> None:
+    assert len(docs_check.wrong(command)) == num_problems

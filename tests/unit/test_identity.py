@@ -1,0 +1,184 @@
+"""Who a rank is, told by the variables of every launcher; half a set of them is refused by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.launch.identity import Identity, identity, launcher_process
+from samovar.launch.node_list import first_node, tasks_on_node
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+    "SLURM_STEP_NODELIST": "node[07-09]",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "2",
+    "PMIX_NAMESPACE": "prterun-node-7@1",
+}
+
+
+def without(variables: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in names}
+
+
+def test_a_process_alone() -> None:
+    assert identity({}) == Identity(0, 1, 0, 1, "single")
+    assert identity({"WORLD_SIZE": "1", "MASTER_ADDR": "elsewhere", "RANK": ""}) == Identity(0, 1, 0, 1, "single")
+
+
+def test_torchrun() -> None:
+    assert identity(TORCHRUN) == Identity(3, 4, 1, 2, "torchrun", "10.0.0.1", 29500)
+    with_agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert identity(with_agent).agent_store
+    assert identity(with_agent).attempt == 2
+    assert identity(TORCHRUN | {"SAMOVAR_LISTEN_FD": "7"}).listen_descriptor == 7
+    assert identity(TORCHRUN | {"GLOO_SOCKET_IFNAME": "eth0,eth1"}).interfaces == ("eth0", "eth1")
+    by_hand = without(TORCHRUN, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert identity(by_hand) == Identity(3, 4, None, None, "torchrun", "10.0.0.1", 29500)
+    assert identity({"RANK": "0", "WORLD_SIZE": "1"}).world_size == 1
+
+
+def test_torchrun_comes_before_slurm_and_mpi() -> None:
+    assert identity(SLURM | HYDRA | TORCHRUN) == identity(TORCHRUN)
+
+
+def test_slurm_on_several_nodes_meets_at_the_first() -> None:
+    found = identity(SLURM)
+    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 6, 1, 2)
+    assert found.address == "node07"
+    assert found.port is not None
+    assert 15_000 <= found.port < 30_000
+    assert found.port == identity(SLURM | {"SLURM_PROCID": "0"}).port
+    assert found.port != identity(SLURM | {"SLURM_JOB_ID": "1235"}).port
+    chosen = identity(SLURM | {"MASTER_ADDR": "10.1.1.1", "MASTER_PORT": "4000"})
+    assert (chosen.address, chosen.port) == ("10.1.1.1", 4000)
+    assert identity(SLURM | {"MASTER_ADDR": "10.1.1.1"}).port == found.port
+
+
+def test_slurm_on_one_node_guesses_no_port() -> None:
+    one_node = SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "6"}
+    found = identity(one_node)
+    assert (found.address, found.port, found.local_world_size) == (None, None, 6)
+    assert found.job == "slurm-1234.0-0"
+
+
+def test_a_batch_script_is_no_task_of_a_step() -> None:
+    assert identity({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}) == Identity()
+
+
+def test_mpi() -> None:
+    assert identity(HYDRA) == Identity(1, 2, 1, 2, "MPI")
+    assert identity(OPEN_MPI) == Identity(2, 4, 2, 4, "MPI", job="pmix-prterun-node-7@1")
+    assert identity({"PMIX_RANK": "1", "WORLD_SIZE": "2"}).rank == 1
+    meeting = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert (
+        identity(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"} | meeting).port == 1
+    )
+
+
+def test_srun_that_starts_mpis_daemons_is_not_asked() -> None:
+    """One daemon a node; the ranks are mpiexec's."""
+    daemons = SLURM | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2"}
+    four = {"PMI_RANK": "3", "PMI_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert identity(daemons | four).launcher == "MPI"
+    assert identity(SLURM | {"PMI_RANK": "5", "PMI_SIZE": "6"}).launcher == "SLURM"
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        (without(TORCHRUN, "WORLD_SIZE"), ["WORLD_SIZE", "RANK"]),
+        (without(TORCHRUN, "RANK"), ["RANK", "WORLD_SIZE"]),
+        (without(TORCHRUN, "MASTER_PORT"), ["MASTER_PORT"]),
+        (without(TORCHRUN, "MASTER_ADDR"), ["MASTER_ADDR"]),
+        (without(TORCHRUN, "LOCAL_RANK"), ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
+        (TORCHRUN | {"RANK": "4"}, ["rank 4 of 4"]),
+        (TORCHRUN | {"RANK": "-1"}, ["RANK", "'-1'"]),
+        (TORCHRUN | {"RANK": "one"}, ["RANK", "'one'"]),
+        (TORCHRUN | {"WORLD_SIZE": "9" * 30}, ["WORLD_SIZE"]),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, ["0 ranks"]),
+        (TORCHRUN | {"LOCAL_RANK": "2"}, ["local rank 2 of 2"]),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "5"}, ["of 5"]),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, ["MASTER_PORT", "70000"]),
+        (without(SLURM, "SLURM_JOB_ID"), ["SLURM_JOB_ID"]),
+        (without(SLURM, "SLURM_STEP_NODELIST"), ["SLURM_STEP_NODELIST", "MASTER_ADDR"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2"}, ["SLURM_STEP_TASKS_PER_NODE", "node 2"]),
+        (SLURM | {"WORLD_SIZE": "8"}, ["WORLD_SIZE", "8", "6"]),
+        (without(HYDRA, "PMI_SIZE"), ["PMI_SIZE", "PMI_RANK"]),
+        (HYDRA | {"PMI_SIZE": "4"}, ["MASTER_ADDR", "MASTER_PORT"]),
+        (HYDRA | {"PMI_SIZE": "4", "MASTER_ADDR": "a"}, ["MASTER_PORT"]),
+        ({"PMIX_RANK": "1"}, ["WORLD_SIZE", "PMIX_RANK"]),
+    ],
+)
+def test_half_set_and_contradictory_variables_are_named(variables: dict[str, str], named: list[str]) -> None:
+    with pytest.raises(InputError) as raised:
+        identity(variables)
+    for word in named:
+        assert word in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("x", "x"),
+        ("node[01-03,07],x", "node01"),
+        ("x,node[1-2]", "x"),
+        ("n[5,1-3]", "n5"),
+        ("rack[1-2]node[08-12]-ib,x", "rack1node08-ib"),
+    ],
+)
+def test_the_first_of_a_list_of_nodes(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize("nodes", ["", ",a", "node[01", "node[]", "a b", "[", "a]b"])
+def test_a_list_of_nodes_that_cannot_be_read(nodes: str) -> None:
+    with pytest.raises(InputError, match="MASTER_ADDR"):
+        first_node(nodes)
+
+
+def test_tasks_of_a_node() -> None:
+    assert [tasks_on_node("2(x3),1,4(x2)", node) for node in range(6)] == [2, 2, 2, 1, 4, 4]
+    for counts, node in (("2(x3)", 3), ("", 0), ("two", 0), ("2x3", 0)):
+        with pytest.raises(InputError, match="SLURM_STEP_TASKS_PER_NODE"):
+            tasks_on_node(counts, node)
+
+
+def test_ranks_under_wrappers_have_their_launcher_in_common(tmp_path: Path) -> None:
+    """A shell that a launcher starts for a rank carries that rank's variables and is passed over."""
+    program = "from samovar.launch.identity import launcher_process; print(launcher_process())"
+    command = f'{sys.executable} -c "{program}"; true'
+    wrapped = [["sh", "-c", command], ["sh", "-c", f"sh -c '{command}'; true"], [sys.executable, "-c", program]]
+    said = {
+        subprocess.run(
+            words, env=os.environ | HYDRA, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for words in wrapped
+    }
+    assert len(said) == 1
+    assert said.pop().startswith(f"{os.getpid()}-")
+    assert launcher_process().startswith(f"{os.getppid()}-")

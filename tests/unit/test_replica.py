@@ -1,0 +1,175 @@
+"""`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import samovar
+from samovar.api.replica import Replica
+from samovar.api.team import Team
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.shm import ShmTransport, create_segment
+
+EVERY = ("sync", "local-sgd", "diloco", "sync-easgd")
+
+
+@pytest.fixture
+def team() -> Iterator[Team]:
+    segment = create_segment(1)
+    transport = ShmTransport(segment, Group(0, 1), oversubscribed=False)
+    yield Team(PlannedCollectives(transport, lambda _num_bytes: "direct"), 5.0)
+    transport.close()
+    os.close(segment)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def data(steps: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return (torch.randn(5, 3, generator=generator) for _ in range(steps))
+
+
+def replica_of(team: Team, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str = "sync") -> Replica:
+    return Replica(model, optimizer, team, StrategyConfig(name=strategy), 5.0)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+def test_one_process_trains_as_plain_torch(team: Team, strategy: str) -> None:
+    torch.manual_seed(1)
+    model, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+    optimizer, other = sgd(model), sgd(plain)
+    replica = replica_of(team, model, optimizer, strategy)
+    for x in data(10):
+        optimizer.zero_grad()
+        replica.backward(model(x).square().mean())
+        replica.step()
+        other.zero_grad()
+        plain(x).square().mean().backward()
+        other.step()
+    assert torch.equal(model.weight, plain.weight)
+    assert (replica.rank, replica.world_size, replica.is_first, replica.step_count) == (0, 1, True, 10)
+
+
+@pytest.mark.parametrize("strategy", EVERY)
+def test_state_is_made_of_plain_tensors_and_numbers(team: Team, strategy: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = sgd(model)
+    replica = replica_of(team, model, optimizer, strategy)
+    for x in data(3):
+        replica.backward(model(x).square().mean())
+        replica.step()
+    torch.save(replica.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    saved = model[0].weight.clone()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    replica.load_state_dict(state)
+    assert torch.equal(model[0].weight, saved)
+    assert replica.step_count == 3
+
+
+def test_weights_keep_their_memory_format(team: Team) -> None:
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    before = model.weight.detach().clone()
+    replica_of(team, model, sgd(model), "local-sgd")
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_model_belongs_to_one_replica(team: Team) -> None:
+    model = nn.Linear(3, 2)
+    replica_of(team, model, sgd(model))
+    with pytest.raises(InputError, match="'weight' already belongs to a replica"):
+        replica_of(team, model, sgd(model))
+
+
+def test_step_takes_a_function(team: Team) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="got a int; give nothing, or a function"):
+        replica_of(team, model, sgd(model)).step(3)  # type: ignore[arg-type]
+
+
+def test_parameters_that_share_memory_are_refused_where_weights_move(team: Team) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(InputError, match=r"'0\.weight' and '1\.weight' share memory"):
+        replica_of(team, model, sgd(model), "local-sgd")
+
+
+class DistributedDataParallel(nn.Module):
+    """Known by its name, so that torch.distributed need not be imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+
+
+def _frozen() -> nn.Module:
+    return nn.Linear(3, 2).requires_grad_(False)
+
+
+REFUSED = {
+    "LBFGS evaluates the loss several times": (lambda: nn.Linear(3, 2), lambda m: torch.optim.LBFGS(m.parameters())),
+    "SparseAdam needs sparse gradients": (lambda: nn.Linear(3, 2), lambda m: torch.optim.SparseAdam(m.parameters())),
+    "exchanges add in float32": (lambda: nn.Linear(3, 2).double(), sgd),
+    "updates 2 parameters that the model does not have": (lambda: nn.Linear(3, 2), lambda _: sgd(nn.Linear(3, 2))),
+    "updates no parameter of the model": (_frozen, sgd),
+    "wrapped in DistributedDataParallel": (DistributedDataParallel, sgd),
+    "run one forward pass before": (lambda: nn.LazyLinear(2), lambda _: sgd(nn.Linear(3, 2))),
+    "exchanges run in the memory of the CPU": (lambda: nn.Linear(3, 2, device="meta"), sgd),
+    "give a torch.nn.Module": (lambda: "net", lambda _: sgd(nn.Linear(3, 2))),
+    "give a torch.optim optimizer": (lambda: nn.Linear(3, 2), lambda _: "sgd"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_replicated_is_refused_with_the_reason(words: str) -> None:
+    make_model, make_optimizer = REFUSED[words]
+    model = make_model()
+    with pytest.raises(InputError, match=re.escape(words)):
+        trained_parameters(model, make_optimizer(model))
+
+
+def test_a_sparse_gradient_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"layer '0' makes sparse gradients.*sparse=False"):
+        require_dense_gradients(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+
+
+def test_settings_that_nobody_knows_are_refused() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="got sync_periods=3; one is unknown"):
+        samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)
+    with pytest.raises(InputError, match="timeout_s is -1"):
+        samovar.replicate(model, sgd(model), timeout_s=-1)
+
+
+def test_importing_samovar_does_not_import_torch() -> None:
+    program = "import samovar, sys; assert 'torch' not in sys.modules; samovar.replicate; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_documented_code_runs(repository_root: Path, tmp_path: Path) -> None:
+    """Every Python block of docs/torch.md, one after the other in one script."""
+    text = (repository_root / "docs" / "torch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    script = tmp_path / "documented.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

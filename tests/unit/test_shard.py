@@ -1,0 +1,165 @@
+"""How samples are divided among ranks."""
+
+import random
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.frontends.torch.loader import divided_loader
+from samovar.frontends.torch.order import num_rank_batches, rank_batches, seeded
+
+NUMBERS = TensorDataset(torch.arange(21))
+
+
+def parts(num_samples: int, batch_size: int, drop_last: bool, world_size: int) -> list[list[list[int]]]:
+    groups = [Group(rank, world_size) for rank in range(world_size)]
+    return [rank_batches(range(num_samples), batch_size, drop_last, group) for group in groups]
+
+
+@given(st.integers(0, 200), st.integers(1, 12), st.booleans(), st.integers(1, 6))
+def test_parts_are_disjoint_complete_and_of_equal_length(
+    num_samples: int, batch_size: int, drop_last: bool, world_size: int
+) -> None:
+    ranks = parts(num_samples, batch_size, drop_last, world_size)
+    taken = sorted(sample for batches in ranks for batch in batches for sample in batch)
+    whole = num_samples - num_samples % (batch_size * world_size)
+    assert taken == list(range(whole if drop_last else num_samples))
+    sizes = [len(batch) for batches in ranks for batch in batches]
+    assert all(1 <= size <= batch_size for size in sizes)
+    lengths = {len(batches) for batches in ranks}
+    uneven = batch_size == 1 or num_samples < world_size
+    assert max(lengths) - min(lengths) <= (1 if uneven else 0)
+    wanted = [num_rank_batches(num_samples, batch_size, drop_last, Group(r, world_size)) for r in range(world_size)]
+    assert [len(batches) for batches in ranks] == wanted
+
+
+def test_a_step_of_all_ranks_takes_consecutive_samples() -> None:
+    first, second = parts(13, 3, False, 2)
+    # The last block of 6 and the sample left over are divided again: 7 samples, 4 and 3, in two steps.
+    assert first == [[0, 1, 2], [6, 7, 8], [9]]
+    assert second == [[3, 4, 5], [10, 11], [12]]
+
+
+def epochs(loader: DataLoader[object], world_size: int, count: int, seed: int = 0) -> list[list[list[int]]]:
+    """The samples of each rank, epoch by epoch."""
+    result = []
+    for epoch in range(count):
+        ranks = []
+        for rank in range(world_size):
+            own, order = divided_loader(loader, Group(rank, world_size), seed)
+            if order is not None:
+                order.start(epoch)
+            ranks.append([int(sample) for (part,) in own for sample in part.flatten()])
+        result.append(ranks)
+    return result
+
+
+SAMPLERS = {
+    "shuffled": lambda: DataLoader(NUMBERS, batch_size=4, shuffle=True),
+    "with a generator": lambda: DataLoader(
+        NUMBERS, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(random.randrange(1 << 30))
+    ),
+    "weighted": lambda: DataLoader(NUMBERS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 21, 21, False)),
+    "drawn one by one": lambda: DataLoader(NUMBERS, batch_size=None, sampler=RandomSampler(NUMBERS)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_any_sampler_is_divided_by_seed_and_epoch(name: str) -> None:
+    first, second = epochs(SAMPLERS[name](), 3, 2)
+    for ranks in (first, second):
+        assert sorted(chain.from_iterable(ranks)) == list(range(21))
+    assert first != second
+    assert epochs(SAMPLERS[name](), 3, 2) == [first, second]
+    assert epochs(SAMPLERS[name](), 3, 2, seed=1) != [first, second]
+
+
+def test_an_order_that_is_not_random_is_kept() -> None:
+    ((first, second),) = epochs(DataLoader(NUMBERS, batch_size=5), 2, 1)
+    assert first[:5] == [0, 1, 2, 3, 4]
+    assert second[:5] == [5, 6, 7, 8, 9]
+
+
+class Pairs(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 20], [1, 19], [2, 18]])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_batches_that_the_user_composes_are_dealt_out_whole() -> None:
+    ((first, second),) = epochs(DataLoader(NUMBERS, batch_sampler=Pairs()), 2, 1)
+    assert (first, second) == ([0, 20, 2, 18], [1, 19])
+    own, order = divided_loader(DataLoader(NUMBERS, batch_sampler=Pairs()), Group(1, 2), 0)
+    assert order is not None
+    assert len(own) == 1
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(7))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_is_dealt_item_by_item(num_workers: int) -> None:
+    loader: DataLoader[int] = DataLoader(Stream(), batch_size=2, num_workers=num_workers)
+    own = [divided_loader(loader, Group(rank, 3), 0)[0] for rank in range(3)]
+    assert [[batch.tolist() for batch in part] for part in own] == [[[0, 3], [6]], [[1, 4]], [[2, 5]]]
+
+
+def test_what_the_loader_does_with_samples_is_kept() -> None:
+    loader: DataLoader[object] = DataLoader(NUMBERS, batch_size=2, collate_fn=len, drop_last=True)
+    own, order = divided_loader(loader, Group(0, 2), 0)
+    assert order is not None
+    order.start(0)
+    assert list(own) == [2] * 5
+    assert len(own) == 5
+
+
+def test_drawing_an_order_leaves_the_generators_as_they_were() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    wanted = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    with seeded(5, 1):
+        inside = torch.rand(1), random.random(), np.random.rand()
+    assert (torch.rand(1), random.random(), np.random.rand()) == wanted
+    assert inside != wanted
+
+
+class OwnWay(DataLoader[object]):
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ([1, 2], "give a torch DataLoader"),
+        (OwnWay(NUMBERS), "iterates in its own way"),
+        (DataLoader(NUMBERS, sampler=DistributedSampler(NUMBERS, 2, 0)), "divides the data already"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(loader: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        divided_loader(loader, Group(0, 2), 0)  # type: ignore[arg-type]
