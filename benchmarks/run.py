@@ -13,6 +13,7 @@ from pathlib import Path
 import collectives
 import lenet
 import torch_sync
+import two_hosts
 from figures import Figure
 from rich.console import Console
 from rich.table import Table
@@ -24,15 +25,19 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "collectives-sweep": collectives.run_sweep,
     "round-trips": collectives.run_round_trips,
     "torch": torch_sync.run,
+    "two-hosts": two_hosts.run_speed,
 }
+ON_MNIST = "two-hosts-accuracy"
 OUT = Path(__file__).parent / "out"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
-    name = parser.parse_args().name
-    figures = BENCHMARKS[name]()
+    parser.add_argument("name", choices=sorted([*BENCHMARKS, ON_MNIST]))
+    parser.add_argument("--mnist", type=Path, help=f"the folder of MNIST's four IDX files, for {ON_MNIST}")
+    given = parser.parse_args()
+    name = given.name
+    figures = two_hosts.run_accuracy(given.mnist) if name == ON_MNIST else BENCHMARKS[name]()
     show(name, figures)
     OUT.mkdir(exist_ok=True)
     (OUT / f"{name}.json").write_text(json.dumps([figure.to_json() for figure in figures], indent=2) + "\n")

@@ -8,6 +8,7 @@ Rates, in steps per second, as JSON on standard output.
 import copy
 import json
 import os
+import random
 import sys
 import time
 import warnings
@@ -127,8 +128,8 @@ def measure(task: Task, transport: ShmTransport) -> dict[str, list[float]]:
     barrier = open_barrier(transport)
     rates: dict[str, list[float]] = {side: [] for side in sides}
     for block in range(WARM_UP_BLOCKS + task.num_blocks):
-        names = list(sides)
-        for name in names[block % 3 :] + names[: block % 3]:
+        # A side that follows one which waits much finds a rested machine, so no side may always follow the same.
+        for name in random.Random(block).sample(list(sides), len(sides)):
             barrier()
             started_s = time.perf_counter()
             for _ in range(task.steps_per_block):
