@@ -165,7 +165,9 @@ def test_missing_ranks_are_named(port: int) -> None:
         for rank, process in zip((0, 2), ranks, strict=True):
             error = failed(process, 3)
             assert error.startswith(f"rank {rank} of 4 on {socket.gethostname()}: "), error
-            assert "ranks 1, 3 did not come within 8.0 s" in error, error
+            # The store goes with rank 0, whose deadline may be over a moment before that of rank 2.
+            gone = rank == 2 and "is gone" in error and "rank 0 ended" in error
+            assert gone or "ranks 1, 3 did not come within 8.0 s" in error, error
 
 
 def test_a_missing_rank_0_is_named(port: int) -> None:

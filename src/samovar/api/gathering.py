@@ -73,7 +73,7 @@ class Gathering:
             if identity not in stores:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
             self.store = stores[identity]
-            self._meeting = self.store.meeting(self.prefix)
+            self._meeting = self.store.meeting(self.prefix, self.who)
             self.hellos = self._greet(Hello.own(identity, collective))
         self.hosts = hosts_of(self.hellos)
         self.host_number = next(n for n, host in enumerate(self.hosts) if identity.rank in host.ranks)

@@ -27,11 +27,15 @@ class Store(Protocol):
 
 
 class Meeting:
-    """The store of one join, served at `server`: keys are told once and asked for until they are there."""
+    """The store of one join, served at `server`: keys are told once and asked for until they are there.
 
-    def __init__(self, store: Store, server: str) -> None:
+    `who` begins every error.
+    """
+
+    def __init__(self, store: Store, server: str, who: str) -> None:
         self.store = store
         self.server = server
+        self._who = who
 
     def tell(self, key: str, value: str, deadline: Deadline) -> None:
         """Raises RankFailed where the server is gone, DeadlineExceeded where it does not answer."""
@@ -62,11 +66,12 @@ class Meeting:
             return within(call, deadline)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"the store at {self.server} did not answer within {waiting_s:.1f} s; is that process stopped?"
+                f"{self._who}: the store at {self.server} did not answer within {waiting_s:.1f} s; "
+                "is that process stopped?"
             ) from error
         except RuntimeError as error:
             raise RankFailed(
-                f"the store at {self.server} is gone ({first_line(error)}); see the log of rank 0"
+                f"{self._who}: the store at {self.server} is gone ({first_line(error)}): rank 0 ended; see its log"
             ) from error
 
 

@@ -66,9 +66,9 @@ class JobStore:
     def __init__(self, store: TCPStore) -> None:
         self._store = store
 
-    def meeting(self, prefix: str) -> Meeting:
-        """The part of the store whose keys begin with `prefix`."""
-        return Meeting(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}")
+    def meeting(self, prefix: str, who: str) -> Meeting:
+        """The part of the store whose keys begin with `prefix`; `who` begins every error."""
+        return Meeting(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}", who)
 
     def gloo(
         self, prefix: str, number: int, leaders: Sequence["Leader"], interfaces: Sequence[str], timeout_s: float

@@ -54,7 +54,7 @@ def shelf() -> Iterator[Shelf]:
 
 
 def test_keys_are_told_and_heard(shelf: Shelf) -> None:
-    meeting, deadline = Meeting(shelf, "10.0.0.1:1"), Deadline.after(TIMEOUT_S)
+    meeting, deadline = Meeting(shelf, "10.0.0.1:1", "rank 1"), Deadline.after(TIMEOUT_S)
     meeting.tell("a", "1", deadline)
     assert meeting.missing(["a"], deadline) == []
     assert meeting.value("a", deadline) == "1"
@@ -64,7 +64,7 @@ def test_keys_are_told_and_heard(shelf: Shelf) -> None:
 
 def test_a_store_that_hangs_costs_no_more_than_the_deadline(shelf: Shelf) -> None:
     shelf.answers.clear()
-    meeting = Meeting(shelf, "10.0.0.1:1")
+    meeting = Meeting(shelf, "10.0.0.1:1", "rank 1")
     with pytest.raises(DeadlineExceeded, match=r"10\.0\.0\.1:1 did not answer within 0\.\d s"):
         meeting.tell("a", "1", Deadline.after(0.05))
     with pytest.raises(DeadlineExceeded, match=r"10\.0\.0\.1:1"):
@@ -72,8 +72,10 @@ def test_a_store_that_hangs_costs_no_more_than_the_deadline(shelf: Shelf) -> Non
 
 
 def test_a_store_that_is_gone(shelf: Shelf) -> None:
-    with pytest.raises(RankFailed, match=r"10\.0\.0\.1:1 is gone \(Connection reset by peer\); see the log of rank 0"):
-        Meeting(shelf, "10.0.0.1:1").missing(["broken"], Deadline.after(TIMEOUT_S))
+    with pytest.raises(
+        RankFailed, match=r"10\.0\.0\.1:1 is gone \(Connection reset by peer\): rank 0 ended; see its log"
+    ):
+        Meeting(shelf, "10.0.0.1:1", "rank 1").missing(["broken"], Deadline.after(TIMEOUT_S))
 
 
 def test_nobody_listens() -> None:
