@@ -76,26 +76,6 @@ void reduce(Array<Number> destination, const std::vector<Array<const Number>>& s
   samovar::reduce(destination.data(), pointers.data(), pointers.size(), destination.size());
 }
 
-void sgd_momentum(Array<float> weights, Array<const float> gradients, Array<float> history,
-                  Array<const std::uint64_t> starts, Array<const std::uint64_t> sizes, Array<const float> rates,
-                  Array<const float> decays, float momentum, float gradient_scale) {
-  const std::size_t num_runs = starts.size();
-  if (sizes.size() != num_runs || rates.size() != num_runs || decays.size() != num_runs)
-    throw std::invalid_argument("sgd_momentum: starts, sizes, rates and decays must have one entry per run");
-  if (gradients.size() != weights.size() || history.size() != weights.size())
-    throw std::invalid_argument("sgd_momentum: weights, gradients and history must have equal sizes");
-  std::vector<samovar::Run> runs;
-  for (std::size_t k = 0; k < num_runs; ++k) {
-    const std::uint64_t start = starts.data()[k];
-    const std::uint64_t size = sizes.data()[k];
-    if (start > weights.size() || size > weights.size() - start)
-      throw std::out_of_range("sgd_momentum: run " + std::to_string(k) + " lies outside the buffer");
-    runs.push_back({start, size, rates.data()[k], decays.data()[k]});
-  }
-  samovar::sgd_momentum(weights.data(), gradients.data(), history.data(), runs.data(), runs.size(), momentum,
-                        gradient_scale);
-}
-
 void require_equal_sizes(const char* kernel, std::initializer_list<std::size_t> sizes) {
   for (const std::size_t size : sizes)
     if (size != *sizes.begin()) throw std::invalid_argument(std::string(kernel) + ": the arrays must have equal sizes");
@@ -258,9 +238,6 @@ NB_MODULE(_native, module) {
   samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
-  module.def("sgd_momentum", &sgd_momentum, "weights"_a.noconvert(), "gradients"_a.noconvert(), "history"_a.noconvert(),
-             "starts"_a.noconvert(), "sizes"_a.noconvert(), "rates"_a.noconvert(), "decays"_a.noconvert(), "momentum"_a,
-             "gradient_scale"_a, WithoutGil());
   module.def("elastic_pull", &elastic_pull, "weights"_a.noconvert(), "center"_a.noconvert(),
              "difference"_a.noconvert(), "rate"_a, WithoutGil());
   module.def("elastic_exchange", &elastic_exchange, "weights"_a.noconvert(), "center"_a.noconvert(),

@@ -2,12 +2,7 @@
 
 #include <algorithm>
 
-// The vector width is chosen when the library is loaded; additions are element-wise, so bits do not change.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(SAMOVAR_SANITIZE)
-#define SAMOVAR_VECTORIZED __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define SAMOVAR_VECTORIZED
-#endif
+#include "vectorized.hpp"
 
 namespace samovar {
 namespace {
@@ -43,15 +38,6 @@ void combine_blocks(Number* const* destinations, std::size_t num_destinations, c
     const std::size_t count = std::min(kBlock, size - start);
     sum_block(sums, sources, num_sources, start, count);
     for (std::size_t k = 0; k < num_destinations; ++k) std::copy_n(sums, count, destinations[k] + start);
-  }
-}
-
-SAMOVAR_VECTORIZED void sgd_run(float* weights, const float* gradients, float* history, std::size_t size, float rate,
-                                float decay, float momentum, float gradient_scale) {
-  for (std::size_t i = 0; i < size; ++i) {
-    const float gradient = gradient_scale * gradients[i] + decay * weights[i];
-    history[i] = momentum * history[i] + rate * gradient;
-    weights[i] = weights[i] - history[i];
   }
 }
 
@@ -106,15 +92,6 @@ void reduce(float* destination, const float* const* sources, std::size_t num_sou
 void reduce(double* destination, const double* const* sources, std::size_t num_sources, std::size_t size) {
   if (num_sources == 2) return add(destination, sources[0], sources[1], size);
   combine(&destination, 1, sources, num_sources, size);
-}
-
-void sgd_momentum(float* weights, const float* gradients, float* history, const Run* runs, std::size_t num_runs,
-                  float momentum, float gradient_scale) {
-  for (std::size_t k = 0; k < num_runs; ++k) {
-    const Run& run = runs[k];
-    sgd_run(weights + run.start, gradients + run.start, history + run.start, run.size, run.rate, run.decay, momentum,
-            gradient_scale);
-  }
 }
 
 void elastic_pull(float* weights, const float* center, float* difference, std::size_t size, float rate) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 namespace samovar {
 
@@ -16,18 +15,6 @@ void combine(float* const* destinations, std::size_t num_destinations, const flo
              std::size_t num_sources, std::size_t size);
 void combine(double* const* destinations, std::size_t num_destinations, const double* const* sources,
              std::size_t num_sources, std::size_t size);
-
-// Elements [start, start + size) with their own learning rate and weight decay.
-struct Run {
-  std::uint64_t start;
-  std::uint64_t size;
-  float rate;
-  float decay;
-};
-
-// g = gradient_scale * gradient + decay * weight;  h = momentum * h + rate * g;  weight = weight - h
-void sgd_momentum(float* weights, const float* gradients, float* history, const Run* runs, std::size_t num_runs,
-                  float momentum, float gradient_scale);
 
 // One side of an elastic exchange: d = rate * (x - c);  x = x - d. Conserves x + d.
 void elastic_pull(float* weights, const float* center, float* difference, std::size_t size, float rate);

@@ -2,12 +2,7 @@
 
 #include <cmath>
 
-// The vector width is chosen when the library is loaded; operations are element-wise, so bits do not change.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(SAMOVAR_SANITIZE)
-#define SAMOVAR_VECTORIZED __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define SAMOVAR_VECTORIZED
-#endif
+#include "vectorized.hpp"
 
 namespace samovar::solver {
 namespace {

@@ -28,6 +28,7 @@
 #include "kernels.hpp"
 #include "program.hpp"
 #include "progress.hpp"
+#include "solver_kernels.hpp"
 #include "window.hpp"
 
 namespace {
@@ -200,7 +201,8 @@ constexpr std::size_t kFloats = 4 * 2100;
 constexpr std::size_t kChunk = kFloats / kRanks;
 constexpr std::uint64_t kWeightsAt = 0, kHistoryAt = kFloats * sizeof(float);  // in the memory of rank 0
 constexpr std::uint64_t kSteps = 12;
-const samovar::Run kRuns[] = {{0, 5, 0.25f, 0.0f}, {5, 16, 0.5f, 0.125f}, {21, kChunk - 21, 0.125f, 0.0625f}};
+const samovar::solver::Row kRows[] = {{0, 5, 0.0f, 0.0f}, {5, 16, 0.125f, 0.0f}, {21, kChunk - 21, 0.0625f, 0.0f}};
+const float kRates[] = {0.25f, 0.5f, 0.125f};
 
 float gradient(std::uint32_t rank, std::uint64_t step, std::size_t i) { return number(step * 1000003 + i * 7 + rank); }
 
@@ -219,8 +221,9 @@ void train(Rank& self) {
     for (std::uint32_t peer = 1; peer < kRanks; ++peer)
       sources.push_back(self.memory<const float>(peer, kGradientsAt) + start);
     samovar::reduce(sum.data(), sources.data(), sources.size(), kChunk);
-    samovar::sgd_momentum(self.memory<float>(0, kWeightsAt) + start, sum.data(),
-                          self.memory<float>(0, kHistoryAt) + start, kRuns, std::size(kRuns), 0.75f, 0.25f);
+    const samovar::solver::Step update = {self.memory<float>(0, kWeightsAt) + start, sum.data(), kRows, kRates,
+                                          std::size(kRows), 0.25f};
+    samovar::solver::sgd(update, self.memory<float>(0, kHistoryAt) + start, 0.75f);
     meet(self, 2 * step);
   }
 }
@@ -228,13 +231,13 @@ void train(Rank& self) {
 void check_training(const Window& window) {
   for (std::size_t i = 0; i < kFloats; ++i) {
     const std::size_t place = i % kChunk;
-    const samovar::Run& run = kRuns[place < 5 ? 0 : place < 21 ? 1 : 2];
+    const std::size_t row = place < 5 ? 0 : place < 21 ? 1 : 2;
     float weight = 0, history = 0;
     for (std::uint64_t step = 1; step <= kSteps; ++step) {
       float sum = gradient(0, step, i);
       for (std::uint32_t rank = 1; rank < kRanks; ++rank) sum = sum + gradient(rank, step, i);
-      const float total = 0.25f * sum + run.decay * weight;
-      history = 0.75f * history + run.rate * total;
+      const float total = 0.25f * sum + kRows[row].l2 * weight;
+      history = 0.75f * history + kRates[row] * total;
       weight = weight - history;
     }
     const float seen = reinterpret_cast<const float*>(window.memory(0) + kWeightsAt)[i];

@@ -20,7 +20,7 @@ run() {
   shift
   "${CXX:-g++}" -std=c++17 -O1 -g -Wall -Wextra -Werror -ffp-contract=off -fno-omit-frame-pointer -DSAMOVAR_SANITIZE \
     "$@" -Inative native/stress.cpp native/program.cpp native/progress.cpp native/window.cpp native/kernels.cpp \
-    -o "$build/stress-$name" -pthread
+    native/solver_kernels.cpp -o "$build/stress-$name" -pthread
   echo "$name: $seconds s"
   $fixed "$build/stress-$name" "$seconds" "$seed"
 }

@@ -64,17 +64,6 @@ class ProgressThread:
     def wait(self, program: Program, timeout_s: float) -> bool: ...
 
 def reduce(destination: npt.NDArray[_Float], sources: Sequence[npt.NDArray[_Float]]) -> None: ...
-def sgd_momentum(
-    weights: npt.NDArray[np.float32],
-    gradients: npt.NDArray[np.float32],
-    history: npt.NDArray[np.float32],
-    starts: npt.NDArray[np.uint64],
-    sizes: npt.NDArray[np.uint64],
-    rates: npt.NDArray[np.float32],
-    decays: npt.NDArray[np.float32],
-    momentum: float,
-    gradient_scale: float,
-) -> None: ...
 def elastic_pull(
     weights: npt.NDArray[np.float32],
     center: npt.NDArray[np.float32],

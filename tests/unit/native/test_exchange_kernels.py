@@ -7,25 +7,17 @@ import numpy.typing as npt
 import pytest
 
 from samovar import _native
+from tests.unit.native.numbers import wild
 
 Floats = npt.NDArray[np.float32]
 SIZES = (0, 1, 7, 63, 2049, 10_000)
 RATES = (0.18, 0.5, 0.3)
 
 
-def wild(seed: int, size: int) -> Floats:
-    """Numbers of all magnitudes; one in eight is a zero, a denormal or an infinity."""
-    generator = np.random.default_rng([seed, size])
-    info = np.finfo(np.float32)
-    special = np.array([0.0, -0.0, info.tiny / 4, np.inf, -np.inf, info.max], np.float32)
-    values = generator.standard_normal(size) * 10.0 ** generator.integers(-6, 7, size)
-    return np.where(generator.random(size) < 0.125, generator.choice(special, size), values).astype(np.float32)
-
-
 def cases(num_arrays: int) -> Iterator[tuple[float, list[Floats]]]:
     for size in SIZES:
         for rate in RATES:
-            yield rate, [wild(seed, size) for seed in range(num_arrays)]
+            yield rate, [wild(seed, size, np.float32) for seed in range(num_arrays)]
 
 
 def assert_equal(found: list[Floats], wanted: list[Floats]) -> None:

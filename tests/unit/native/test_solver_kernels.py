@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from samovar import _native
+from tests.unit.native.numbers import wild
 
 KERNELS = {
     _native.sgd_step: (1, 1),
@@ -86,3 +87,34 @@ def test_refused_and_nothing_written(kernel: Any, place: int, array: Any, error:
 def test_rows_outside_of_the_buffer(runs: Any, changes: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         rows_of(8, *runs, **changes)
+
+
+def sgd(weights: Any, gradients: Any, history: Any, rows: list[Any], momentum: float, scale: float) -> None:
+    number = np.float32
+    for start, size, rate, decay in rows:
+        run = slice(start, start + size)
+        sign = (weights[run] > 0).astype(number) - (weights[run] < 0).astype(number)
+        gradient = number(scale) * gradients[run] + number(decay) * weights[run] + number(0) * sign
+        history[run] = number(momentum) * history[run] + number(rate) * gradient
+        weights[run] = weights[run] - history[run]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3])
+def test_sgd_rows_have_their_own_rates_and_leave_the_gaps(momentum: float, scale: float) -> None:
+    size = 12_000
+    rows = [(3, 1, 0.1, 0.0), (16, 2047, 0.01, 5e-4), (2064, 2049, 0.02, 0.0), (5000, 0, 1.0, 1.0), (5000, 7000, 0, 1)]
+    runs = [(start, length) for start, length, _, _ in rows]
+    rates, decays = (np.array([row[k] for row in rows], np.float32) for k in (2, 3))
+    arrays = [wild(k, size, np.float32) for k in range(3)]
+    twins = [array.copy() for array in arrays]
+    for _ in range(3):
+        _native.sgd_step(*arrays, rows_of(size, *runs, l2_decays=decays), rates, scale, momentum)
+        with np.errstate(all="ignore"):
+            sgd(*twins, rows, momentum, scale)
+    assert [array.tobytes() for array in arrays] == [twin.tobytes() for twin in twins]
+    gap = np.ones(size, bool)
+    for start, length in runs:
+        gap[start : start + length] = False
+    original = [wild(k, size, np.float32)[gap] for k in range(3)]
+    assert [array[gap].tobytes() for array in arrays] == [values.tobytes() for values in original]
