@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch_nets import lenet
 
 from samovar import _native
 from samovar.cli import build
@@ -55,20 +55,6 @@ class NoExchange:
     def finish_step(self, _step: int, update: Update) -> None:
         for bucket in self._buckets:
             update(bucket, 1.0)
-
-
-class PlainTorch(nn.Module):
-    """The same net as a torch user writes it: NCHW, eager."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
-        self.ip1, self.ip2 = nn.Linear(800, 500), nn.Linear(500, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden = F.max_pool2d(self.conv1(images), 2, 2)
-        hidden = F.max_pool2d(self.conv2(hidden), 2, 2)
-        return self.ip2(F.relu(self.ip1(hidden.flatten(1))))
 
 
 class Bench:
@@ -124,7 +110,7 @@ class Theirs:
     """The plain torch loop on the same batches from the same weights, with the same learning rates."""
 
     def __init__(self, bench: Bench, ours: Ours) -> None:
-        self._net = PlainTorch()
+        self._net = lenet()
         with torch.no_grad():
             for parameter, start in zip(self._net.parameters(), ours.weights(), strict=True):
                 parameter.copy_(start.contiguous())

@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch_nets import alexnet, lenet
 
 import samovar
 from samovar.formats.idx import parse_idx, read_plain_or_gzip
@@ -28,37 +29,6 @@ from samovar.formats.idx import parse_idx, read_plain_or_gzip
 STRATEGY = {"strategy": "sync-easgd", "sync_period_steps": 8, "overlap": "period"}
 PERIOD = 8
 TIMEOUT_S = 600.0
-
-
-class AlexNet(nn.Module):
-    """The shape of Krizhevsky's net as Caffe ships it, without normalization and dropout: 61 M parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 96, 11, stride=4), nn.ReLU(), nn.MaxPool2d(3, 2),
-            nn.Conv2d(96, 256, 5, padding=2, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2),
-            nn.Conv2d(256, 384, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(384, 384, 3, padding=1, groups=2), nn.ReLU(),
-            nn.Conv2d(384, 256, 3, padding=1, groups=2), nn.ReLU(), nn.MaxPool2d(3, 2),
-        )  # fmt: skip
-        self.classifier = nn.Sequential(
-            nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.features(images).flatten(1))
-
-
-class LeNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
-        self.ip1, self.ip2 = nn.Linear(800, 500), nn.Linear(500, 10)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        hidden = F.max_pool2d(self.conv2(F.max_pool2d(self.conv1(images), 2)), 2)
-        return self.ip2(F.relu(self.ip1(hidden.flatten(1))))
 
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -150,7 +120,7 @@ def block(side: Side, warm_steps: int, steps: int) -> float:
 def speed(pairs: int, ddp_steps: int) -> dict[str, list[float]]:
     torch.manual_seed(1)
     rank = dist.get_rank()
-    ours, theirs = Samovar(AlexNet(), 1e-4, random_images(rank)), Ddp(AlexNet(), 1e-4, random_images(rank))
+    ours, theirs = Samovar(alexnet(), 1e-4, random_images(rank)), Ddp(alexnet(), 1e-4, random_images(rank))
     rates: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(pairs):
         rates["ours"].append(block(ours, PERIOD, 2 * PERIOD))
@@ -205,13 +175,13 @@ def time_to_accuracy(goal: float, folder: Path, seeds: int) -> dict[str, list[fl
     found: dict[str, list[float]] = {"ours": [], "theirs": [], "our steps": [], "their steps": []}
     for seed in range(seeds):
         torch.manual_seed(seed)
-        start = LeNet().state_dict()
+        start = lenet().state_dict()
         sides: list[tuple[str, str, Callable[..., Side]]] = [
             ("ours", "our steps", Samovar),
             ("theirs", "their steps", Ddp),
         ]
         for name, steps_name, side in sides:
-            model = LeNet()
+            model = lenet()
             model.load_state_dict(start)
             spent_s, steps = seconds_to(goal, side(model, 0.01, mnist.batches(rank, seed)), mnist)
             found[name].append(spent_s)

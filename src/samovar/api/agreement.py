@@ -9,12 +9,12 @@ import numpy as np
 from torch import nn
 
 from samovar.api.team import Seat, Team
+from samovar.collectives.records import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig
 
 _COMPARED = ("model (its tensors' names, shapes, types or order, or which of them train)", "settings")
-_WORDS = 8  # a SHA-256 as numbers of 32 bits, which float64 holds exactly
 
 
 def require_agreement(
@@ -25,20 +25,13 @@ def require_agreement(
         return
     described = json.dumps(description(model, parameters)) + layout_of(parameters).fingerprint()
     settings = json.dumps(dataclasses.asdict(config))
-    records = team.collectives.records(2 * _WORDS)
-    records.post([*_words(described), *_words(settings)])
+    digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings)]
+    records = team.collectives.records(sum(map(len, digests)))
+    records.post([word for digest in digests for word in digest])
     rows = records.collect(seat.deadline())
-    for part, what in enumerate(_COMPARED):
-        words = rows[:, part * _WORDS : (part + 1) * _WORDS]
-        differing = [rank for rank in range(len(rows)) if (words[rank] != words[0]).any()]
-        if differing:
+    for what, part in zip(_COMPARED, np.split(rows, len(digests), axis=1), strict=True):
+        if differing := differing_ranks(part):
             raise InputError(
                 f"replicate: rank {team.group.rank}: ranks {differing} differ from rank 0 in their {what}; run the "
                 "same script with the same arguments on all ranks"
             )
-
-
-def _words(text: str) -> list[float]:
-    digest = hashlib.sha256(text.encode()).digest()
-    words: list[float] = np.frombuffer(digest, dtype=">u4").astype(float).tolist()
-    return words

@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import SamovarError
-from samovar.core.layout import Bucket, Layout
+from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.gradients import FlatGradients, gradient_layout
 from samovar.frontends.torch.optimizer_state import OptimizerState
@@ -22,7 +21,6 @@ from samovar.frontends.torch.weights import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.transports.base import Region
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
@@ -95,7 +93,7 @@ class GradientExchange(NoExchange):
     ) -> None:
         layout = gradient_layout(parameters)
         buckets = layout.buckets(config.bucket_size_bytes)
-        region = float32_region(collectives, "gradients", layout)
+        region = float32_region(collectives, "gradients", layout.num_elements)
         self._flat = FlatBuffer(layout, region.array)
         self._group, self._seat = collectives.group, seat
         self._gradients = FlatGradients(parameters, self._flat, buckets, 1.0 / self._group.world_size)
@@ -178,7 +176,7 @@ class WeightExchange:
     def __init__(self, parameters: Parameters, collectives: Collectives, config: StrategyConfig, seat: Seat) -> None:
         layout = layout_of(parameters)
         buckets = layout.buckets()
-        region = float32_region(collectives, "weights", layout)
+        region = float32_region(collectives, "weights", layout.num_elements)
         self._region = region
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         self._seat = seat
@@ -259,11 +257,6 @@ class _Once:
         with torch.enable_grad():
             for call in calls:
                 call()
-
-
-def float32_region(collectives: Collectives, name: str, layout: Layout) -> Region:
-    memory = collectives.region(name, 4 * layout.num_elements)
-    return Region(memory.window, memory.offset, memory.array.view(np.float32))
 
 
 def _nothing(_bucket: Bucket, _gradient_scale: float) -> None:

@@ -19,7 +19,7 @@ from samovar.core.group import Group
 from samovar.core.hosts import Host
 from samovar.launch.identity import Identity, own_identity
 from samovar.strategies.config import AUTO, COLLECTIVES
-from samovar.transports.interfaces import address_of, interface_of, own_address_towards
+from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.meeting import is_loopback
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.torch_dist import GlooCollectives, Leader
@@ -148,7 +148,7 @@ def _own_address(identity: Identity, towards: str | None) -> str:
             raise InputError(f"GLOO_SOCKET_IFNAME: interface {interface!r} has no IPv4 address here; see `ip address`")
         return address
     try:
-        return own_address_towards(towards or "localhost")
+        return addresses_towards(towards or "localhost")[0]
     except OSError as error:
         raise InputError(f"no route to MASTER_ADDR {towards}: {error}; name an address that all hosts reach") from error
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -15,12 +14,12 @@ from samovar.api.roll_call import Call, Event
 from samovar.api.shard import Shard
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.team import Team
+from samovar.collectives.engine import float32_region
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.buffers import BufferMean, mean_buffers
 from samovar.frontends.torch.parameters import claim, require_dense_gradients, trained_parameters
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.transports.base import Region
 
 
 class Replica:
@@ -207,8 +206,7 @@ class _SharedBuffers:
         num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
         self._is_needed = num_elements > 0 and team.group.world_size > 1
         if self._is_needed:
-            memory = team.collectives.region("buffers", 4 * num_elements)
-            region = Region(memory.window, memory.offset, memory.array.view(np.float32))
+            region = float32_region(team.collectives, "buffers", num_elements)
             self._mean = BufferMean(model, region)
             self._runner = team.collectives.all_reduce("buffers", region)
         self._deadline = deadline

@@ -56,6 +56,12 @@ class Collectives(Protocol):
     def records(self, num_fields: int) -> Records: ...
 
 
+def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
+    """Zeroed float32 (num_elements,) on every rank, which the collectives of this object may use."""
+    memory = collectives.region(name, 4 * num_elements)
+    return Region(memory.window, memory.offset, memory.array.view(np.float32))
+
+
 class PlannedCollectives:
     """Samovar's own plans on one transport.
 

@@ -49,3 +49,14 @@ class RecordExchange:
         records = self._regions[self._collected % 2].array.copy()
         self._collected += 1
         return records.reshape(self._group.world_size, self._num_fields)
+
+
+def digest_record(digest: bytes) -> list[float]:
+    """A hash as a record: its words of 32 bits, which float64 holds exactly."""
+    words: list[float] = np.frombuffer(digest, dtype=">u4").astype(float).tolist()
+    return words
+
+
+def differing_ranks(records: npt.NDArray[np.float64]) -> list[int]:
+    """The ranks whose record is not that of rank 0."""
+    return [rank for rank in range(len(records)) if (records[rank] != records[0]).any()]

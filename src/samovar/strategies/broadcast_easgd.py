@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalSteps, float32_region, take_array
+from samovar.strategies.local_steps import LocalSteps, take_array
 from samovar.transports.base import Array, Region
 
 

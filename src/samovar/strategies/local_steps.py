@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
@@ -67,12 +67,6 @@ class LocalSteps:
     def _exchange(self) -> None:
         """All ranks are at the same due step."""
         raise NotImplementedError
-
-
-def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
-    """Zeroed float32 (num_elements,) that collectives can use."""
-    memory = collectives.region(name, 4 * num_elements)
-    return Region(memory.window, memory.offset, memory.array.view(np.float32))
 
 
 def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None:

@@ -7,14 +7,18 @@ import struct
 _SIOCGIFADDR = 0x8915
 _REQUEST_BYTES = 256
 _ADDRESS = slice(20, 24)  # of struct ifreq: 16 bytes of name, then family, port, address
+_ANY_PORT = 9
 
 
-def own_address_towards(address: str) -> str:
-    """The address from which this host reaches `address`, by its routing table; nothing is sent. Raises OSError."""
-    family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+def addresses_towards(address: str) -> tuple[str, str]:
+    """The address from which this host reaches `address`, and what that is as a number; nothing is sent.
+
+    Raises OSError where there is no such name or no route, UnicodeError where it can be no name.
+    """
+    family, _, _, _, target = socket.getaddrinfo(address, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+        probe.connect(target)  # of a datagram socket: only asks the routing table
+        return str(probe.getsockname()[0]), str(target[0])
 
 
 def address_of(interface: str) -> str | None:

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.strategies.base import Strategy
-from samovar.transports.base import Region
 
 
 class EvaluatedWeights:
@@ -33,8 +32,8 @@ class EvaluatedWeights:
         self._statistics = tuple(statistics) if self._world_size > 1 else ()
         self._deadline = deadline
         if self._statistics:
-            memory = collectives.region("statistics", 4 * sum(weights.view(name).numel() for name in statistics))
-            self._shared = Region(memory.window, memory.offset, memory.array.view(np.float32))
+            num_elements = sum(weights.view(name).numel() for name in statistics)
+            self._shared = float32_region(collectives, "statistics", num_elements)
             self._all_reduce = collectives.all_reduce("statistics", self._shared)
 
     @property

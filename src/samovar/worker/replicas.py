@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.records import RecordExchange, differing_ranks, digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer
 from samovar.transports.base import Transport
@@ -20,10 +20,8 @@ def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> 
 
 def require_equal(transport: Transport, weights_sha256: str, timeout_s: float, strategy: str = "sync") -> None:
     """Raise ReplicasDiffer, naming the ranks, unless every rank has this hash of the weights it evaluates."""
-    words = np.frombuffer(bytes.fromhex(weights_sha256), dtype=">u4")
-    hashes = gather(transport, words.astype(float).tolist(), timeout_s)
-    differing = [rank for rank in range(len(hashes)) if (hashes[rank] != hashes[0]).any()]
-    if differing:
+    hashes = gather(transport, digest_record(bytes.fromhex(weights_sha256)), timeout_s)
+    if differing := differing_ranks(hashes):
         raise ReplicasDiffer(
             f"the weights that ranks {differing} evaluate differ from those of rank 0; this must not happen with "
             f"strategy {strategy!r}: please report it with the run folder"

@@ -11,7 +11,7 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
-from samovar.transports.interfaces import address_of, interface_of, own_address_towards
+from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.join import ask_port, offer_port
 from samovar.transports.meeting import Meeting, await_server, is_loopback, listen_at
 
@@ -107,7 +107,7 @@ def test_an_address_of_another_host_is_refused() -> None:
 def test_interfaces() -> None:
     assert address_of("lo") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
-    assert own_address_towards("127.0.0.1") == "127.0.0.1"
+    assert addresses_towards("127.0.0.1") == ("127.0.0.1", "127.0.0.1")
     assert address_of("no-such") is None
     assert interface_of("192.0.2.1") is None
 
