@@ -78,11 +78,17 @@ def replicate(
 def _config(strategy: str, collective: str, bucket_size: int | str | None, settings: dict[str, Any]) -> StrategyConfig:
     size = parse_bucket(bucket_size) if isinstance(bucket_size, str) else bucket_size
     try:
-        return StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
+        config = StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         known = "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum"
         raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {known}") from error
+    if config.has_owners:
+        raise InputError(
+            "replicate: overlap='full' updates each bucket on one rank, as soon as it is summed; a torch optimizer "
+            "updates all at once; choose overlap='backward'"
+        )
+    return config
 
 
 def _describe(replica: Replica, joined: Joined) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.strategies.config import STRATEGIES, VARIANTS
+from samovar.strategies.config import OWNERS, STRATEGIES, VARIANTS
 
 Strategy = Annotated[str, typer.Option(help=f"How workers share what they learn: {', '.join(STRATEGIES)}.")]
 Bucket = Annotated[str, typer.Option(help="What sync exchanges as one: model, layer, or bytes.")]
@@ -16,7 +16,13 @@ MovingRate = Annotated[
 ]
 Overlap = Annotated[
     str | None,
-    typer.Option(help="Behind what an exchange runs. sync: none, backward; sync-easgd: none, step, period (default)."),
+    typer.Option(
+        help="Behind what an exchange runs. sync: none, backward, full; sync-easgd: none, step, period (default)."
+    ),
+]
+Owner = Annotated[
+    str | None,
+    typer.Option(help=f"Who updates a bucket with --overlap full: {', '.join(OWNERS)}; default: {OWNERS[0]}."),
 ]
 Variant = Annotated[
     str | None, typer.Option(help=f"How sync-easgd meets its center: {', '.join(VARIANTS)}; default: {VARIANTS[0]}.")

@@ -1,15 +1,17 @@
 """What strategies ask for: collectives on their buffers, whoever carries them out."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar.collectives.execute import PlanRunner, open_channel
+from samovar.collectives.nested import rooted
+from samovar.collectives.plan import Plan
 from samovar.collectives.plans import all_reduce
 from samovar.collectives.records import RecordExchange
-from samovar.collectives.tree import tree_broadcast
+from samovar.collectives.tree import tree_broadcast, tree_reduce
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.base import Region, Transport
@@ -56,6 +58,19 @@ class Collectives(Protocol):
     def records(self, num_fields: int) -> Records: ...
 
 
+@runtime_checkable
+class RootedCollectives(Collectives, Protocol):
+    """Collectives of which any rank may be the root: plans on windows, not a library's."""
+
+    def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        """buffer = sum over ranks on `root`; partial sums on the others. May be run again after an answer of `root`."""
+        ...
+
+    def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
+        ...
+
+
 def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
     """Zeroed float32 (num_elements,) on every rank, which the collectives of this object may use."""
     memory = collectives.region(name, 4 * num_elements)
@@ -86,10 +101,19 @@ class PlannedCollectives:
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         group = self.group
         function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=group.world_size)
-        return open_channel(name, function(group.rank, group.world_size), self.transport, buffer)
+        return self._run(name, function(group.rank, group.world_size), buffer)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
-        return open_channel(name, tree_broadcast(self.group.rank, self.group.world_size), self.transport, buffer)
+        return self.broadcast_from(name, buffer, 0)
+
+    def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        return self._run(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)
+
+    def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
+        return self._run(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
 
     def records(self, num_fields: int) -> Records:
         return RecordExchange(self.transport, num_fields)
+
+    def _run(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
+        return open_channel(name, plan, self.transport, buffer)

@@ -10,7 +10,7 @@ from samovar import _native
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
-from samovar.transports.base import Array, MappedWindow, Notification, Region, Transport, Window
+from samovar.transports.base import Array, MappedWindow, Notification, Pending, Region, Spawning, Transport, Window
 
 # A notification's value is (run number << _STEP_BITS) | step number of the sender.
 _STEP_BITS = 24
@@ -84,13 +84,21 @@ class Channel:
         self._transport = transport
         self._runs = 0
         self._deadline = Deadline(0.0)
+        self._pending: Pending | None = None
         self._operations = [self._compiled(operation) for operation in plan.operations]
 
     def start(self) -> None:
-        """Nothing yet: this executor has no thread, `finish` does it all."""
+        """Begin in the background of a transport that has one; elsewhere `finish` does it all."""
+        assert self._pending is None, "finish() comes first"
+        if isinstance(self._transport, Spawning):
+            self._pending = self._transport.spawn(f"plan {self._memory.plan.name!r}", self.run)
 
     def finish(self, deadline: Deadline) -> None:
-        self.run(deadline)
+        pending, self._pending = self._pending, None
+        if pending is None:
+            self.run(deadline)
+        else:
+            pending.wait(deadline)
 
     def run(self, deadline: Deadline) -> None:
         self._runs += 1

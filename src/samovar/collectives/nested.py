@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import TypeAlias, assert_never
 
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
 
 Span: TypeAlias = tuple[int, int]  # first cell, number of cells
 
@@ -61,6 +61,12 @@ def sequence(name: str, plans: Sequence[Plan]) -> NestedPlan:
 def renumbered(plan: Plan, ranks: Sequence[int]) -> Plan:
     """The same plan among some ranks of a larger group: its rank k is `ranks[k]`."""
     return replace(plan, operations=tuple(_renumbered(operation, ranks) for operation in plan.operations))
+
+
+def rooted(function: PlanFunction, root: int, rank: int, world_size: int) -> Plan:
+    """The plan of `rank` where `root` plays rank 0: rank r plays (r - root) mod P."""
+    ranks = [(place + root) % world_size for place in range(world_size)]
+    return renumbered(function((rank - root) % world_size, world_size), ranks)
 
 
 def idle(plan: Plan) -> Plan:

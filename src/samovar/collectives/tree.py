@@ -17,14 +17,26 @@ def tree_all_reduce(rank: int, world_size: int) -> Plan:
     """
     children = _children(rank, world_size)
     down = _max_children(world_size)
+    operations = list(tree_reduce(rank, world_size).operations)
+    if rank > 0:
+        operations.append(Wait(_parent(rank), down))
+    operations += [Put(child, 0, staging=None, slot=down) for child in reversed(children)]
+    return Plan("tree", tuple(operations), 1, down, down + 1)
+
+
+def tree_reduce(rank: int, world_size: int) -> Plan:
+    """The sum of all buffers on rank 0, up the tree; the others are left with partial sums.
+
+    Cost: at most ceil(log2 P) steps; in all (P-1)N elements sent, N per rank.
+    Reuse: a rank may run it again when something has come back from rank 0 that was sent after the sum was there.
+    """
+    children = _children(rank, world_size)
     operations: list[Operation] = [Wait(child, slot) for slot, child in enumerate(children)]
     if children:
         operations.append(Reduce(0, tuple(range(len(children)))))
     if rank > 0:
-        place = _place(rank)
-        operations += [Put(_parent(rank), 0, staging=place, slot=place), Wait(_parent(rank), down)]
-    operations += [Put(child, 0, staging=None, slot=down) for child in reversed(children)]
-    return Plan("tree", tuple(operations), 1, down, down + 1)
+        operations.append(Put(_parent(rank), 0, staging=_place(rank), slot=_place(rank)))
+    return Plan("reduce", tuple(operations), 1, _max_children(world_size), _max_children(world_size))
 
 
 def tree_broadcast(rank: int, world_size: int) -> Plan:

@@ -14,11 +14,15 @@ ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector registe
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter as its owner describes it; `channels_last` stores a 4-D shape (O, C, H, W) as O, H, W, C."""
+    """A parameter as its owner describes it; `channels_last` stores a 4-D shape (O, C, H, W) as O, H, W, C.
+
+    What is not learned (frozen, or a statistic that forward keeps) has no gradient and belongs to no bucket.
+    """
 
     name: str
     shape: tuple[int, ...]
     channels_last: bool = False
+    is_learned: bool = True
 
     @property
     def size(self) -> int:
@@ -53,31 +57,32 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All parameters in the order in which backward finishes them."""
+    """What is learned, in the order in which backward finishes it, then what is not."""
 
     entries: tuple[Entry, ...]
     num_elements: int
 
     @classmethod
     def pack(cls, specs: Iterable[ParameterSpec]) -> "Layout":
-        """Place the specs one behind the other, each start rounded up to 64 bytes."""
+        """Place the specs one behind the other, what is not learned last, each start rounded up to 64 bytes."""
         entries = []
         offset = 0
-        for spec in specs:
+        for spec in sorted(specs, key=lambda spec: not spec.is_learned):
             entries.append(Entry(spec, offset))
             offset += _rounded_up(spec.size)
         return cls(tuple(entries), offset)
 
     def buckets(self, bucket_size_bytes: int | None = None) -> tuple[Bucket, ...]:
-        """Cut into buckets of at least `bucket_size_bytes` (the last may be smaller); None is one bucket.
+        """Cut what is learned into buckets of at least `bucket_size_bytes` (the last may be smaller); None is one.
 
         A parameter is never split, so 1 gives one bucket per parameter.
         """
-        if not self.entries:
+        learned = [entry for entry in self.entries if entry.spec.is_learned]
+        if not learned:
             return ()
         limit = self.num_elements if bucket_size_bytes is None else max(1, -(-bucket_size_bytes // 4))
         groups: list[list[Entry]] = [[]]
-        for entry in self.entries:
+        for entry in learned:
             if groups[-1] and _rounded_up(groups[-1][-1].stop) - groups[-1][0].offset >= limit:
                 groups.append([])
             groups[-1].append(entry)
@@ -85,7 +90,8 @@ class Layout:
 
     def fingerprint(self) -> str:
         """SHA-256 over names, shapes, order and offsets: ranks with equal layouts have equal fingerprints."""
-        rows = [[e.spec.name, list(e.spec.shape), e.spec.channels_last, e.offset] for e in self.entries]
+        specs = [(entry.spec, entry.offset) for entry in self.entries]
+        rows = [[s.name, list(s.shape), s.channels_last, s.is_learned, offset] for s, offset in specs]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

@@ -25,7 +25,10 @@ def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
     Four-dimensional weights lie channels-last, where torch's convolutions are fastest on CPU.
     """
     backward_order = reversed(list(parameters.items()))
-    return Layout.pack(ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4) for name, p in backward_order)
+    return Layout.pack(
+        ParameterSpec(name, tuple(p.shape), channels_last=p.dim() == 4, is_learned=p.requires_grad)
+        for name, p in backward_order
+    )
 
 
 class Model:
@@ -48,8 +51,6 @@ class Model:
         self._gradients = gradients
         self._buckets = buckets
         self._parameters = dict(parameters)
-        # What is not learned: its gradient is zero from the start of a step, so that its bucket need not wait for it.
-        self._still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
         self._bucket_of = {e.spec.name: bucket for bucket in buckets for e in bucket.entries}
         self._unwritten: dict[int, set[str]] = {}
         self._announced: set[int] = set()
@@ -79,10 +80,7 @@ class Model:
             self._announced.clear()
         self._before_forward = before_forward
         self._gradient_final = gradient_final if last_part else _ignore
-        self._unwritten = {b.index: {e.spec.name for e in b.entries} - self._still for b in self._buckets}
-        if first_part:
-            for name in self._still:
-                self._gradients.view(name).zero_()
+        self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
         for parameter in self._parameters.values():
             parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
         output: NetOutput = self.net(batch)
@@ -111,7 +109,7 @@ class Model:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         for module in self.net.modules():
             owned = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
-            buckets = {self._bucket_of[name].index: self._bucket_of[name] for name in owned}
+            buckets = {self._bucket_of[name].index: self._bucket_of[name] for name in owned if name in self._bucket_of}
             if buckets:
                 module.register_forward_pre_hook(partial(self._announce, tuple(buckets.values())))
 
@@ -130,8 +128,6 @@ class Model:
 
     def _finish_unreached(self, first_part: bool) -> None:
         for bucket in self._buckets:
-            if self._still.issuperset(e.spec.name for e in bucket.entries):
-                self._gradient_final(bucket)
             for name in tuple(self._unwritten[bucket.index]):
                 if first_part:
                     self._gradients.view(name).zero_()

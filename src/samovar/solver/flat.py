@@ -1,7 +1,7 @@
 """A solver on flat buffers: any of the rules, by one native pass for each bucket."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,7 @@ class FlatSolver:
 
     So `update` of a bucket then only adds up its squares, and the update of all buckets runs when the last one
     of the step has come. A strategy that updates bucket by bucket works unchanged; it may not count on new
-    weights before its last bucket. Parameters with lr_mult 0 count with their gradient, which is 0. With
+    weights before its last bucket. Parameters with lr_mult 0 have no gradient. With
     `sync` the gradients are those averaged over workers; with strategies that exchange weights, each worker
     clips its own.
 
@@ -46,14 +46,17 @@ class FlatSolver:
         weights: FlatBuffer,
         gradients: FlatBuffer,
         multipliers: Mapping[str, Multipliers],
+        histories: Sequence[FlatBuffer] = (),
     ) -> None:
         self.config = config
         self._rule = RULES[config.type]
         self._constants = tuple(getattr(config, name) for name in self._rule.constants)
         self._weights = weights
         self._gradients = gradients
-        self.histories = tuple(FlatBuffer.zeros(weights.layout) for _ in self._rule.histories)
+        self.histories = tuple(histories) or tuple(FlatBuffer.zeros(weights.layout) for _ in self._rule.histories)
+        assert len(self.histories) == len(self._rule.histories), (len(histories), config.type)
         self._multipliers = multipliers
+        self._num_learned = sum(entry.spec.is_learned for entry in weights.layout.entries)
         self._rows: dict[int, _BucketRows] = {}
         self._waiting: list[_Waiting] = []
 
@@ -62,7 +65,7 @@ class FlatSolver:
             self._apply(step, bucket, gradient_scale)
             return
         self._waiting.append(self._squared(bucket, gradient_scale))
-        if sum(len(waiting.squares) for waiting in self._waiting) == len(self._weights.layout.entries):
+        if sum(len(waiting.squares) for waiting in self._waiting) == self._num_learned:
             complete, self._waiting = self._waiting, []
             factor = self._clip_factor(complete, self.config.clip_gradients)
             for waiting in complete:

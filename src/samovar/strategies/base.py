@@ -16,10 +16,14 @@ Exchanged: TypeAlias = Literal["gradients", "weights"]
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """This rank's flat weights and gradients, float32 (N,) each, in memory that collectives can use."""
+    """This rank's flat weights, gradients and solver's histories, float32 (N,) each, in memory of collectives.
+
+    `histories` may be left out where every rank updates every bucket.
+    """
 
     weights: Region
     gradients: Region
+    histories: tuple[Region, ...] = ()
 
 
 class Strategy(Protocol):
@@ -52,6 +56,13 @@ class Strategy(Protocol):
 
     def drain(self) -> None:
         """Complete what is under way, and find what `center` gives; training goes on with the same bits.
+
+        Waits for all ranks, which must all call it after the same step.
+        """
+        ...
+
+    def gather_histories(self) -> None:
+        """Complete the solver's histories on every rank, where a rank updates only some buckets.
 
         Waits for all ranks, which must all call it after the same step.
         """

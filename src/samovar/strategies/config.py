@@ -9,18 +9,20 @@ from samovar.core.errors import InputError
 AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 VARIANTS = ("reduce", "broadcast")
+OWNERS = ("spread", "root")
 
 # What may be set beside the collective, and what --overlap may be, strategy by strategy.
 _SETTINGS: dict[str, tuple[str, ...]] = {
-    "sync": ("bucket_size_bytes", "overlap"),
+    "sync": ("bucket_size_bytes", "overlap", "owner"),
     "local-sgd": ("sync_period_steps",),
     "diloco": ("sync_period_steps", "outer_rate", "outer_momentum"),
     "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant"),
 }
-_OVERLAPS = {"sync": ("none", "backward"), "sync-easgd": ("none", "step", "period")}
+_OVERLAPS = {"sync": ("none", "backward", "full"), "sync-easgd": ("none", "step", "period")}
 _FLAGS = {
     "bucket_size_bytes": "--bucket",
     "overlap": "--overlap",
+    "owner": "--owner",
     "sync_period_steps": "--sync-period",
     "moving_rate": "--moving-rate",
     "variant": "--variant",
@@ -46,6 +48,7 @@ class StrategyConfig:
     variant: str | None = None
     outer_rate: float | None = None
     outer_momentum: float | None = None
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         _require_choice("--strategy", self.name, STRATEGIES)
@@ -66,6 +69,11 @@ class StrategyConfig:
         """Whether workers train on their own and exchange weights now and then."""
         return self.name != "sync"
 
+    @property
+    def has_owners(self) -> bool:
+        """Whether each bucket is updated by one rank alone."""
+        return self.overlap == "full"
+
     def _refuse_what_belongs_to_others(self) -> None:
         for name, flag in _FLAGS.items():
             if getattr(self, name) is not None and name not in _SETTINGS[self.name]:
@@ -79,11 +87,15 @@ class StrategyConfig:
             _require_choice(f"--overlap of {self.name}", self.overlap, _OVERLAPS[self.name])
         if self.variant is not None:
             _require_choice("--variant", self.variant, VARIANTS)
-        if self.overlap == "backward" and self.bucket_size_bytes is None:
+        if self.overlap in ("backward", "full") and self.bucket_size_bytes is None:
             raise InputError(
-                "--overlap backward: with one bucket nothing is final before backward ends; "
+                f"--overlap {self.overlap}: with one bucket nothing is final before backward ends; "
                 "give --bucket layer or a number of bytes too"
             )
+        if self.owner is not None:
+            _require_choice("--owner", self.owner, OWNERS)
+            if self.overlap != "full":
+                raise InputError(f"--owner {self.owner}: buckets have owners with --overlap full alone; add it")
         if self.variant == "broadcast" and self.overlap not in (None, "none"):
             raise InputError(
                 f"--overlap {self.overlap}: --variant broadcast needs the center before it can go on; "

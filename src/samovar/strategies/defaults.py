@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from samovar.core.errors import InputError
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import OWNERS, StrategyConfig
 
 SYNC_PERIOD_STEPS = {"local-sgd": 8, "diloco": 50, "sync-easgd": 8}
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo's paper
@@ -16,7 +16,8 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     the center and the workers' mean is multiplied by 1 - a (P + 1) at every exchange.
     """
     if not config.exchanges_weights:
-        return replace(config, overlap=config.overlap or ("none" if config.bucket_size_bytes is None else "backward"))
+        overlap = config.overlap or ("none" if config.bucket_size_bytes is None else "backward")
+        return replace(config, overlap=overlap, owner=(config.owner or OWNERS[0]) if overlap == "full" else None)
     config = replace(config, sync_period_steps=config.sync_period_steps or SYNC_PERIOD_STEPS[config.name])
     match config.name:
         case "diloco":

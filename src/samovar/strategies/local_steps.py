@@ -50,6 +50,9 @@ class LocalSteps:
     def gradient_final(self, bucket: Bucket) -> None:
         """Nothing: gradients stay here."""
 
+    def gather_histories(self) -> None:
+        """Nothing: every worker's solver is its own."""
+
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
 

@@ -77,6 +77,9 @@ class Sync:
     def drain(self) -> None:
         """Nothing: no exchange outlives its step."""
 
+    def gather_histories(self) -> None:
+        """Nothing: every rank makes every update."""
+
     def center(self) -> Array | None:
         return None
 

@@ -1,6 +1,6 @@
 """What a transport offers: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -124,6 +124,15 @@ class Pending(Protocol):
 
     def wait(self, deadline: Deadline) -> None:
         """Return when it is done here. Raises DeadlineExceeded or RankFailed, which name operation, rank and host."""
+        ...
+
+
+@runtime_checkable
+class Spawning(Transport, Protocol):
+    """A transport whose ranks can do several things at once without threads."""
+
+    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
+        """Begin work(a deadline that never passes) beside the rank's own thread of control."""
         ...
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import Channel
-from samovar.collectives.plans import all_reduce
+from samovar.collectives.plan import Plan
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Bucket, Layout, ParameterSpec
@@ -60,9 +60,8 @@ class Left:
 class PlainCollectives(PlannedCollectives):
     """Runs plans in Python, where `start` does nothing and `finish` all of it."""
 
-    def all_reduce(self, name: str, buffer: Region) -> Channel:
-        plan = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=self.group.world_size)
-        return Channel(name, plan(self.group.rank, self.group.world_size), self.transport, buffer)
+    def _run(self, name: str, plan: Plan, buffer: Region) -> Channel:
+        return Channel(name, plan, self.transport, buffer)
 
 
 def in_time() -> Deadline:
@@ -86,15 +85,15 @@ def train(
     strategy = build_strategy(job.config, collectives, buckets, Buffers(weights, gradients), deadline)
     if job.resumed:
         strategy.load_state_dict(job.resumed[rank].state)
-    trace, centers = [], []
+    met, centers = [], []
     for step in range(job.first_step, job.num_steps):
-        take_step(job, strategy, step, buckets, weights.array, gradients.array, rank)
-        trace.append(weights.array.copy())
+        met.append(take_step(job, strategy, step, buckets, weights.array, gradients.array, rank))
         if job.drain_each_step:
             strategy.drain()
             centers.append(copied(strategy.center()))
     state = strategy.state_dict()
     strategy.drain()
+    trace = [*met[1:], weights.array.copy()]
     return Left(weights.array.copy(), copied(strategy.center()), state, trace, centers)
 
 
@@ -106,18 +105,23 @@ def take_step(
     weights: Array,
     gradients: Array,
     rank: int,
-) -> None:
+) -> Array:
+    """The weights that the step's forward pass met, each bucket's when it was its turn."""
+
     def update(bucket: Bucket, scale: float) -> None:
         part = slice(bucket.start, bucket.stop)
         weights[part] -= np.float32(RATE) * (np.float32(scale) * gradients[part])
 
     strategy.begin_step(step)
-    for bucket in buckets:
+    met = np.zeros_like(weights)
+    for bucket in reversed(buckets):
         strategy.before_forward(bucket)
+        met[bucket.start : bucket.stop] = weights[bucket.start : bucket.stop]
     gradients[:] = job.gradient(rank, step, weights)
     for bucket in buckets:
         strategy.gradient_final(bucket)
     strategy.finish_step(step, update)
+    return met
 
 
 def copied(array: Array | None) -> Array | None:

@@ -38,6 +38,8 @@ CONFIGS = {
     "sync": StrategyConfig("sync", "tree"),
     "sync in the background": StrategyConfig("sync", "tree", 64, overlap="backward"),
     "sync at the end": StrategyConfig("sync", "tree", 64, overlap="none"),
+    "sync with owners": StrategyConfig("sync", "tree", 64, overlap="full"),
+    "sync with one owner": StrategyConfig("sync", "tree", 64, overlap="full", owner="root"),
     "local-sgd": StrategyConfig("local-sgd", "ring", sync_period_steps=3),
     "local-sgd each step": StrategyConfig("local-sgd", "tree", sync_period_steps=1),
     "diloco": StrategyConfig("diloco", "ring", sync_period_steps=4, outer_rate=0.6, outer_momentum=0.8),

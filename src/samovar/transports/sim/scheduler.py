@@ -20,7 +20,7 @@ class Deadlock(AssertionError):
 
 
 class Task:
-    """One rank's thread of control; `blocked_on` says what it waits for."""
+    """One thread of control of a rank; `blocked_on` says what it waits for."""
 
     __slots__ = ("_greenlet", "blocked_on", "deadline_s", "expired", "name", "program", "result", "timer_s")
 
@@ -59,6 +59,7 @@ class Scheduler:
         self._num_live = 0
         self._hub: Any = None
         self._closing = False
+        self._tasks: list[Task] = []
 
     def moment(self, time_s: float) -> Moment:
         return time_s, self._random.random()
@@ -74,15 +75,20 @@ class Scheduler:
         Raises Deadlock, and whatever a task raises, with a note that names it; the other tasks are unwound then.
         """
         self._hub = getcurrent()
-        self._num_live = len(tasks)
         for task in tasks:
-            self.at(self.moment(0.0), self._start, task)
+            self.spawn(task)
         try:
-            self._run_events(tasks)
+            self._run_events()
         finally:
             self._closing = True
-            for task in tasks:
+            for task in list(self._tasks):
                 task.end()
+
+    def spawn(self, task: Task) -> None:
+        """Start one more task, at this moment; `run` returns when it has ended too."""
+        self._num_live += 1
+        self._tasks.append(task)
+        self.at(self.moment(self.now_s), self._start, task)
 
     def block(self, task: Task, reason: object, deadline_s: float = math.inf) -> bool:
         """Let others run until somebody resumes `task` (True) or the virtual clock reaches the deadline (False)."""
@@ -96,6 +102,13 @@ class Scheduler:
         self._hub.switch()
         task.blocked_on = None
         return not task.expired
+
+    def wake(self, task: Task) -> None:
+        """Go on with a blocked task: at once between events, where a task runs as the next event."""
+        if getcurrent() is self._hub:
+            task.resume()
+        else:
+            self.at((self.now_s, 0.0), Task.resume, task)
 
     def sleep(self, task: Task, seconds: float) -> None:
         """Let virtual time pass for this task."""
@@ -113,14 +126,15 @@ class Scheduler:
             raise
         finally:
             self._num_live -= 1
+            self._tasks.remove(task)
 
-    def _run_events(self, tasks: Sequence[Task]) -> None:
+    def _run_events(self) -> None:
         heap = self._heap
         while self._num_live > 0 and heap:
             self.now_s, _, _, function, argument = heappop(heap)
             function(argument)
         if self._num_live > 0:
-            raise Deadlock(self._report([task for task in tasks if task.blocked_on is not None]))
+            raise Deadlock(self._report([task for task in self._tasks if task.blocked_on is not None]))
 
     def _report(self, waiting: Sequence[Task]) -> str:
         lines = [f"{task.name} waits for {task.blocked_on}" for task in waiting[:_MAX_LINES_OF_A_REPORT]]

@@ -1,16 +1,18 @@
 """One simulated rank's access to the windows of its group, and to the virtual clock."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
-from samovar.transports.base import Array
+from samovar.transports.base import Array, Pending
 from samovar.transports.sim.window import Port, SimWindow, VirtualDeadline
 
 _ALIGNMENT_BYTES = 64
@@ -95,6 +97,10 @@ class SimTransport:
         window, _offset = self._port.find(destination)
         if window is None or window.is_real:
             _native.reduce(destination, sources)
+
+    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
+        """See `samovar.transports.base.Spawning`; the race finder takes both for one thread of control."""
+        return self._port.spawn(what, lambda: work(self.deadline(math.inf)))
 
     def note(self, array: Array, writes: bool, verb: str) -> None:
         """Tell the race finder that this rank itself reads or writes `array`, such as a part of `Window.local`."""

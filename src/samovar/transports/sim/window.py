@@ -43,12 +43,13 @@ class Fabric:
 
 
 class Port:
-    """What all windows of one rank share."""
+    """What all windows of one rank share; `task` is the one of its tasks that runs, or ran last."""
 
     def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
         self.rank = rank
         self.fabric = fabric
         self.task = task
+        self._waiting: list[Task] = []  # for a notification
         self.bytes_sent = 0
         self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
         self._windows: list[SimWindow] = []  # by address
@@ -57,12 +58,41 @@ class Port:
     def block(self, reason: object, deadline_s: float = math.inf) -> bool:
         """See `Scheduler.block`."""
         self.last_put = None
-        return self.fabric.scheduler.block(self.task, reason, deadline_s)
+        task = self.task
+        arrived = self.fabric.scheduler.block(task, reason, deadline_s)
+        self.task = task
+        return arrived
+
+    def wait(self, awaited: "Awaited", deadline_s: float) -> bool:
+        """Until `notified` brings what is awaited (True), or the deadline passes (False)."""
+        task = self.task
+        self._waiting.append(task)
+        try:
+            return self.block(awaited, deadline_s)
+        finally:
+            if task in self._waiting:
+                self._waiting.remove(task)
+
+    def notified(self, window: "SimWindow", slot: int, value: int) -> None:
+        """Go on with the tasks that wait for this."""
+        for task in tuple(self._waiting):
+            awaited = task.blocked_on
+            if isinstance(awaited, Awaited) and awaited.is_met_by(window, slot, value):
+                self._waiting.remove(task)
+                self.fabric.scheduler.wake(task)
+
+    def spawn(self, what: str, work: Callable[[], None]) -> "Spawned":
+        """Do something beside what runs now."""
+        spawned = Spawned(self, f"rank {self.rank}'s {what}", work)
+        self.fabric.scheduler.spawn(spawned.task)
+        return spawned
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         self.last_put = None
-        self.fabric.scheduler.sleep(self.task, seconds)
+        task = self.task
+        self.fabric.scheduler.sleep(task, seconds)
+        self.task = task
 
     def add_window(self, window: "SimWindow") -> None:
         """Know where its memory lies."""
@@ -88,6 +118,34 @@ class Port:
             return None, 0
         window, offset = self._windows[index], address - self._addresses[index]
         return (window, offset) if offset < len(window.local) else (None, 0)
+
+
+class Spawned:
+    """One more task of a rank; a `Pending`."""
+
+    def __init__(self, port: Port, what: str, work: Callable[[], None]) -> None:
+        self.task = Task(what)
+        self.task.program = self._run
+        self._port = port
+        self._work = work
+        self._is_done = False
+        self._waiter: Task | None = None
+
+    def wait(self, deadline: Deadline) -> None:
+        if self._is_done:
+            return
+        self._waiter = self._port.task
+        arrived = self._port.block(f"the end of {self.task.name}", _virtual(deadline))
+        self._waiter = None
+        if not arrived:
+            raise DeadlineExceeded(f"{self.task.name} waits for {self.task.blocked_on}")
+
+    def _run(self) -> None:
+        self._port.task = self.task
+        self._work()
+        self._is_done = True
+        if self._waiter is not None:
+            self._port.fabric.scheduler.wake(self._waiter)
 
 
 class Awaited:
@@ -217,7 +275,7 @@ class SimWindow:
         assert slot >= 0, slot
         if self.slots[slot] < at_least:
             awaited = Awaited(self, range(slot, slot + 1), at_least, peer)
-            if not self._port.block(awaited, _virtual(deadline)):
+            if not self._port.wait(awaited, _virtual(deadline)):
                 raise DeadlineExceeded(
                     f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self.name!r} before "
                     f"{deadline.at_s:.6f} s of virtual time"
@@ -228,7 +286,7 @@ class SimWindow:
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         fired = self._fired(slots)
-        if fired is None and self._port.block(Awaited(self, slots, 1, None), _virtual(deadline)):
+        if fired is None and self._port.wait(Awaited(self, slots, 1, None), _virtual(deadline)):
             fired = self._fired(slots)
         if fired is None:
             raise DeadlineExceeded(
@@ -267,10 +325,7 @@ class SimWindow:
         self.slots[slot] = value
         if clock is not None:
             self._clocks[slot] = clock
-        task = self._port.task
-        awaited = task.blocked_on
-        if isinstance(awaited, Awaited) and awaited.is_met_by(self, slot, value):
-            task.resume()
+        self._port.notified(self, slot, value)
 
     def note(self, rank: int, offset: int, num_bytes: int, writes: bool, verb: str) -> None:
         """Tell the race finder that `rank` touches these bytes of this part."""
