@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_nets import alexnet, lenet
 
 import samovar
-from samovar.formats.idx import parse_idx, read_plain_or_gzip
+from samovar.formats.idx import parse_idx
+from samovar.formats.packed import read_unpacked
 
 STRATEGY = {"strategy": "sync-easgd", "sync_period_steps": 8, "overlap": "period"}
 PERIOD = 8
@@ -151,7 +152,7 @@ class Mnist:
     @staticmethod
     def _array(folder: Path, name: str, num_dimensions: int) -> npt.NDArray[np.uint8]:
         path = next(folder.glob(f"{name}*"))
-        return parse_idx(read_plain_or_gzip(path, 1 << 30), path.name, num_dimensions).copy()
+        return parse_idx(read_unpacked(path, 1 << 30), path.name, num_dimensions).copy()
 
 
 def seconds_to(goal: float, side: Side, mnist: Mnist) -> tuple[float, int]:

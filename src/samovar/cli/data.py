@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from samovar.data.cifar10 import write_cifar10
 from samovar.data.digits import write_digits
 from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import write_mnist
+from samovar.data.mnist import FASHION_MNIST, write_mnist
 
 data_app = typer.Typer(help="Make data sets as Caffe databases (LMDB).", no_args_is_help=True)
+IdxSource = Annotated[Path, typer.Option(help="Folder with the four published IDX files (.gz or not).")]
 Out = Annotated[Path, typer.Option(help="Folder to put the databases into.")]
 
 
@@ -21,15 +23,32 @@ def digits(out: Out) -> None:
 
 
 @data_app.command()
-def mnist(
-    source: Annotated[Path, typer.Option(help="Folder with the four published IDX files (.gz or not).")],
-    out: Out,
-) -> None:
+def mnist(source: IdxSource, out: Out) -> None:
     """MNIST from its published files, checksums verified."""
     _tell(write_mnist(source, out))
 
 
+@data_app.command()
+def fashion_mnist(source: IdxSource, out: Out) -> None:
+    """Fashion-MNIST from its published files, checksums verified."""
+    _tell(write_mnist(source, out, FASHION_MNIST))
+
+
+@data_app.command()
+def cifar10(
+    source: Annotated[Path, typer.Option(help="Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not).")],
+    out: Out,
+) -> None:
+    """CIFAR-10: batches 1-4 to train on, 5 held out, and the mean image; checksums verified."""
+    databases, mean = write_cifar10(source, out)
+    _tell(databases)
+    typer.echo(f"{mean.path}: mean of the training images, {_state(mean.already_there)}")
+
+
 def _tell(databases: Sequence[WrittenDatabase]) -> None:
     for database in databases:
-        state = "is already there" if database.already_there else "written"
-        typer.echo(f"{database.folder}: {database.num_records:,} records, {state}")
+        typer.echo(f"{database.folder}: {database.num_records:,} records, {_state(database.already_there)}")
+
+
+def _state(already_there: bool) -> str:
+    return "is already there" if already_there else "written"

@@ -1,7 +1,8 @@
-"""What a data layer asks for: the source, the batch, and Caffe's transform_param."""
+"""What data layers ask for: the source, the batch, and Caffe's transform_param."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,10 @@ class TransformConfig:
     """Height and width of the crop: at random in training, in the centre otherwise."""
     mirror: bool = False
     """Left-right flip of every second sample, at random (in testing too, as in Caffe)."""
+    force_color: bool = False
+    """Decode compressed records to blue, green, red; otherwise they keep the channels they have."""
+    force_gray: bool = False
+    """Decode compressed records to one channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +35,38 @@ class DataConfig:
     """Names of the outputs: the images, and the labels where a second one is given."""
     transform: TransformConfig
     training: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hdf5DataConfig:
+    """One HDF5Data layer: `source` lists HDF5 files, each with a dataset for every top, by its name."""
+
+    source: Path
+    batch_size: int
+    tops: tuple[str, ...]
+    shuffled: bool = False
+    """A new order of files, and of the rows in each, every epoch; in testing too, as in Caffe."""
+    training: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDataConfig:
+    """One ImageData layer: `source` lists image files with a label each, "path label"."""
+
+    source: Path
+    batch_size: int
+    tops: tuple[str, ...]
+    """Names of the images' and the labels' outputs."""
+    transform: TransformConfig
+    training: bool
+    root: Path | None = None
+    """The folder that the list's paths start at, and that no image may lie outside of."""
+    new_size: tuple[int, int] | None = None
+    """Height and width that every image is resized to."""
+    is_color: bool = True
+    """Three channels (blue, green, red) rather than one."""
+    shuffled: bool = False
+    """A new order every epoch; in testing too, as in Caffe."""
+
+
+LayerConfig: TypeAlias = DataConfig | Hdf5DataConfig | ImageDataConfig

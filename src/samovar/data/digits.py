@@ -32,11 +32,11 @@ def write_digits(out: Path) -> list[WrittenDatabase]:
     Raises: InputError where scikit-learn is missing or a folder holds something else.
     """
     small_N88, labels_N = _load()
-    images_NHW = enlarge(small_N88)
+    images = enlarge(small_N88)[:, None]
     train, test = split(labels_N)
     return [
-        write_images(out / "digits_train_lmdb", images_NHW[train], labels_N[train]),
-        write_images(out / "digits_test_lmdb", images_NHW[test], labels_N[test]),
+        write_images(out / "digits_train_lmdb", images[train], labels_N[train]),
+        write_images(out / "digits_test_lmdb", images[test], labels_N[test]),
     ]
 
 

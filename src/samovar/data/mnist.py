@@ -1,6 +1,5 @@
-"""MNIST as Caffe's LMDBs, from the published IDX files."""
+"""MNIST and Fashion-MNIST as Caffe's LMDBs, from the published IDX files."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,16 +8,8 @@ import numpy.typing as npt
 
 from samovar.core.errors import InputError
 from samovar.data.image_database import WrittenDatabase, write_images
-from samovar.formats.idx import parse_idx, read_plain_or_gzip
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedFile:
-    """An unpacked IDX file as it was published."""
-
-    name: str
-    size_bytes: int
-    md5: str
+from samovar.data.published import PublishedFile, find_published, read_published
+from samovar.formats.idx import parse_idx
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +21,7 @@ class Split:
     labels: PublishedFile
 
 
-SPLITS = (
+MNIST = (
     Split(
         "mnist_train_lmdb",
         PublishedFile("train-images-idx3-ubyte", 47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
@@ -42,59 +33,43 @@ SPLITS = (
         PublishedFile("t10k-labels-idx1-ubyte", 10_008, "27ae3e4e09519cfbb04c329615203637"),
     ),
 )
+FASHION_MNIST = (
+    Split(
+        "fashion_mnist_train_lmdb",
+        PublishedFile("train-images-idx3-ubyte", 47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
+        PublishedFile("train-labels-idx1-ubyte", 60_008, "9018921c3c673c538a1fc5bad174d6f9"),
+    ),
+    Split(
+        "fashion_mnist_test_lmdb",
+        PublishedFile("t10k-images-idx3-ubyte", 7_840_016, "8181f5470baa50b63fa0f6fddb340f0a"),
+        PublishedFile("t10k-labels-idx1-ubyte", 10_008, "15d484375f8d13e6eb1aabb0c3f46965"),
+    ),
+)
 
 
-def write_mnist(source: Path, out: Path, splits: tuple[Split, ...] = SPLITS) -> list[WrittenDatabase]:
+def write_mnist(source: Path, out: Path, splits: tuple[Split, ...] = MNIST) -> list[WrittenDatabase]:
     """Write out/mnist_train_lmdb and out/mnist_test_lmdb, records in file order, keys 00000000, ...
 
-    `source` is the folder of the four published files, plain or gzipped. Nothing is written unless all
-    are there with the published checksums of their unpacked content.
+    `source` is the folder of the four published files, plain or packed; `splits` may name another data set of
+    the same form. Nothing is written unless all are there with the published checksums of their unpacked content.
 
     Raises: InputError naming every missing file, or the one that differs.
     """
-    paths = _find_all(source, splits)
+    files = [file for split in splits for file in (split.images, split.labels)]
+    paths = find_published(source, files, "Fashion-MNIST" if splits is FASHION_MNIST else "MNIST")
     arrays = [_read_split(split, paths) for split in splits]
     return [
-        write_images(out / split.folder_name, images, labels)
+        write_images(out / split.folder_name, images[:, None], labels)
         for split, (images, labels) in zip(splits, arrays, strict=True)
     ]
 
 
-def _find_all(source: Path, splits: tuple[Split, ...]) -> dict[str, Path]:
-    names = [file.name for split in splits for file in (split.images, split.labels)]
-    try:
-        present = {path.name for path in source.iterdir()}
-    except OSError as error:
-        raise InputError(
-            f"{source}: {error.strerror}. Name the folder that holds {', '.join(names)} (or .gz of the same names)."
-        ) from error
-    missing = [name for name in names if not present & {name, f"{name}.gz"}]
-    if missing:
-        raise InputError(
-            f"{source}: {', '.join(missing)} (or .gz of the same name) not found. Put the published MNIST "
-            "files there, or name the folder that holds them."
-        )
-    return {name: source / (name if name in present else f"{name}.gz") for name in names}
-
-
 def _read_split(split: Split, paths: dict[str, Path]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    images = parse_idx(_verified(paths, split.images), split.images.name, 3)
-    labels = parse_idx(_verified(paths, split.labels), split.labels.name, 1)
+    images = parse_idx(read_published(paths[split.images.name], split.images), split.images.name, 3)
+    labels = parse_idx(read_published(paths[split.labels.name], split.labels), split.labels.name, 1)
     if len(images) != len(labels):
         raise InputError(
             f"{split.images.name} holds {len(images)} images, {split.labels.name} {len(labels)} labels; "
             "take both files from one data set."
         )
     return images, labels
-
-
-def _verified(paths: dict[str, Path], file: PublishedFile) -> bytes:
-    path = paths[file.name]
-    content = read_plain_or_gzip(path, file.size_bytes)
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != file.md5:
-        raise InputError(
-            f"{path}: its content has MD5 {found}, the published file {file.md5}: it is damaged, or of "
-            "another data set. Download it again."
-        )
-    return content

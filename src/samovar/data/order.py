@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
+from samovar.core.group import Group
 
 DRAWS_PER_SAMPLE = 4  # one Philox block
 SAMPLE_NUMBERS = "(sample numbers)"  # beside a batch's tops: the global counters of its samples, int64 (N,)
@@ -64,6 +65,36 @@ def permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
     return order
 
 
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """Which global samples a rank reads: of every `period` samples its `parts`, each (first, count), one by one.
+
+    `global_batch` counts the samples that all ranks together have in a part's turn.
+    """
+
+    period: int
+    parts: tuple[tuple[int, int], ...]
+    global_batch: int
+
+    def at(self, number: int) -> tuple[int, int]:
+        """First sample and number of samples of the rank's `number`-th portion of the run."""
+        turn, place = divmod(number, len(self.parts))
+        first, count = self.parts[place]
+        return turn * self.period + first, count
+
+
+def batch_portions(group: Group, global_batch: int) -> Portions:
+    """A rank's contiguous slice of every global batch."""
+    return Portions(global_batch, (shares(global_batch, group.world_size)[group.rank],), global_batch)
+
+
+def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num_batches: int) -> Portions:
+    """The slices [own) of `num_slices` of each of `num_batches` global batches; the batches of a slice together."""
+    slices = shares(global_batch, num_slices)[slice(*own)]
+    parts = ((batch * global_batch + first, count) for first, count in slices for batch in range(num_batches))
+    return Portions(num_batches * global_batch, tuple(parts), global_batch)
+
+
 def shares(global_batch: int, world_size: int) -> tuple[tuple[int, int], ...]:
     """(start, count) of each rank's contiguous slice of the global batch; counts differ by at most one.
 
@@ -85,10 +116,11 @@ def sample_draws(seed: int, start: int, count: int) -> npt.NDArray[np.uint64]:
     return words.reshape(count, DRAWS_PER_SAMPLE)
 
 
-def below(words: npt.NDArray[np.uint64], limit: int) -> npt.NDArray[np.int64]:
-    """Words brought to 0 .. limit - 1 evenly (to 2^-32 of a share); limit must be below 2^31."""
-    assert 0 < limit < 2**31, limit
-    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+def below(words: npt.NDArray[np.uint64], limit: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Words brought to 0 .. limit - 1 evenly (to 2^-32 of a share); limit, one or one each, is below 2^31."""
+    limits = np.asarray(limit, np.int64)
+    assert ((limits > 0) & (limits < 2**31)).all(), limit
+    return ((words >> np.uint64(32)) * limits.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def _philox(seed: int, epoch: int, stream: int, start: int) -> np.random.Philox:

@@ -8,6 +8,7 @@ channel, or a mean image (its pixel at h + top, w + left). Without crop_size top
 Legend: n samples, C channels, H and W height and width of a record, K crop size.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,13 +17,14 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.config import DataConfig
+from samovar.data.config import DataConfig, ImageDataConfig
 from samovar.data.dataset import Images
 from samovar.data.order import below, sample_draws
 from samovar.formats.caffe.blob import read_mean
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+ImageConfig: TypeAlias = DataConfig | ImageDataConfig
 
 
 class Transform:
@@ -34,14 +36,16 @@ class Transform:
     Raises: InputError for means or a crop that do not fit the records.
     """
 
-    def __init__(self, config: DataConfig, sample_shape: tuple[int, int, int], seed: int) -> None:
+    def __init__(self, config: ImageConfig, sample_shape: tuple[int, int, int], seed: int) -> None:
         asked = config.transform
         _check_crop(config.source, asked.crop_size, sample_shape)
+        self._source = config.source
         self._seed = seed
         self._scale = np.float32(asked.scale)
         self._mean_CHW = _mean(config, sample_shape)
         self._crop_size = asked.crop_size
         self._mirror = asked.mirror
+        self.takes_any_size = asked.crop_size > 0 and (self._mean_CHW is None or self._mean_CHW.shape[1:] == (1, 1))
         self._random_crop = asked.crop_size > 0 and config.training
         channels, height, width = sample_shape
         self.output_shape = (channels, asked.crop_size or height, asked.crop_size or width)
@@ -54,9 +58,34 @@ class Transform:
         draws = self._draws(first_sample, len(images_nCHW))
         images, mean = images_nCHW, self._mean_CHW
         if self._crop_size:
-            tops, lefts = self._corners(images, draws)
+            _, _, height, width = images.shape
+            tops, lefts = self._corners(np.full(len(images), height), np.full(len(images), width), draws)
             images = _crops(images, self._crop_size, tops, lefts)
             mean = _mean_crops(mean, self._crop_size, tops, lefts)
+        return self._finished(images, mean, draws)
+
+    def of_each(self, images: Sequence[Images], first_sample: int) -> torch.Tensor:
+        """The same for images (C, H, W) of different H and W, where `takes_any_size`: float32 (n, C, K, K).
+
+        Raises: InputError for an image smaller than the crop.
+        """
+        assert self.takes_any_size
+        draws, size = self._draws(first_sample, len(images)), self._crop_size
+        heights, widths = np.array([image.shape[1:] for image in images]).T if images else np.empty((2, 0), np.int64)
+        if (np.minimum(heights, widths) < size).any():
+            raise InputError(
+                f"{self._source}: crop_size is {size}, but an image is {heights.min()} x {widths.min()} at the "
+                "smallest; resize the images, or give a smaller crop_size."
+            )
+        tops, lefts = self._corners(heights, widths, draws)
+        crops = [
+            image[:, top : top + size, left : left + size] for image, top, left in zip(images, tops, lefts, strict=True)
+        ]
+        stacked = np.stack(crops) if crops else np.empty((0, *self.output_shape), np.uint8)
+        return self._finished(stacked, self._mean_CHW, draws)
+
+    def _finished(self, images: Images, mean: Floats | None, draws: npt.NDArray[np.uint64]) -> torch.Tensor:
+        """Mean, scale and flips."""
         result = self._scaled(images, mean)
         if self._mirror:
             flipped = below(draws[:, 0], 2) == 1
@@ -68,13 +97,12 @@ class Transform:
             return sample_draws(self._seed, first_sample, count)
         return np.empty((count, 0), np.uint64)
 
-    def _corners(self, images_nCHW: Images, draws: npt.NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
+    def _corners(self, heights: Int64s, widths: Int64s, draws: npt.NDArray[np.uint64]) -> tuple[Int64s, Int64s]:
         """The top row and left column of each sample's crop, int64 (n,)."""
-        count, _, height, width = images_nCHW.shape
-        spare_rows, spare_columns = height - self._crop_size, width - self._crop_size
+        spare_rows, spare_columns = heights - self._crop_size, widths - self._crop_size
         if self._random_crop:
             return below(draws[:, 1], spare_rows + 1), below(draws[:, 2], spare_columns + 1)
-        return np.full(count, spare_rows // 2), np.full(count, spare_columns // 2)
+        return spare_rows // 2, spare_columns // 2
 
     def _scaled(self, images: Images, mean: Floats | None) -> Floats:
         if mean is None:
@@ -99,7 +127,7 @@ def _mean_crops(mean_CHW: Floats | None, size: int, tops: Int64s, lefts: Int64s)
     return np.moveaxis(windows[:, tops, lefts], 1, 0)
 
 
-def _mean(config: DataConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
+def _mean(config: ImageConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
     """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None where no mean is subtracted."""
     values, file = config.transform.mean_values, config.transform.mean_file
     if values and file is not None:

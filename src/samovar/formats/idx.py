@@ -4,10 +4,7 @@ Two zero bytes, the type of the numbers (0x08: unsigned byte), the number of dim
 u32, then the numbers with the last dimension running fastest.
 """
 
-import gzip
-import zlib
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,26 +12,6 @@ import numpy.typing as npt
 from samovar.core.errors import InputError
 
 _UNSIGNED_BYTE = 0x08
-_GZIP_MAGIC = b"\x1f\x8b"
-
-
-def read_plain_or_gzip(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, unpacked where it is a gzip file, whatever its name.
-
-    Raises: InputError where it cannot be read or unpacked, or holds more than `max_bytes`.
-    """
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == _GZIP_MAGIC
-            file.seek(0)
-            content = gzip.GzipFile(fileobj=file).read(max_bytes + 1) if packed else file.read(max_bytes + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: the gzip file is damaged ({error}). Download it again.") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(content) > max_bytes:
-        raise InputError(f"{path}: holds more than the {max_bytes} bytes expected. Download it again.")
-    return content
 
 
 def parse_idx(content: bytes, name: str, num_dimensions: int) -> npt.NDArray[np.uint8]:

@@ -41,7 +41,7 @@ BAD = [
     ({"channels": -1, "height": -1, "width": 1, "data": b"a"}, "each must be at least 1"),
     ({"channels": 0, "height": 1, "width": 1}, "each must be at least 1"),
     ({"channels": 1 << 30, "height": 1 << 30, "width": 1 << 30, "data": b"a"}, "product at most 67108864"),
-    ({"channels": 1, "height": 1, "width": 1, "data": b"a", "encoded": True}, "encoding off"),
+    ({"channels": 1, "height": 1, "width": 1, "data": b"a", "encoded": True}, "no whole image of the kinds"),
 ]
 
 

@@ -15,7 +15,8 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.data.dataset import LmdbDataset
 from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import SPLITS, PublishedFile, Split, write_mnist
+from samovar.data.mnist import FASHION_MNIST, MNIST, Split, write_mnist
+from samovar.data.published import PublishedFile
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)
@@ -88,7 +89,7 @@ def test_every_missing_file_is_named(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_names_the_files_too(tmp_path: Path) -> None:
-    names = ".*".join(file.name for split in SPLITS for file in (split.images, split.labels))
+    names = ".*".join(file.name for split in MNIST for file in (split.images, split.labels))
     with pytest.raises(InputError, match=f"nowhere: No such file or directory.*{names}"):
         write_mnist(tmp_path / "nowhere", tmp_path)
 
@@ -119,6 +120,7 @@ def test_images_and_labels_of_different_number_are_refused(source: Path, tmp_pat
         write_mnist(source, tmp_path, (mixed,))
 
 
-def test_the_published_sizes_are_those_of_60000_and_10000_images() -> None:
-    sizes = [(split.images.size_bytes, split.labels.size_bytes) for split in SPLITS]
+@pytest.mark.parametrize("data_set", [MNIST, FASHION_MNIST])
+def test_the_published_sizes_are_those_of_60000_and_10000_images(data_set: tuple[Split, ...]) -> None:
+    sizes = [(split.images.size_bytes, split.labels.size_bytes) for split in data_set]
     assert sizes == [(16 + prod((count, 28, 28)), 8 + count) for count in (60_000, 10_000)]

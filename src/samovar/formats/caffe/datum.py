@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message, message_class
+from samovar.formats.image import Channels, decode_image
 
 Image: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 
@@ -15,11 +16,11 @@ MAX_IMAGE_BYTES = 64 << 20
 _Datum = message_class("Datum")
 
 
-def decode_datum(record: bytes) -> tuple[Image, int]:
+def decode_datum(record: bytes, channels: Channels = "stored") -> tuple[Image, int]:
     """The image (C, H, W; uint8, or float32 where the record holds floats) and label of one record.
 
-    A uint8 image is a read-only view of the record's bytes.
-    Raises InputError where the record is no Datum, is compressed, or where its sizes and its data disagree.
+    A uint8 image is a read-only view of the record's bytes. A compressed one (`encoded`) is decoded to `channels`.
+    Raises InputError where the record is no Datum, or where its sizes and its data disagree.
     """
     try:
         datum = _Datum.FromString(record)
@@ -28,10 +29,7 @@ def decode_datum(record: bytes) -> tuple[Image, int]:
             f"record of {len(record)} bytes is not a Caffe Datum; was the database written by another tool?"
         ) from None
     if datum.encoded:
-        raise InputError(
-            "record holds a compressed image (encoded: true), which is not supported yet; "
-            "write the database again with encoding off (convert_imageset without --encoded)"
-        )
+        return decode_image(datum.data, channels), datum.label
     shape = (datum.channels, datum.height, datum.width)
     size = shape[0] * shape[1] * shape[2]
     data = datum.data

@@ -1,54 +1,104 @@
-"""A Data layer as the configuration of Samovar's data reader."""
+"""Data layers as the configuration of Samovar's data reader."""
 
 import math
 from pathlib import Path
 
-from samovar.data.config import DataConfig, TransformConfig
+from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, TransformConfig
+from samovar.formats.image import MAX_PIXELS
 from samovar.frontends.caffe.paths import find_named
 from samovar.frontends.caffe.spec import LayerSpec
 
 _LMDB = 1  # DataParameter.DB
 _OLD_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
+_OWNERS = {"Data": "data_param", "HDF5Data": "hdf5_data_param", "ImageData": "image_data_param"}
 
 
-def data_config(spec: LayerSpec, training: bool) -> DataConfig:
-    """Source, batch and transform of a Data layer; InputError for what is missing, wrong or not supported."""
-    settings = spec.message.data_param
+def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
+    """What a layer of a DATA_TYPE reads; InputError for what is missing, wrong or not supported."""
+    owner = _OWNERS[spec.type]
+    settings = getattr(spec.message, owner)
     if not settings.batch_size:
-        raise spec.error("batch_size is missing or 0; give the number of samples", "data_param")
-    if settings.backend != _LMDB:
-        raise spec.error(
-            "backend: LEVELDB (also what Caffe takes where none is given) is not supported; make an LMDB "
-            "(convert_imageset or convert_mnist_data with --backend=lmdb) and write backend: LMDB",
-            "data_param",
-            "backend",
-        )
+        raise spec.error("batch_size is missing or 0; give the number of samples", owner)
+    if spec.type == "HDF5Data":
+        return Hdf5DataConfig(_source(spec), settings.batch_size, spec.tops, settings.shuffle, training)
     for field in _OLD_FIELDS:
         if settings.HasField(field):
             raise spec.error(
-                f"{field} in data_param is the old place, which Caffe ignores; write it in transform_param",
-                "data_param",
-                field,
+                f"{field} in {owner} is the old place, which Caffe ignores; write it in transform_param", owner, field
             )
-    source = find_named(settings.source, spec.path, f"{spec.where('data_param', 'source')}: source")
-    return DataConfig(source, settings.batch_size, spec.tops, _transform(spec), training)
+    return _database(spec, training) if spec.type == "Data" else _image_list(spec, training)
 
 
 def data_warnings(spec: LayerSpec) -> list[str]:
-    """Settings of a Data layer that have no effect here."""
-    settings, transform = spec.message.data_param, spec.message.transform_param
+    """Settings of a data layer that have no effect here."""
+    if spec.type not in _OWNERS:
+        return []
+    owner = _OWNERS[spec.type]
+    settings, transform = getattr(spec.message, owner), spec.message.transform_param
     warnings = []
-    if settings.rand_skip:
-        place = spec.where("data_param", "rand_skip")
+    if getattr(settings, "rand_skip", 0):
+        place = spec.where(owner, "rand_skip")
         warnings.append(f"{place}: rand_skip has no effect; the order of samples follows from the seed")
-    for owner, message, field in (
-        ("data_param", settings, "force_encoded_color"),
-        ("transform_param", transform, "force_color"),
-        ("transform_param", transform, "force_gray"),
-    ):
-        if getattr(message, field):
-            warnings.append(f"{spec.where(owner, field)}: {field} has no effect on images that are not encoded")
+    if getattr(settings, "force_encoded_color", False):
+        place = spec.where(owner, "force_encoded_color")
+        warnings.append(f"{place}: force_encoded_color has no effect; write transform_param {{ force_color: true }}")
+    for field in ("force_color", "force_gray"):
+        if spec.type == "ImageData" and getattr(transform, field):
+            place = spec.where("transform_param", field)
+            warnings.append(f"{place}: {field} has no effect on a layer of type ImageData; is_color decides")
     return warnings
+
+
+def refuse_memory_data(spec: LayerSpec) -> None:
+    """InputError for a MemoryData layer, where no program is there to fill it."""
+    if spec.type == "MemoryData":
+        raise spec.error(
+            "a layer of type MemoryData is filled by a program: load the net with samovar.caffe.load and give it "
+            "the arrays, or write a Data, HDF5Data or ImageData layer for files",
+            "type",
+        )
+
+
+def _database(spec: LayerSpec, training: bool) -> DataConfig:
+    settings = spec.message.data_param
+    if settings.backend != _LMDB:
+        raise spec.error(
+            "backend: LEVELDB (also what Caffe takes where none is given) is not supported: no library for it is kept "
+            "up for today's Pythons; copy the records into an LMDB (docs/caffe.md, Data, has the few lines), or make "
+            "one of the images again (convert_imageset with --backend=lmdb), and write backend: LMDB",
+            "data_param",
+            "backend",
+        )
+    return DataConfig(_source(spec), settings.batch_size, spec.tops, _transform(spec), training)
+
+
+def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
+    settings = spec.message.image_data_param
+    sizes = settings.new_height, settings.new_width
+    if (sizes[0] > 0) != (sizes[1] > 0):
+        raise spec.error(f"new_height: {sizes[0]} and new_width: {sizes[1]}; give both, or neither", "image_data_param")
+    if sizes[0] * sizes[1] > MAX_PIXELS:
+        raise spec.error(
+            f"new_height: {sizes[0]} and new_width: {sizes[1]}; an image may have {MAX_PIXELS:,} pixels",
+            "image_data_param",
+        )
+    where = f"{spec.where('image_data_param', 'root_folder')}: root_folder"
+    return ImageDataConfig(
+        _source(spec),
+        settings.batch_size,
+        spec.tops,
+        _transform(spec),
+        training,
+        root=find_named(settings.root_folder, spec.path, where) if settings.root_folder else None,
+        new_size=sizes if all(sizes) else None,
+        is_color=settings.is_color,
+        shuffled=settings.shuffle,
+    )
+
+
+def _source(spec: LayerSpec) -> Path:
+    owner = _OWNERS[spec.type]
+    return find_named(getattr(spec.message, owner).source, spec.path, f"{spec.where(owner, 'source')}: source")
 
 
 def _transform(spec: LayerSpec) -> TransformConfig:
@@ -56,6 +106,8 @@ def _transform(spec: LayerSpec) -> TransformConfig:
     mean_values = tuple(settings.mean_value)
     if settings.HasField("mean_file") and mean_values:
         raise spec.error("mean_file and mean_value are both given; keep one of them", "transform_param")
+    if settings.force_color and settings.force_gray:
+        raise spec.error("force_color and force_gray are both given; keep one of them", "transform_param")
     if not all(map(math.isfinite, (settings.scale, *mean_values))):
         raise spec.error("scale and mean_value must be finite numbers", "transform_param")
     return TransformConfig(
@@ -64,6 +116,8 @@ def _transform(spec: LayerSpec) -> TransformConfig:
         mean_file=_mean_file(spec) if settings.HasField("mean_file") else None,
         crop_size=settings.crop_size,
         mirror=settings.mirror,
+        force_color=settings.force_color,
+        force_gray=settings.force_gray,
     )
 
 

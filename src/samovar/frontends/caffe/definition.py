@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samovar.core.errors import InputError
-from samovar.data.config import DataConfig
+from samovar.data.config import LayerConfig
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, read_text
-from samovar.frontends.caffe.data import data_config, data_warnings
-from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, layer_class, settings_of
-from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase
+from samovar.frontends.caffe.data import data_config, data_warnings, refuse_memory_data
+from samovar.frontends.caffe.layers.inputs import input_shapes
+from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class, settings_of
+from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase, Shape
 from samovar.frontends.caffe.upgrade import layers_of
+
+_MAX_NAME_LENGTH = 500  # Caffe knows no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,31 @@ class CaffeNetDefinition:
         """The layers that Caffe would build in `phase`, by their include and exclude rules."""
         return tuple(replace(spec, phase=phase) for spec in self.layers if self._is_included(spec, phase))
 
-    def data_layer(self, phase: Phase) -> DataConfig:
-        """What the Data layer of `phase` reads; InputError where there is none, or more than one."""
-        found = [spec for spec in self.in_phase(phase) if spec.type == DATA_TYPE]
-        if not found:
-            raise InputError(f"{self.path}: no Data layer in phase {phase}; add one with include {{ phase: {phase} }}")
-        if len(found) > 1:
-            raise found[1].error(f"a second Data layer in phase {phase}, which is not supported yet; keep one")
-        return data_config(found[0], training=phase == "TRAIN")
+    def data_layers(self, phase: Phase) -> tuple[LayerConfig, ...]:
+        """What the net's data layers (Data, HDF5Data, ImageData) read in `phase`, in file order; none is allowed.
+
+        Raises InputError for what is missing, wrong or not supported in one of them, and for MemoryData, which
+        only a program can fill.
+        """
+        included = self.in_phase(phase)
+        for spec in included:
+            refuse_memory_data(spec)
+        return tuple(data_config(spec, phase == "TRAIN") for spec in included if spec.type in DATA_TYPES)
+
+    def own_batch_size(self, phase: Phase) -> int:
+        """Samples in a batch of a net without data layers: the first axis of its first generated blob, else 1."""
+        for spec in self.in_phase(phase):
+            settings = spec.message.dummy_data_param
+            sizes = list(settings.shape[0].dim) if settings.shape else list(settings.num)
+            if sizes:
+                return max(1, int(sizes[0]))
+        first = next(iter(self.input_shapes(phase).values()), ())
+        return first[0] if first else 1
+
+    def input_shapes(self, phase: Phase) -> dict[str, Shape]:
+        """The shapes of the blobs that the caller of the net fills (Input, MemoryData), by name, in file order."""
+        included = [spec for spec in self.in_phase(phase) if spec.type in INPUT_TYPES]
+        return {top: shape for spec in included for top, shape in zip(spec.tops, input_shapes(spec), strict=True)}
 
     def _is_included(self, spec: LayerSpec, phase: Phase) -> bool:
         rules = spec.message.include or spec.message.exclude
@@ -53,26 +73,43 @@ class CaffeNetDefinition:
         )
 
 
-def load_net(path: Path) -> CaffeNetDefinition:
-    """Read a net's prototxt.
+def load_net(path: Path, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
+    """Read a net's prototxt, for the state that rules ask for: `level` (None: the file's own), and the file's
+    stages with `stages`.
 
     Raises InputError with file and line where it is no net, has no layers, or a layer's type or phase rules
     cannot be used.
     """
-    text = read_text(path, "NetParameter")
-    net = text.message
+    return net_from_message(read_text(path, "NetParameter"), level, stages)
+
+
+def net_from_message(text: TextMessage, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
+    """As `load_net`, for a parsed NetParameter: also one inside a solver (`net_param`), with its places there."""
+    net, path = text.message, text.path
     layers = tuple(LayerSpec(path, message, place) for message, place in layers_of(text))
     if not layers:
         raise InputError(f"{path}: has no layers; give a net's prototxt, not a solver's")
+    if reason := _why_no_name(net.name):
+        raise InputError(f"{path}:{text.places.line_of('name')}: name {reason}")
     for spec in layers:
         _check(spec)
-    state = net.state
-    return CaffeNetDefinition(path, net.name, layers, state.level, tuple(state.stage), _warnings(text, layers))
+    level = net.state.level if level is None else level
+    return CaffeNetDefinition(path, net.name, layers, level, (*net.state.stage, *stages), _warnings(text, layers))
+
+
+def _why_no_name(name: str) -> str:
+    """Empty for a name that can be told, logged and shown."""
+    if len(name) > _MAX_NAME_LENGTH:
+        return f"has {len(name)} characters; at most {_MAX_NAME_LENGTH} are allowed"
+    return "" if name.isprintable() else f"{name!r} has characters that cannot be shown; write letters and digits"
 
 
 def _check(spec: LayerSpec) -> None:
     message = spec.message
-    if spec.type not in (DATA_TYPE, INPUT_TYPE):
+    for field, names in (("name", (spec.name,)), ("bottom", spec.bottoms), ("top", spec.tops)):
+        if reasons := [reason for name in names if (reason := _why_no_name(name))]:
+            raise spec.error(f"{field} {reasons[0]}", field)
+    if spec.type not in (*DATA_TYPES, *INPUT_TYPES):
         layer_class(spec)
     if message.include and message.exclude:
         raise spec.error("has both include and exclude rules; keep one kind", "exclude")
@@ -94,6 +131,8 @@ def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]
             for field, _ in spec.message.ListFields()
             if field.name.endswith("_param") and field.name not in settings_of(spec)
         ]
-        if spec.type == DATA_TYPE:
-            warnings += data_warnings(spec)
+        warnings += data_warnings(spec)
+        if spec.type == "HDF5Output":
+            place = spec.where("hdf5_output_param", "file_name")
+            warnings.append(f"{place}: file_name is written by `samovar test --iterations 1 --out FOLDER` alone")
     return tuple(warnings)

@@ -1,10 +1,13 @@
-"""Input: blobs that the caller provides."""
+"""Input and MemoryData: blobs that the caller provides."""
 
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked
 
 
 def input_shapes(spec: LayerSpec) -> list[Shape]:
-    """The shapes of an Input layer's tops: one given for all of them, or one for each."""
+    """The shapes of the tops of an Input layer (one given for all of them, or one for each) or a MemoryData layer
+    (images (batch_size, channels, height, width) and labels (batch_size,))."""
+    if spec.type == "MemoryData":
+        return _memory_shapes(spec)
     given = [tuple(shape.dim) for shape in spec.message.input_param.shape]
     if len(given) not in (1, len(spec.tops)):
         raise spec.error(
@@ -13,3 +16,13 @@ def input_shapes(spec: LayerSpec) -> list[Shape]:
         )
     given = given * len(spec.tops) if len(given) == 1 else given
     return [checked(spec, shape, f"input '{top}'") for shape, top in zip(given, spec.tops, strict=True)]
+
+
+def _memory_shapes(spec: LayerSpec) -> list[Shape]:
+    settings = spec.message.memory_data_param
+    shape = (settings.batch_size, settings.channels, settings.height, settings.width)
+    if min(shape) < 1:
+        raise spec.error("batch_size, channels, height and width must all be given", "memory_data_param")
+    if len(spec.tops) != 2:
+        raise spec.error(f"number of tops is {len(spec.tops)}; a MemoryData layer has 2 (images, labels)", "top")
+    return [checked(spec, shape, f"input '{spec.tops[0]}'"), shape[:1]]

@@ -10,6 +10,7 @@ from samovar.frontends.caffe.layers.dropout import Dropout
 from samovar.frontends.caffe.layers.dummy_data import DummyData
 from samovar.frontends.caffe.layers.elementwise import AbsVal, Clip, Exp, Log, Power, Threshold
 from samovar.frontends.caffe.layers.embedding import Embed, Parameter
+from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
 from samovar.frontends.caffe.layers.information_losses import InfogainLoss, MultinomialLogisticLoss
 from samovar.frontends.caffe.layers.inner_product import InnerProduct
 from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
@@ -28,7 +29,14 @@ from samovar.frontends.caffe.layers.shaping import Concat, Crop, Flatten, Reshap
 from samovar.frontends.caffe.layers.user_layer import ModuleFactory, UserLayer
 from samovar.frontends.caffe.spec import LayerSpec
 
-DATA_TYPE, INPUT_TYPE = "Data", "Input"
+DATA_TYPES = {
+    "Data": ("data_param", "transform_param"),
+    "HDF5Data": ("hdf5_data_param",),
+    "ImageData": ("image_data_param", "transform_param"),
+}
+"""Layers that read what files hold, and the fields with their settings."""
+INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
+"""Layers whose tops the caller of the net provides."""
 
 _LAYERS: dict[str, type[Layer]] = {
     "AbsVal": AbsVal,
@@ -53,6 +61,7 @@ _LAYERS: dict[str, type[Layer]] = {
     "Exp": Exp,
     "Filter": Filter,
     "Flatten": Flatten,
+    "HDF5Output": HDF5Output,
     "HingeLoss": HingeLoss,
     "Im2col": Im2col,
     "InfogainLoss": InfogainLoss,
@@ -84,9 +93,9 @@ _LAYERS: dict[str, type[Layer]] = {
     "Threshold": Threshold,
     "Tile": Tile,
 }
-SUPPORTED = tuple(sorted((*_LAYERS, DATA_TYPE, INPUT_TYPE)))
+SUPPORTED = tuple(sorted((*_LAYERS, *DATA_TYPES, *INPUT_TYPES)))
 _UNSUPPORTED_NAMES = """
-HDF5Data HDF5Output ImageData LSTMUnit MemoryData Python WindowData
+LSTMUnit Python WindowData
 """
 _OF_CAFFE = frozenset(_UNSUPPORTED_NAMES.split())
 
@@ -109,18 +118,23 @@ def layer_class(spec: LayerSpec) -> type[Layer]:
     """The module class of the layer's type; InputError for a type that is unknown or not supported yet."""
     if spec.type in _LAYERS:
         return _LAYERS[spec.type]
+    if spec.type == "WindowData":
+        raise spec.error(
+            "Caffe's layer type WindowData is not supported: cut the windows out of the images once, and list them "
+            "for a layer of type ImageData (or write them into an LMDB or HDF5 file)",
+            "type",
+        )
     if spec.type in _OF_CAFFE:
         raise spec.error(
             f"Caffe's layer type {spec.type} is not supported yet; supported are {', '.join(SUPPORTED)}",
             "type",
         )
     raise spec.error(
-        f"unknown layer type '{spec.type}'; {nearest(spec.type, [*_LAYERS, DATA_TYPE, INPUT_TYPE])}", "type"
+        f"unknown layer type '{spec.type}'; {nearest(spec.type, [*_LAYERS, *DATA_TYPES, *INPUT_TYPES])}", "type"
     )
 
 
 def settings_of(spec: LayerSpec) -> tuple[str, ...]:
     """The fields of LayerParameter with settings that a layer of this type reads."""
-    if spec.type == DATA_TYPE:
-        return ("data_param", "transform_param")
-    return ("input_param",) if spec.type == INPUT_TYPE else layer_class(spec).settings
+    found = DATA_TYPES.get(spec.type) or INPUT_TYPES.get(spec.type)
+    return found if found is not None else layer_class(spec).settings

@@ -1,0 +1,102 @@
+"""Rows of HDF5 files by a list of them, as Caffe's HDF5Data reads: file by file, and from the first again."""
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samovar.core.errors import InputError
+from samovar.data.config import Hdf5DataConfig
+from samovar.data.listed import ListedFiles
+from samovar.data.order import SampleOrder, sample_indices
+from samovar.formats.caffe.files import read_file
+from samovar.formats.hdf5_table import Hdf5Table
+
+MAX_LIST_BYTES = 16 << 20
+MAX_OPEN_FILES = 64
+
+
+class Hdf5Source:
+    """Every top's rows, float32 (n, *row shape), of all listed files as one long table.
+
+    Row r of the table comes when record r of any other data layer comes: a batch may span files, and goes on with
+    the first row behind the last one. In a shuffled order every epoch has a permutation of all rows of all files
+    (Caffe: of the files, and of the rows in each).
+
+    Raises: InputError for a list or a file that cannot be used, and for rows that differ in shape between files.
+    """
+
+    def __init__(self, config: Hdf5DataConfig, seed: int, shuffled: bool) -> None:
+        if not config.tops:
+            raise InputError(f"{config.source}: an HDF5Data layer needs a top for each dataset to read.")
+        self._tops = config.tops
+        self._open: OrderedDict[int, Hdf5Table] = OrderedDict()
+        files = ListedFiles(config.source, None, "put the list into the folder of its files")
+        self._paths = [files.find(name) for name in _names(config)]
+        try:
+            self._ends = np.cumsum([self._checked(number) for number in range(len(self._paths))])
+        except BaseException:
+            self.close()
+            raise
+        if self._ends[-1] == 0:
+            self.close()
+            raise InputError(f"{config.source}: its files hold no rows.")
+        self._order = SampleOrder(int(self._ends[-1]), seed, shuffled)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, first_sample: int, count: int) -> dict[str, torch.Tensor]:
+        """The global samples [first_sample, first_sample + count), by top; cost: see Hdf5Table.read."""
+        rows = sample_indices(self._order, first_sample, count)
+        result = {top: np.empty((count, *shape), np.float32) for top, shape in self.sample_shapes.items()}
+        numbers = np.searchsorted(self._ends, rows, side="right")
+        breaks = np.flatnonzero(np.diff(numbers)) + 1
+        for run in np.split(np.arange(count), breaks):
+            if len(run):
+                self._read_run(int(numbers[run[0]]), rows[run], slice(run[0], run[-1] + 1), result)
+        return {top: torch.from_numpy(values) for top, values in result.items()}
+
+    def _read_run(
+        self, number: int, rows: npt.NDArray[np.int64], part: slice, result: dict[str, npt.NDArray[np.float32]]
+    ) -> None:
+        table = self._table(number)
+        first = int(self._ends[number - 1]) if number else 0
+        for top, values in result.items():
+            table.read(top, rows - first, values[part])
+
+    def close(self) -> None:
+        """Give the files back; may be called again."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _table(self, number: int) -> Hdf5Table:
+        """File `number`, open; the one that was not used for longest makes room."""
+        if number not in self._open:
+            while len(self._open) >= MAX_OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            self._open[number] = Hdf5Table(self._paths[number], self._tops)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _checked(self, number: int) -> int:
+        """The rows of a file, whose shapes must be those of the first one."""
+        table = self._table(number)
+        if number == 0:
+            self.sample_shapes = table.row_shapes
+        for top, shape in table.row_shapes.items():
+            if shape != self.sample_shapes[top]:
+                raise InputError(
+                    f"{self._paths[number]}: rows of '{top}' have shape {shape}, in {self._paths[0]} "
+                    f"{self.sample_shapes[top]}; all files of a list must agree."
+                )
+        return table.num_rows
+
+
+def _names(config: Hdf5DataConfig) -> list[str]:
+    content = read_file(config.source, "list of HDF5 files", MAX_LIST_BYTES)
+    names = content.decode("utf-8", "surrogateescape").split()
+    if not names:
+        raise InputError(f"{config.source}: lists no HDF5 file. Write one path a line.")
+    return names

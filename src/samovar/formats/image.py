@@ -1,0 +1,137 @@
+"""Compressed images (JPEG, PNG, BMP, PPM) as Caffe sees them: uint8 (channels, height, width), blue first.
+
+Caffe reads them with OpenCV: pixels turned by a camera's note (EXIF) unless read as stored, alpha left out, 16-bit
+samples cut to their high byte, grey by 0.299 R + 0.587 G + 0.114 B. Here Pillow decodes, limited to these formats.
+"""
+
+import io
+import os
+import stat
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from samovar.core.errors import InputError
+
+Channels: TypeAlias = Literal["color", "gray", "stored"]
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+
+FORMATS = ("JPEG", "PNG", "BMP", "PPM")
+MAX_PIXELS = 64 << 20
+MAX_FILE_BYTES = 256 << 20
+_Weights: TypeAlias = tuple[int, int, int, int, int]
+_WEIGHTS = (4899, 9617, 1868, 1 << 13, 14)  # of red, green, blue, what is added, and the bits; OpenCV's own
+_PNG_WEIGHTS = (9797, 19234, 3737, 0, 15)  # OpenCV leaves these files to libpng
+_STORED_MODES = {"1": "L", "L": "L", "LA": "RGBA", "PA": "RGBA", "RGBA": "RGBA"}
+
+
+def decode_image(content: bytes, channels: Channels) -> Pixels:
+    """The pixels (C, H, W): 3 channels blue, green, red ("color"), 1 ("gray"), or as many as it has ("stored").
+
+    Cost: one decoding; at most 67 million pixels.
+    Raises: InputError where it is no such image, is cut short or damaged, or has more pixels.
+    """
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            _check_size(image)
+            pixels = _pixels(image, channels)
+    except InputError:
+        raise
+    except Exception as error:  # of damaged files Pillow's decoders raise nearly any kind
+        raise InputError(_why(content, error)) from error
+    return np.ascontiguousarray(pixels)
+
+
+def read_image(path: Path, channels: Channels) -> Pixels:
+    """As `decode_image`, of a regular file; InputError, naming it, where it cannot be read."""
+    try:
+        return decode_image(_content(path), channels)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"{path}: cannot be read: {reason}") from error
+
+
+def _content(path: Path) -> bytes:
+    # O_NONBLOCK: opening a FIFO of that name must not hang.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError("is no regular file")
+        if found.st_size > MAX_FILE_BYTES:
+            raise InputError(f"has {found.st_size} bytes; an image may have at most {MAX_FILE_BYTES}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_FILE_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _check_size(image: Image.Image) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise InputError(f"the image is {image.width} x {image.height}; at most {MAX_PIXELS:,} pixels are decoded")
+
+
+def _pixels(image: Image.Image, channels: Channels) -> Pixels:
+    if channels == "stored":
+        return _as_stored(image)
+    if channels == "gray" and image.format == "JPEG":
+        image.draft("L", image.size)  # the file's own brightness, as OpenCV takes it
+    weights = _PNG_WEIGHTS if image.format == "PNG" else _WEIGHTS
+    upright = ImageOps.exif_transpose(_eight_bits(image))
+    if channels == "gray":
+        return _gray(upright, weights)[None]
+    return _blue_first(_rgb(upright))
+
+
+def _as_stored(image: Image.Image) -> Pixels:
+    if image.mode.startswith(("I", "F")):
+        raise InputError(f"the image has samples of more than 8 bits (mode {image.mode}); write it with 8 bits")
+    mode = _STORED_MODES.get(image.mode, "RGBA" if "transparency" in image.info else "RGB")
+    pixels = image.convert(mode)
+    return np.asarray(pixels)[None] if mode == "L" else _blue_first(pixels)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """The image, its samples of 16 bits cut to the high byte."""
+    if not image.mode.startswith("I"):
+        return image
+    high = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+    cut = Image.fromarray(high)
+    cut.info = image.info
+    return cut
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Without alpha and palette, the colours under transparent pixels as they are."""
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+
+
+def _gray(image: Image.Image, weights: _Weights) -> Pixels:
+    """(H, W)."""
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(image.convert("L"))
+    red, green, blue = np.moveaxis(np.asarray(_rgb(image)).astype(np.int32), 2, 0)
+    of_red, of_green, of_blue, addend, num_bits = weights
+    gray: Pixels = ((of_red * red + of_green * green + of_blue * blue + addend) >> num_bits).astype(np.uint8)
+    return gray
+
+
+def _blue_first(image: Image.Image) -> Pixels:
+    """(C, H, W) of an RGB or RGBA image: blue, green, red, and alpha where there is one."""
+    order = [2, 1, 0, 3][: len(image.getbands())]
+    return np.moveaxis(np.asarray(image), 2, 0)[order]
+
+
+def _why(content: bytes, error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"the image is too large: at most {MAX_PIXELS:,} pixels are decoded"
+    start = content[:4].hex(" ") or "(none)"
+    found = f"no whole image of the kinds {', '.join(FORMATS)} ({len(content)} bytes, starting {start})"
+    if isinstance(error, UnidentifiedImageError):
+        return found
+    return f"{found}: {' '.join(str(error).split())[:200] or type(error).__name__}"
