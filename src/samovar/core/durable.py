@@ -46,3 +46,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
+    """Write `pieces` beside `path` and rename: `path` is the whole new file or what it was before; raises OSError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        mark = write_file(partial, pieces)
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+    return mark

@@ -27,7 +27,7 @@ def decode_blob(blob: Message, where: str) -> npt.NDArray[np.float32]:
         raise InputError(f"{where}: has shape {shape}; allowed are at most {MAX_AXES} axes, none negative")
     if blob.data and blob.double_data:
         raise InputError(f"{where}: holds both float and double data; it must hold one of them")
-    values = _values(blob)
+    values = _values(blob, where)
     if values.size != prod(shape):
         raise InputError(
             f"{where}: has shape {shape}, which is {prod(shape)} values, but holds {values.size}; the file is damaged"
@@ -68,10 +68,13 @@ def _shape(blob: Message) -> tuple[int, ...]:
     return ()
 
 
-def _values(blob: Message) -> npt.NDArray[np.float32]:
+def _values(blob: Message, where: str) -> npt.NDArray[np.float32]:
     if blob.data or blob.double_data:
         runs, width = (blob.data, 4) if blob.data else (blob.double_data, 8)
         if all(len(run) % width == 0 for run in runs):
             return np.frombuffer(b"".join(runs), f"<f{width}").astype(np.float32)
-    plain = message_class("BlobProto").FromString(blob.SerializeToString())  # numbers written one by one
+    try:
+        plain = message_class("BlobProto").FromString(blob.SerializeToString())  # numbers written one by one
+    except DecodeError:
+        raise InputError(f"{where}: its numbers are cut off in the middle; the file is damaged") from None
     return np.array(plain.double_data or plain.data, np.float32)

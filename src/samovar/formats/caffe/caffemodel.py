@@ -10,11 +10,14 @@ from google.protobuf.message import DecodeError
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
-from samovar.formats.caffe.files import read_binary
+from samovar.formats.caffe.files import read_binary, utf8
 from samovar.formats.caffe.hdf5 import array_of, group_of, holders, is_hdf5, made_in_memory, names_of, open_hdf5
-from samovar.formats.caffe.schema import Message, packed_message_class
+from samovar.formats.caffe.schema import Message, message_class, packed_message_class
 
 Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
+
+
+_V1_TYPES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type
 
 
 class LayerRecord(NamedTuple):
@@ -27,11 +30,24 @@ class LayerRecord(NamedTuple):
     blobs: Sequence[npt.NDArray[np.float32]]
 
 
-def read_caffemodel(path: Path) -> Weights:
-    """The arrays (float32, C order) of each layer that has any, in the file's order.
+class StoredNet(NamedTuple):
+    """What a caffemodel holds: the net's name and its layers, in the file's order."""
 
-    Both forms are read, binary and HDF5, whatever the file's name; so are layers of the older kinds (V1, V0)
-    and the old four-number shapes. In HDF5 a parameter that layers share stands with the first of them only.
+    name: str
+    layers: Sequence[LayerRecord]
+
+
+def read_caffemodel(path: Path) -> Weights:
+    """The arrays (float32, C order) of each layer that has any, in the file's order; as `read_stored_net`."""
+    return {layer.name: list(layer.blobs) for layer in read_stored_net(path).layers if layer.blobs}
+
+
+def read_stored_net(path: Path) -> StoredNet:
+    """Every layer of a caffemodel, with its arrays as float32 in C order.
+
+    Both forms are read, binary and HDF5, whatever the file's name; so are layers of the older kinds (V1, V0) with
+    their types' names of then ("INNER_PRODUCT", "innerproduct"), and the old four-number shapes. HDF5 holds names
+    and arrays alone; there a parameter that layers share stands with the first of them only.
     Raises InputError, naming the file, where it is no caffemodel, is cut short, or shape and data disagree.
     """
     if is_hdf5(path):
@@ -43,12 +59,9 @@ def read_caffemodel(path: Path) -> Weights:
         raise InputError(_not_a_caffemodel(path, len(content))) from None
     if not (net.layer or net.layers):
         raise InputError(_not_a_caffemodel(path, len(content)))
-    weights: Weights = {}
-    for layer in (*net.layers, *net.layer):
-        name, blobs = _name_and_blobs(layer)
-        if blobs:
-            weights[name] = [decode_blob(b, f"{path}: layer '{name}', blob {i}") for i, b in enumerate(blobs)]
-    return weights
+    return StoredNet(
+        utf8(net.name, f"{path}: the net's name"), [_record(layer, path) for layer in (*net.layers, *net.layer)]
+    )
 
 
 def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
@@ -87,8 +100,8 @@ def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
     return bytes(content)
 
 
-def _read_hdf5(path: Path) -> Weights:
-    weights: Weights = {}
+def _read_hdf5(path: Path) -> StoredNet:
+    layers: list[LayerRecord] = []
     with open_hdf5(path, "caffemodel") as file:
         for name, group in holders(group_of(file, "data", str(path)), str(path)).items():
             where = f"{path}: layer '{name}'"
@@ -96,16 +109,22 @@ def _read_hdf5(path: Path) -> Weights:
             if indices != list(range(len(indices))):
                 raise InputError(f"{where}: has the arrays {indices}; those before are missing")
             if indices:
-                weights[name] = [array_of(group, str(index), where) for index in indices]
-    if not weights:
+                blobs = [array_of(group, str(index), where) for index in indices]
+                layers.append(LayerRecord(name, "", (), (), blobs))
+    if not layers:
         raise InputError(f"{path}: holds no weights; give the .caffemodel.h5 of a snapshot, not a .solverstate.h5")
-    return weights
+    return StoredNet("", layers)
 
 
-def _name_and_blobs(layer: Message) -> tuple[str, Sequence[Message]]:
-    is_v0 = layer.DESCRIPTOR.name == "V1LayerParameter" and layer.HasField("layer")
-    inner = layer.layer if is_v0 else layer
-    return inner.name, inner.blobs
+def _record(layer: Message, path: Path) -> LayerRecord:
+    is_v1 = layer.DESCRIPTOR.name == "V1LayerParameter"
+    inner = layer.layer if is_v1 and layer.HasField("layer") else layer
+    name = utf8(inner.name, f"{path}: a layer's name")
+    where = f"{path}: layer '{name}'"
+    kind = _V1_TYPES.values_by_number[inner.type].name if isinstance(inner.type, int) else utf8(inner.type, where)
+    bottoms, tops = (tuple(utf8(blob, where) for blob in blobs) for blobs in (layer.bottom, layer.top))
+    blobs = [decode_blob(blob, f"{where}, blob {i}") for i, blob in enumerate(inner.blobs)]
+    return LayerRecord(name, kind, bottoms, tops, blobs)
 
 
 def _not_a_caffemodel(path: Path, num_bytes: int) -> str:

@@ -34,3 +34,13 @@ def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
             f"{path}: is an HDF5 file, but a {kind} is a binary protobuf; give the file that Caffe's tools wrote"
         )
     return content
+
+
+def utf8(value: str | bytes, where: str) -> str:
+    """A text out of a message of Caffe's, which has bytes in its place where they are no UTF-8.
+
+    Raises InputError, starting with `where`, for these.
+    """
+    if isinstance(value, bytes):
+        raise InputError(f"{where}: {value[:60]!r} is not UTF-8 text; the file is damaged")
+    return value

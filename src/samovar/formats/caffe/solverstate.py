@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
-from samovar.formats.caffe.files import read_binary
+from samovar.formats.caffe.files import read_binary, utf8
 from samovar.formats.caffe.hdf5 import (
     array_of,
     count_of,
@@ -58,7 +58,8 @@ def read_solverstate(path: Path) -> SolverState:
             "give the .solverstate of a snapshot, not its .caffemodel"
         )
     history = [decode_blob(blob, f"{path}: history blob {i}") for i, blob in enumerate(message.history)]
-    return SolverState(message.iter, message.learned_net, history, message.current_step)
+    learned_net = utf8(message.learned_net, f"{path}: the name of its weights")
+    return SolverState(message.iter, learned_net, history, message.current_step)
 
 
 def encode_solverstate(state: SolverState) -> bytes:

@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.formats.caffe.files import read_file
 from samovar.formats.caffe.schema import Message, message_class
 
-MAX_TEXT_BYTES = 16 << 20
+MAX_TEXT_BYTES = 4 << 20  # some 20,000 layers; the parser takes up to 100 bytes of memory for each
 MAX_NESTING = 32  # Caffe's own messages nest 6 deep
 _TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'\#]+|["']""")
 _NO_FIELD = re.compile(r'Message type "caffe\.([\w.]+)" has no field named "([^"]*)"')
@@ -52,15 +52,26 @@ def read_text(path: Path, message_name: str, foreign: Collection[str] = ()) -> T
     Fields of the message itself (not of those inside it) that Caffe does not have and `foreign` names are
     skipped, whatever they hold; `places.fields` tells where they stand.
     Raises InputError `path:line:column: ...` for text that is not such a message, and where the file has more
-    than 16 MB, is not UTF-8, or nests deeper than 32 messages.
+    than 4 MB, is not UTF-8, or nests deeper than 32 messages.
     """
+    return parse_text(_decoded(path), path, message_name, foreign)
+
+
+def field_names(path: Path) -> frozenset[str]:
+    """The names of the fields that stand in the file itself, not in messages inside it, known to Caffe or not.
+
+    Raises InputError where the file cannot be read as text.
+    """
+    return frozenset(_outline(_decoded(path), path).fields)
+
+
+def _decoded(path: Path) -> str:
     content = read_file(path, "prototxt", MAX_TEXT_BYTES)
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?") from None
-    return parse_text(text, path, message_name, foreign)
 
 
 def parse_text(text: str, path: Path, message_name: str, foreign: Collection[str] = ()) -> TextMessage:

@@ -37,7 +37,8 @@ class Broadcast:
                 piece.copy_(self._staging[start : start + len(piece)])
                 start += len(piece)
         for tensor, flat in zip(tensors, flats, strict=True):
-            tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,146 @@
+"""A Caffe net behind the face of an ordinary torch module."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from samovar.core.errors import InputError
+from samovar.data.order import SAMPLE_NUMBERS
+from samovar.formats.caffe.text import nearest
+from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.spec import Phase, Shape, text
+
+_FIRST_SAMPLE_LIMIT = 1 << 40
+
+
+class Outputs(dict[str, torch.Tensor]):
+    """A net's outputs by name, with their graphs; losses as they are printed, before their weights.
+
+    `loss` is what Caffe trains on: the sum of all losses, each times its loss_weight; also those that a layer takes.
+    """
+
+    def __init__(self, outputs: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
+        super().__init__(outputs)
+        self.loss = loss
+
+
+class Net(nn.Module):
+    """A Caffe net of one phase: `net(images)`, `net(images, labels)` or `net(data=images, label=labels)`.
+
+    Takes float32 tensors (labels of any kind) in the order of `input_names`, or by name; the first axis is free, the
+    others are those of `input_shapes`. Gives `Outputs` (a dict) where the net has a loss, else its one output, else a
+    dict of all.
+
+    Children are named like layers, parameters as torch names them ("conv1.weight", "conv1.bias"); BatchNorm's running
+    sums are buffers ("bn1.mean", "bn1.variance", "bn1.count"). `train()` and `eval()` switch Dropout, BatchNorm,
+    stochastic pooling and user layers, except those with a `phase` or `use_global_stats` of their own; which layers
+    there are was settled by the phase. Random layers draw from torch's generator: `torch.manual_seed` repeats them.
+    """
+
+    def __init__(self, net: CaffeNet, input_shapes: Mapping[str, Shape], phase: Phase) -> None:
+        super().__init__()
+        self.__dict__["caffe_net"] = net  # its layers are children under their own names; once is enough
+        self.caffe_net: CaffeNet
+        self.input_names = net.input_names
+        self.input_shapes = dict(input_shapes)
+        self.output_names = net.output_names
+        self.phase: Phase = phase
+        for index, layer in enumerate(net.layers):
+            _adopt(self, layer.spec.name or f"(layer {index})", layer)
+            if not layer.is_shared:
+                _keep_statistics_as_buffers(layer)
+        self.train(phase == "TRAIN")
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | Outputs | dict[str, torch.Tensor]:
+        """Raises InputError for inputs that are missing, unknown, or of another shape than `input_shapes`."""
+        batch = self._bound(inputs, named)
+        if self.caffe_net.is_random:
+            first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
+            sizes = [len(value) for value in batch.values() if value.dim()]
+            batch[SAMPLE_NUMBERS] = torch.arange(first, first + (sizes[0] if sizes else 1))
+        loss, outputs = self.caffe_net.run(batch)
+        if loss is not None:
+            return Outputs(outputs, loss)
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+    def train(self, mode: bool = True) -> "Net":
+        super().train(mode)
+        for layer in self.caffe_net.layers:
+            has_own_phase = layer.spec.message.HasField("phase")
+            layer.work_as(layer.spec.is_training if has_own_phase else mode)
+        return self
+
+    def parameter_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Groups for a torch optimizer: rates and decays times the layers' lr_mult and decay_mult."""
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for info in self.caffe_net.parameter_infos:
+            if info.parameter.requires_grad:
+                groups.setdefault((info.lr_mult, info.decay_mult), []).append(info.parameter)
+        return [
+            {"params": parameters, "lr": lr * lr_mult, "weight_decay": weight_decay * decay_mult}
+            for (lr_mult, decay_mult), parameters in groups.items()
+        ]
+
+    def extra_repr(self) -> str:
+        inputs = ", ".join(f"{name}: {text(shape)}" for name, shape in self.input_shapes.items())
+        return f"{self.caffe_net.name or self.caffe_net.path.name}, {self.phase}, ({inputs}) -> {self.output_names}"
+
+    def _bound(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if len(inputs) > len(self.input_names):
+            raise InputError(f"{self._who()}: got {len(inputs)} inputs; it takes {self._wanted()}")
+        batch = dict(zip(self.input_names, inputs, strict=False))
+        for name, value in named.items():
+            if name not in self.input_names:
+                raise InputError(f"{self._who()}: has no input '{name}'; {nearest(name, list(self.input_names))}")
+            if name in batch:
+                raise InputError(f"{self._who()}: input '{name}' is given twice, by position and by name")
+            batch[name] = value
+        for name in self.input_names:
+            self._check(name, batch.get(name))
+        return batch
+
+    def _check(self, name: str, value: object) -> None:
+        if not isinstance(value, torch.Tensor):
+            found = "missing" if value is None else f"a {type(value).__name__}"
+            raise InputError(f"{self._who()}: input '{name}' is {found}; it takes tensors {self._wanted()}")
+        shape, built = tuple(value.shape), self.input_shapes[name]
+        if len(shape) != len(built) or shape[1:] != built[1:]:
+            raise InputError(
+                f"{self._who()}: input '{name}' has shape {text(shape)}; it was built for {text(built)}, of which "
+                "the first size is free; for others load the net with input_shapes"
+            )
+
+    def _who(self) -> str:
+        return f"net '{self.caffe_net.name}' of {self.caffe_net.path}"
+
+    def _wanted(self) -> str:
+        return "(" + ", ".join(f"{name}: {text(self.input_shapes[name])}" for name in self.input_names) + ")"
+
+
+def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
+    """Make `layer` the child `name`; a name with dots ("block.1") leads through children, as torch reads it."""
+    *owners, last = name.split(".")
+    for part in owners:
+        root = root._modules.get(part) or _given(root, part)
+    before = root._modules.get(last)
+    root._modules[last] = layer
+    if before is not None:  # only what leads to "NAME.more": that layer came first
+        layer._modules.update(before._modules)
+
+
+def _given(owner: nn.Module, name: str) -> nn.Module:
+    """A new, empty child; torch's own `add_module` would refuse names such as "type"."""
+    child = nn.Module()
+    owner._modules[name] = child
+    return child
+
+
+def _keep_statistics_as_buffers(layer: Layer) -> None:
+    """What forward itself keeps up to date is no parameter to torch: optimizers skip it, replicas average it."""
+    for attribute in layer.statistic_names:
+        values = layer.get_parameter(attribute).detach()
+        delattr(layer, attribute)
+        layer.register_buffer(attribute, values)
