@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "layer_bindings.hpp"
 #include "program.hpp"
 #include "progress.hpp"
 #include "solver_bindings.hpp"
@@ -235,6 +236,7 @@ NB_MODULE(_native, module) {
       .def("read", &Segment::read, "row"_a, "word"_a);
   bind_window(module);
   bind_program(module);
+  samovar::bind_layers(module);
   samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());

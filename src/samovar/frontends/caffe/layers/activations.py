@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
@@ -14,14 +14,19 @@ from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 class ReLU(Layer):
     """y = max(x, 0) + negative_slope min(x, 0); the gradient at 0 is negative_slope."""
 
+    memory_order = KEPT
+    takes_half = True
     settings = ("relu_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         self.negative_slope = spec.message.relu_param.negative_slope
+        self.is_merged = False  # set by the net where a layer beside it does this one's work
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms
+        if self.is_merged:
+            return (x,)
         if self.negative_slope:
             return (F.leaky_relu(x, self.negative_slope),)
         return (torch.relu_(x) if self.overwrites_bottom else torch.relu(x),)
@@ -34,6 +39,7 @@ class PReLU(Layer):
     """
 
     forgets_output = True
+    memory_order = KEPT
     settings = ("prelu_param",)
 
     slope: nn.Parameter
@@ -56,6 +62,7 @@ class ELU(Layer):
     Reference: Clevert, Unterthiner, Hochreiter, Fast and accurate deep network learning by ELUs, 2015.
     """
 
+    memory_order = KEPT
     settings = ("elu_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -69,6 +76,7 @@ class ELU(Layer):
 class Sigmoid(Layer):
     """y = 1 / (1 + exp(-x))."""
 
+    memory_order = KEPT
     settings = ("sigmoid_param",)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -78,6 +86,7 @@ class Sigmoid(Layer):
 class TanH(Layer):
     """y = tanh(x)."""
 
+    memory_order = KEPT
     settings = ("tanh_param",)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -91,6 +100,7 @@ class Swish(Layer):
     """
 
     forgets_output = True
+    memory_order = KEPT
     settings = ("swish_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -117,6 +127,7 @@ class Softmax(Layer):
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         self.axis = spec.axis(bottom_shapes[0], spec.message.softmax_param.axis, "softmax_param", "axis")
+        self.mixes_samples = self.axis == 0
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (torch.softmax(bottoms[0], self.axis),)

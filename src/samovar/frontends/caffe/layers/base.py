@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 
 from samovar.frontends.caffe.parameters import Filling, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
+
+PLAIN, KEPT, CHANNELS_LAST = "plain", "kept", "channels last"
 
 
 class Layer(nn.Module):
@@ -26,6 +29,10 @@ class Layer(nn.Module):
     has_gradient: ClassVar[bool] = True  # its tops may count as loss
     takes_integers: ClassVar[bool] = False  # labels come as they are; other layers get them as float32
     forgets_output: ClassVar[bool] = False  # backward does not need the output, so it may be overwritten
+    mixes_samples: bool = False  # what comes out for a sample depends on others of its batch
+    # How images lie in memory that it takes and gives: as (N, C, H, W), as they come, or (N, H, W, C); any is right.
+    memory_order: str = PLAIN
+    takes_half: bool = False  # computes in bfloat16 what comes in bfloat16; other layers get it as float32
     settings: ClassVar[tuple[str, ...]] = ()  # the fields of LayerParameter that this type reads, main one first
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -34,6 +41,7 @@ class Layer(nn.Module):
         self.top_shapes = list(bottom_shapes[:1])
         self.parameter_names: list[str] = []
         self.attribute_names: list[str] = []
+        self.statistic_names: list[str] = []  # those attributes that forward keeps up to date
         self.overwrites_bottom = False  # set by the net where the top may be written over the bottom
         self.is_shared = False  # set by the net where another layer uses these parameters too
         self._store = store
@@ -57,10 +65,15 @@ class Layer(nn.Module):
         self._set_parameter(attribute, parameter)
         self.parameter_names.append(name)
         self.attribute_names.append(attribute)
+        if is_statistic:
+            self.statistic_names.append(attribute)
 
     def caffe_parameters(self) -> list[nn.Parameter]:
         """The parameters in Caffe's order (weight, bias)."""
-        return [self.get_parameter(attribute) for attribute in self.attribute_names]
+        return [attrgetter(attribute)(self) for attribute in self.attribute_names]
+
+    def work_as(self, is_training: bool) -> None:
+        """Compute as in training, or as elsewhere, from now on; nothing changes where both are the same."""
 
     def use_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Take these instead of the own ones, in Caffe's order."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.normalizer import VALID, LossNormalizer
 from samovar.frontends.caffe.parameters import ParameterStore
@@ -74,15 +75,16 @@ class SoftmaxWithLoss(Classification):
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         self.axis = spec.axis(bottom_shapes[0], spec.message.softmax_param.axis, "softmax_param", "axis")
+        self.mixes_samples = self.axis == 0
         self.check_labels(spec, *bottom_shapes)
         self.normalizer = LossNormalizer.of(spec, default=VALID)
         self.top_shapes = [()]
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scores, labels = self.split(*bottoms)
-        valid = self.normalizer.valid(labels)
-        if valid is not None:
-            labels = labels.where(valid, torch.zeros_like(labels))
+        if kernels.takes_scores(scores, labels):
+            return (self._native_loss(scores, labels),)
+        labels, valid = self._split_labels(labels)
         log_probabilities = torch.log_softmax(scores.detach(), 1)
         at_label = self.at_label(log_probabilities, labels).clamp_min(_LOG_FLOAT_MIN)
         if valid is not None:
@@ -91,6 +93,35 @@ class SoftmaxWithLoss(Classification):
         saved = _SavedLoss(log_probabilities, labels, valid, scale)
         loss: torch.Tensor = _SoftmaxLoss.apply(scores, at_label.sum() * scale, saved)  # type: ignore[no-untyped-call]
         return (loss,)
+
+    def _split_labels(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Labels with class 0 for those to ignore, and which are valid (None for all of them)."""
+        valid = self.normalizer.valid(labels)
+        return (labels, None) if valid is None else (labels.where(valid, torch.zeros_like(labels)), valid)
+
+    def _native_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found = kernels.softmax_loss(scores, labels, self.normalizer.ignore_label, _LOG_FLOAT_MIN)
+        if found is None:
+            self.check_range(self._split_labels(labels)[0], scores.shape[1])
+            raise AssertionError("a label that is a class was refused")
+        total, num_valid, gradient = found
+        scale = 1.0 / self.normalizer.of_counts(len(labels), labels.numel(), num_valid)
+        loss: torch.Tensor = _KnownLoss.apply(scores, total * scale, gradient, scale)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _KnownLoss(torch.autograd.Function):
+    """A loss whose gradient is known; backward gives it times `scale`."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor, loss: float, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.gradient, ctx.scale = gradient, scale
+        return scores.new_full((), loss)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.gradient * (upstream * ctx.scale), None, None, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
@@ -21,6 +21,8 @@ class Eltwise(Layer):
     """
 
     num_bottoms = (2, 1 << 16)
+    memory_order = KEPT
+    takes_half = True
     settings = ("eltwise_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -73,6 +75,7 @@ class Reduction(Layer):
         self.operation = spec.message.reduction_param.operation
         self.coefficient = spec.finite("reduction_param", "coeff")
         self.axis = spec.axis(shape, spec.message.reduction_param.axis, "reduction_param", "axis")
+        self.mixes_samples = self.axis == 0
         self.top_shapes = [shape[: self.axis]]
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:

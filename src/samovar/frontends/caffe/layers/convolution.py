@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import CHANNELS_LAST, PLAIN, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
+from samovar.model.convolution import Window, convolution
 
 _Operation: TypeAlias = Callable[..., torch.Tensor]
 _CONVOLUTIONS: dict[int, _Operation] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -84,6 +85,7 @@ class Convolution(Layer):
         self.convolve = self.operations[len(sizes)]
         self.window = window = window_settings(spec, len(sizes))
         self.groups = settings.group
+        self._images_window = Window(window.stride, window.padding, window.dilation, settings.group)
         num_output = _num_output(spec, shape[self.channel_axis])
         outputs = self._output_sizes(sizes)
         padded = [size + 2 * pad for size, pad in zip(sizes, window.padding, strict=True)]
@@ -112,8 +114,24 @@ class Convolution(Layer):
         y = self._apply_to(x)
         return y if len(lead) == 1 else y.reshape(*lead, *y.shape[1:])
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it works on images lying channels-last, and writes its parameters' gradients where they belong."""
+        is_used_once = not self.is_shared and len(self.top_shapes) == 1
+        return is_used_once and len(self.window.kernel) == 2 and self.operations is _CONVOLUTIONS
+
+    @property
+    def takes_half(self) -> bool:  # type: ignore[override]
+        return self.is_direct
+
+    @property
+    def memory_order(self) -> str:  # type: ignore[override]
+        return CHANNELS_LAST if self.is_direct else PLAIN
+
     def _apply_to(self, x: torch.Tensor) -> torch.Tensor:
         w = self.window
+        if self.is_direct:
+            return convolution(x, self.weight, self.bias, self._images_window)
         return self.convolve(x, self.weight, self.bias, w.stride, w.padding, w.dilation, self.groups)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from samovar.frontends.caffe.layers.base import KEPT
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
@@ -16,6 +17,8 @@ class Dropout(RandomLayer):
     Reference: Srivastava et al., Dropout, 2014.
     """
 
+    memory_order = KEPT
+    takes_half = True
     settings = ("dropout_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -30,6 +33,9 @@ class Dropout(RandomLayer):
         self.is_random = spec.is_training
         self.threshold = np.uint32(min(round(ratio * 2**32), 2**32 - 1))
         self.scale = 1 / (1 - ratio)
+
+    def work_as(self, is_training: bool) -> None:
+        self.is_random = is_training
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms

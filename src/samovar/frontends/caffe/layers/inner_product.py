@@ -31,6 +31,7 @@ class InnerProduct(Layer):
         if settings.num_output < 1:
             raise spec.error("num_output is missing or 0; give the number of outputs", "inner_product_param")
         self.axis = spec.axis(shape, settings.axis, "inner_product_param", "axis")
+        self.mixes_samples = self.axis == 0
         self.num_output = settings.num_output
         self.transpose = settings.transpose
         self.top_shapes = [checked(spec, (*shape[: self.axis], self.num_output), "the output")]
@@ -40,6 +41,10 @@ class InnerProduct(Layer):
         self.register_parameter("bias", None)
         if settings.bias_term:
             self.add_parameter("bias", (self.num_output,), "bias_filler")
+
+    @property
+    def takes_half(self) -> bool:  # type: ignore[override]
+        return not (self.transpose or self.is_shared)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar import _native
+from samovar.frontends.caffe.layers import kernels
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
@@ -28,6 +30,7 @@ class BatchNorm(Layer):
     variance (C), count (1). Reference: Ioffe and Szegedy, Batch normalization, 2015.
     """
 
+    memory_order = KEPT
     settings = ("batch_norm_param",)
 
     mean: nn.Parameter
@@ -41,10 +44,15 @@ class BatchNorm(Layer):
             raise spec.error(f"input has shape {text(shape)}; BatchNorm takes at least 2 axes (N, C, ...)", "bottom")
         given = settings.HasField("use_global_stats")
         self.uses_global = settings.use_global_stats if given else not spec.is_training
+        self.mixes_samples = not self.uses_global
         self.fraction = spec.finite("batch_norm_param", "moving_average_fraction")
         self.eps = spec.finite("batch_norm_param", "eps")
         for attribute, size in (("mean", shape[1]), ("variance", shape[1]), ("count", 1)):
             self.add_statistic(attribute, (size,))
+
+    def work_as(self, is_training: bool) -> None:
+        if not self.spec.message.batch_norm_param.HasField("use_global_stats"):
+            self.uses_global = not is_training
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms
@@ -53,8 +61,10 @@ class BatchNorm(Layer):
             scale = 0.0 if count == 0 else 1 / count
             mean, variance = self.mean.detach() * scale, self.variance.detach() * scale
             return (torch.batch_norm(x, None, None, mean, variance, False, 0.0, self.eps, False),)
-        axes = (0, *range(2, x.dim()))
-        y, mean, variance = _normalized(x, axes, self.eps, eps_in_root=True)
+        if kernels.takes_channels_last(x):
+            y, mean, variance = kernels.normalized(x, self.eps)
+        else:
+            y, mean, variance = _normalized(x, (0, *range(2, x.dim())), self.eps, eps_in_root=True)
         num_values = x.numel() // x.shape[1]
         self._keep(mean.flatten(), variance.flatten() * (num_values / max(1, num_values - 1)))
         return (y,)
@@ -72,6 +82,7 @@ class LRN(Layer):
     given. Values beyond the edge count as 0. Reference: Krizhevsky et al., 2012, section 3.3.
     """
 
+    memory_order = KEPT
     settings = ("lrn_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -84,9 +95,21 @@ class LRN(Layer):
             raise spec.error(f"local_size: {self.size}; it must be odd, 1 to {_MAX_SIZE}", "lrn_param", "local_size")
         self.alpha, self.beta, self.k = (spec.finite("lrn_param", field) for field in ("alpha", "beta", "k"))
         self.is_within = settings.norm_region == _WITHIN_CHANNEL
+        self.rectifies_bottom = False  # set by the net where this layer does the work of a ReLU before it
+
+    def _response(self) -> _native.Response | None:
+        """For the exponents that are made of square roots; torch has the others."""
+        if self.beta not in _ROOTS:
+            return None
+        divisor, k = (self.size**2, 1.0) if self.is_within else (self.size, self.k)
+        return _native.Response(self.size, self.alpha / divisor, self.beta, k, self.rectifies_bottom)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms
+        if kernels.takes(x) and (response := self._response()) is not None:
+            return (kernels.respond(x, response, self.is_within),)
+        if self.rectifies_bottom:
+            x = torch.relu(x)
         if not self.is_within:
             return (F.local_response_norm(x, self.size, self.alpha, self.beta, self.k),)
         mean = F.avg_pool2d(x * x, self.size, 1, self.size // 2)
@@ -94,6 +117,7 @@ class LRN(Layer):
 
 
 _MAX_SIZE = 65535
+_ROOTS = (0.75, 0.5, 1.0)
 
 
 class MVN(Layer):

@@ -34,8 +34,12 @@ class LossNormalizer:
         return None if self.ignore_label is None else labels != self.ignore_label
 
     def of_labels(self, num_samples: int, num_labels: int, valid: torch.Tensor | None) -> float:
-        if self.mode == VALID and valid is not None:
-            return max(1.0, float(valid.sum()))
-        if self.mode in (FULL, VALID):
+        num_valid = num_labels if valid is None or self.mode != VALID else int(valid.sum())
+        return self.of_counts(num_samples, num_labels, num_valid)
+
+    def of_counts(self, num_samples: int, num_labels: int, num_valid: int) -> float:
+        if self.mode == VALID:
+            return max(1.0, float(num_valid))
+        if self.mode == FULL:
             return float(num_labels)
         return float(num_samples) if self.mode == BATCH_SIZE else 1.0

@@ -15,6 +15,7 @@ class BatchReindex(Layer):
 
     num_bottoms = (2, 2)
     takes_integers = True
+    mixes_samples = True
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
@@ -41,6 +42,7 @@ class Filter(Layer):
     """
 
     num_bottoms = (2, 1 << 16)
+    mixes_samples = True
     num_tops = (1, 1 << 16)
     takes_integers = True
 

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from samovar import _native
+from samovar.frontends.caffe.layers import kernels
+from samovar.frontends.caffe.layers.base import KEPT
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.layers.stochastic_pooling import drawn, expected, windows_of
 from samovar.frontends.caffe.parameters import ParameterStore
@@ -27,6 +30,8 @@ class Pooling(RandomLayer):
 
     num_tops = (1, 2)
     forgets_output = True
+    memory_order = KEPT
+    takes_half = True
     settings = ("pooling_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -48,11 +53,13 @@ class Pooling(RandomLayer):
         outputs = tuple(self._output_size(spec, shape[2 + axis], axis) for axis in (0, 1))
         self.top_shapes = [checked(spec, (*shape[:2], *outputs), "the output")] * len(spec.tops)
         # torch pads at most half a kernel; a wider pad is put around the image first.
-        self.is_native = all(2 * pad <= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))
+        self.pads_in_torch = all(2 * pad <= kernel for pad, kernel in zip(self.pad, self.kernel, strict=True))
         above, below = self._margins(shape[2], outputs[0], 0)
         left, right = self._margins(shape[3], outputs[1], 1)
         self.margins = (left, right, above, below)
         checked(spec, (*shape[:2], shape[2] + above + below, shape[3] + left + right), "the padded input")
+        self.rectifies_bottom = False  # set by the net where this layer (MAX) does the work of a ReLU before it
+        self._rows, self._columns = zip(shape[2:], outputs, self.kernel, self.stride, self.pad, strict=True)
 
     def _check(self, spec: LayerSpec) -> None:
         if self.is_stochastic and self.pad != (0, 0):
@@ -85,14 +92,24 @@ class Pooling(RandomLayer):
         kernel, stride, pad = self.kernel[axis], self.stride[axis], self.pad[axis]
         return pad, max(0, (output - 1) * stride + kernel - size - pad)
 
+    def work_as(self, is_training: bool) -> None:
+        self.is_random = self.is_stochastic and is_training
+
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms
         if self.is_stochastic:
             return (self._stochastic(x),)
         if not self.is_max:
             return (self._mean(x),)
+        is_planned = x.shape[2:] == (self._rows[0], self._columns[0])
+        if is_planned and not self.with_index and kernels.takes_channels_last(x):
+            pool = _native.MaxPool(self._rows, self._columns, self.rectifies_bottom)
+            return (kernels.max_pool(x, pool, (self._rows[1], self._columns[1])),)
+        return self._torch_maxima(torch.relu(x) if self.rectifies_bottom else x)
+
+    def _torch_maxima(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         kernel, stride, pad, ceil = self.kernel, self.stride, self.pad, self.ceil
-        if not self.is_native:
+        if not self.pads_in_torch:
             x = F.pad(x, self.margins, value=_LOWEST)
             pad, ceil = (0, 0), False
         if not self.with_index:
@@ -110,7 +127,7 @@ class Pooling(RandomLayer):
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_global:
             return x.mean((2, 3), keepdim=True)
-        if self.is_native:
+        if self.pads_in_torch:
             return F.avg_pool2d(x, self.kernel, self.stride, self.pad, ceil_mode=self.ceil)
         pad_h, pad_w = self.pad
         y = F.avg_pool2d(F.pad(x, (pad_w, pad_w, pad_h, pad_h)), self.kernel, self.stride, ceil_mode=self.ceil)
@@ -118,7 +135,7 @@ class Pooling(RandomLayer):
 
     def _plane_index(self, index: torch.Tensor, width: int) -> torch.Tensor:
         """Indices into the plane as it came in, from those into the plane that was pooled (`width` wide)."""
-        if self.is_native:
+        if self.pads_in_torch:
             return index
         left, right, above, _ = self.margins
         rows, columns = index // width - above, index % width - left

@@ -30,6 +30,7 @@ class _Recurrent(Layer):
     num_bottoms = (2, 5)
     num_tops = (1, 3)
     settings = ("recurrent_param",)
+    mixes_samples = True  # axis 0 is time
     num_states: ClassVar[int]
     num_gates: ClassVar[int]  # rows of the input's weights, in multiples of D
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
@@ -51,6 +51,7 @@ class Scale(_Broadcast):
     s is the second bottom, or a parameter that starts at 1; with `bias_term`, b is a parameter of its shape.
     """
 
+    memory_order = KEPT
     settings = ("scale_param",)
 
     scale: nn.Parameter
@@ -75,6 +76,7 @@ class Scale(_Broadcast):
 class Bias(_Broadcast):
     """y = x + b, b repeated over the axes it lacks: the second bottom, or a parameter that starts at 0."""
 
+    memory_order = KEPT
     settings = ("bias_param",)
 
     bias: nn.Parameter

@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
 
@@ -17,12 +17,15 @@ class Concat(Layer):
     """The bottoms one after the other along `axis`; all other axes must agree."""
 
     num_bottoms = (1, _MANY)
+    memory_order = KEPT
+    takes_half = True
     settings = ("concat_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         first = bottom_shapes[0]
         self.axis = axis = _axis(spec, first, "concat_param", "concat_dim")
+        self.mixes_samples = axis == 0
         for shape in bottom_shapes[1:]:
             if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
                 raise spec.error(
@@ -39,12 +42,15 @@ class Slice(Layer):
     """The bottom cut along `axis` at `slice_point`, or into equal parts; one top a part."""
 
     num_tops = (1, _MANY)
+    memory_order = KEPT
+    takes_half = True
     settings = ("slice_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         shape = bottom_shapes[0]
         self.axis = axis = _axis(spec, shape, "slice_param", "slice_dim")
+        self.mixes_samples = axis == 0
         points = list(spec.message.slice_param.slice_point)
         self.is_even = not points
         self.sizes = self._at_points(shape[axis], points) if points else self._even(shape[axis])
@@ -88,6 +94,8 @@ class Crop(Layer):
     """
 
     num_bottoms = (2, 2)
+    memory_order = KEPT
+    takes_half = True
     settings = ("crop_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -96,6 +104,7 @@ class Crop(Layer):
         if len(shape) != len(wanted):
             raise spec.error(f"bottoms of shapes {text(shape)} and {text(wanted)}; both need as many axes", "bottom")
         self.axis = spec.axis(shape, spec.message.crop_param.axis, "crop_param", "axis")
+        self.mixes_samples = self.axis == 0
         offsets, num_axes = list(spec.message.crop_param.offset) or [0], len(shape) - self.axis
         if len(offsets) not in (1, num_axes):
             raise spec.error(
@@ -125,12 +134,14 @@ class Flatten(Layer):
     """The axes from `axis` to `end_axis` as one."""
 
     takes_integers = True
+    takes_half = True
     settings = ("flatten_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
         shape, settings = bottom_shapes[0], spec.message.flatten_param
         self.first = spec.axis(shape, settings.axis, "flatten_param", "axis")
+        self.mixes_samples = self.first == 0
         self.last = spec.axis(shape, settings.end_axis, "flatten_param", "end_axis")
         if self.last < self.first:
             raise spec.error(f"end_axis {self.last} lies before axis {self.first}", "flatten_param", "end_axis")
@@ -149,6 +160,7 @@ class Reshape(Layer):
     """
 
     takes_integers = True
+    takes_half = True
     settings = ("reshape_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
@@ -174,6 +186,7 @@ class Reshape(Layer):
                 "num_axes",
             )
         self.top_shapes = [checked(spec, self._target(shape), "the output")]
+        self.mixes_samples = self.top_shapes[0][:1] != shape[:1]
 
     def _target(self, shape: Shape) -> Shape:
         sizes = list(self.sizes)
@@ -214,6 +227,7 @@ class Tile(Layer):
         super().__init__(spec, bottom_shapes, store)
         shape, settings = bottom_shapes[0], spec.message.tile_param
         self.axis = spec.axis(shape, settings.axis, "tile_param", "axis")
+        self.mixes_samples = self.axis == 0
         if settings.tiles < 1:
             raise spec.error(f"tiles: {settings.tiles}; give the number of copies, at least 1", "tile_param", "tiles")
         self.repeats = [settings.tiles if axis == self.axis else 1 for axis in range(len(shape))]

@@ -44,6 +44,9 @@ class UserLayer(Layer):
                 f"{len(spec.tops)} tops, but the module of type {spec.type} gives {len(self.top_shapes)}", "top"
             )
 
+    def work_as(self, is_training: bool) -> None:
+        self.module.train(is_training)
+
     @torch.no_grad()
     def _dry_run(self, shapes: Sequence[Shape]) -> list[Shape]:
         self.module.eval()
