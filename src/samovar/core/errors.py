@@ -10,11 +10,26 @@ Every message says what happened, what was found, what is allowed and what to do
 A bug of ours is an AssertionError, never one of these.
 """
 
+from typing import Final
+
+_MAX_LENGTH: Final = 1000
+_TAIL_LENGTH: Final = 300
+
 
 class SamovarError(Exception):
-    """Root of the tree; `exit_code` is the process's exit status."""
+    """Root of the tree; `exit_code` is the process's exit status.
+
+    Its text is one line that a terminal can show, whatever a file's names hold: line ends and control characters are
+    written as escapes, and of more than 1,000 characters the middle is left out.
+    """
 
     exit_code = 3
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _MAX_LENGTH:
+            text = f"{text[: _MAX_LENGTH - _TAIL_LENGTH]} [...] {text[-_TAIL_LENGTH:]}"
+        return text if text.isprintable() else "".join(map(_visible, text))
 
 
 class InputError(SamovarError):
@@ -33,3 +48,7 @@ class RankFailed(SamovarError):
 
 class ReplicasDiffer(SamovarError):
     """Ranks that must hold the same bits do not; the message names the ranks."""
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

@@ -62,14 +62,17 @@ def test_data_layer(definition_of: Definition, tmp_path: Path) -> None:
 
     definition = definition_of(train + test)
 
-    assert definition.data_layer("TRAIN") == DataConfig(
-        tmp_path / "images_lmdb",
-        64,
-        ("data", "label"),
-        TransformConfig(scale=0.5, mean_values=(1, 2), crop_size=3, mirror=True),
-        training=True,
+    assert definition.data_layers("TRAIN") == (
+        DataConfig(
+            tmp_path / "images_lmdb",
+            64,
+            ("data", "label"),
+            TransformConfig(scale=0.5, mean_values=(1, 2), crop_size=3, mirror=True),
+            training=True,
+        ),
     )
-    found = definition.data_layer("TEST")
+    [found] = definition.data_layers("TEST")
+    assert isinstance(found, DataConfig)
     assert (found.batch_size, found.training) == (10, False)
     assert found.transform == TransformConfig(mean_file=tmp_path / "mean.binaryproto")
 
@@ -82,9 +85,9 @@ def test_source_is_looked_for_in_the_working_folder_first(
     (tmp_path / "images").mkdir()
     definition = definition_of(DATA.format('data_param { source: "images" batch_size: 1 backend: LMDB }'))
 
-    assert definition.data_layer("TRAIN").source == tmp_path / "images"
+    assert definition.data_layers("TRAIN")[0].source == tmp_path / "images"
     monkeypatch.chdir(working)
-    assert definition.data_layer("TRAIN").source == Path("images")
+    assert definition.data_layers("TRAIN")[0].source == Path("images")
 
 
 BAD_DATA = [
@@ -106,6 +109,10 @@ BAD_DATA = [
         "mean_file: 'no_mean' does not exist",
     ),
     ('data_param { source: "." batch_size: 1 backend: LMDB } transform_param { scale: inf }', "finite"),
+    (
+        'data_param { source: "." batch_size: 1 backend: LMDB } transform_param { force_gray: true force_color: true }',
+        "force_color and force_gray are both given",
+    ),
 ]
 
 
@@ -114,16 +121,15 @@ def test_refused_data_layers(definition_of: Definition, settings: str, message: 
     definition = definition_of(DATA.format(settings))
 
     with pytest.raises(InputError, match=message):
-        definition.data_layer("TRAIN")
+        definition.data_layers("TRAIN")
 
 
 def test_no_data_layer_and_two(definition_of: Definition) -> None:
     one = DATA.format("include { phase: TRAIN }")
 
-    with pytest.raises(InputError, match=r"no Data layer in phase TEST; add one with include { phase: TEST }"):
-        definition_of(one).data_layer("TEST")
-    with pytest.raises(InputError, match=r"net.prototxt:4: layer 'd': a second Data layer in phase TRAIN"):
-        definition_of(one + "\n\n" + one).data_layer("TRAIN")
+    assert definition_of(one).data_layers("TEST") == ()
+    with pytest.raises(InputError, match=r"net.prototxt:1: layer 'd': batch_size is missing"):
+        definition_of(one).data_layers("TRAIN")
 
 
 BAD = [
@@ -137,8 +143,8 @@ BAD = [
         "net.prototxt:3: layer 'x': unknown layer type 'Relu'; did you mean 'ReLU'",
     ),
     (
-        'layer { name: "x" type: "HDF5Output" }',
-        "Caffe's layer type HDF5Output is not supported yet; supported are AbsVal, Accuracy",
+        'layer { name: "x" type: "LSTMUnit" }',
+        "Caffe's layer type LSTMUnit is not supported yet; supported are AbsVal, Accuracy",
     ),
     ('layer { name: "x" type: "Python" }', "Caffe's layer type Python is not supported yet"),
     ('layer { name: "x" type: "ReLU" include { } exclude { } }', "both include and exclude"),
@@ -159,6 +165,8 @@ layer { name: "r" type: "ReLU"
   pooling_param { kernel_size: 2 } }
 layer { name: "d" type: "Data" data_param { rand_skip: 3 }
   transform_param { force_gray: true } }
+layer { name: "i" type: "ImageData" image_data_param { rand_skip: 3 }
+  transform_param { force_gray: true } }
 """
     )
 
@@ -167,5 +175,6 @@ layer { name: "d" type: "Data" data_param { rand_skip: 3 }
         f"{path}:1: debug_info has no effect",
         f"{path}:3: layer 'r': pooling_param has no effect on a layer of type ReLU",
         f"{path}:4: layer 'd': rand_skip has no effect; the order of samples follows from the seed",
-        f"{path}:5: layer 'd': force_gray has no effect on images that are not encoded",
+        f"{path}:6: layer 'i': rand_skip has no effect; the order of samples follows from the seed",
+        f"{path}:7: layer 'i': force_gray has no effect on a layer of type ImageData; is_color decides",
     )

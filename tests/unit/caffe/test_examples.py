@@ -19,9 +19,10 @@ def test_solver_and_net(
     solver = load_solver(repository_root / f"examples/lenet/{name}_solver.prototxt")
     definition = load_net(solver.net_path)
 
-    assert (solver.max_iter, solver.test_iter, solver.lr_policy) == (max_iter, (test_batches,), "inv")
+    assert (solver.max_iter, solver.lr_policy) == (max_iter, "inv")
     assert solver.warnings == definition.warnings == ()
-    assert solver.test_net_path == solver.net_path
+    (test,) = solver.test_nets
+    assert (test.source.path, test.num_batches) == (solver.net_path, test_batches)
     (test_data,) = [spec for spec in definition.in_phase("TEST") if spec.type == "Data"]
     assert test_data.message.data_param.batch_size == test_batch_size
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from samovar.core.errors import InputError
+from samovar.frontends.caffe import parameters
 from samovar.frontends.caffe.net import CaffeNet
 
 BuildNet = Callable[..., CaffeNet]
@@ -94,3 +95,13 @@ def test_an_infogain_matrix_that_is_missing_or_of_another_size(net_of: BuildNet)
         net_of(text.format('bottom: "h"'), inputs)
     with pytest.raises(InputError, match=r"'none\.binaryproto' does not exist"):
         net_of(text.format('infogain_loss_param { source: "none.binaryproto" }'), inputs)
+
+
+def test_more_weights_than_the_machine_has_memory(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "memory_bytes", lambda: 64 << 20)
+    layer = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "data" top: "{0}" {1} }}'
+    one, other = (layer.format(name, "inner_product_param { num_output: 100000 }") for name in "xy")
+
+    net_of(one, INPUTS)
+    with pytest.raises(InputError, match=r"'y': with parameter 0 of shape 100000 x 48 .* 74 MiB, .* has 64 MiB"):
+        net_of(one + other, INPUTS)

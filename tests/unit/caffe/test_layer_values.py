@@ -42,6 +42,23 @@ def test_elementwise(run_layer: RunLayer, settings: str, x: list[float], y: list
     near(got["d data"].ravel(), dx)
 
 
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_relu_at_its_kink(run_layer: RunLayer, slope: float) -> None:
+    x = np.array([[-2.0, -0.0, 0.0, 3.0]], np.float32)
+
+    got = run_layer(f'type: "ReLU" top: "y" relu_param {{ negative_slope: {slope} }}', {"data": x}, np.ones((1, 4)))
+
+    np.testing.assert_allclose(got["y"], [[-2 * slope, 0, 0, 3]])
+    np.testing.assert_allclose(got["d data"], [[slope, slope, slope, 1]])
+
+
+def test_softmax_of_scores_far_apart(run_layer: RunLayer) -> None:
+    got = run_layer('type: "Softmax" top: "y"', {"data": np.array([[-1e4, 88, 89, 1e4]], np.float32)}, np.ones(4))
+
+    near(got["y"], [[0, 0, 0, 1]])
+    near(got["d data"], np.zeros((1, 4)))
+
+
 def test_prelu_starts_at_a_quarter_and_scale_at_one(net_of: BuildNet) -> None:
     net = net_of(
         'layer { name: "p" type: "PReLU" bottom: "data" top: "p" }'

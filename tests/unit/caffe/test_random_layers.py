@@ -104,6 +104,46 @@ def test_stochastic_pooling_draws_in_proportion(net_of: BuildNet) -> None:
         assert float((drawn == value).float().mean()) == pytest.approx(share, abs=0.035)
 
 
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(7, 33), (3, 5, 4, 6)])
+def test_dropout_scales_by_one_mask_forward_and_backward(
+    net_of: BuildNet, ratio: float, shape: tuple[int, ...]
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = (torch.randn(shape, generator=generator).abs() + 0.1).requires_grad_()
+    dy = torch.randn(shape, generator=generator)
+    net = net_of(DROPOUT.replace("0.25", str(ratio)).replace('top: "y"', 'top: "y" loss_weight: 1'), {"data": shape})
+    (layer,) = net.layers
+    tops: list[torch.Tensor] = []
+    layer.register_forward_hook(lambda _layer, _inputs, found: tops.extend(found))
+
+    net({"data": x})
+    (gradient,) = torch.autograd.grad(tops[0], [x], dy)
+
+    mask = (tops[0] != 0).double()
+    torch.testing.assert_close(tops[0].double(), mask * x.double() / (1 - ratio), rtol=1e-6, atol=0)
+    torch.testing.assert_close(gradient.double(), mask * dy.double() / (1 - ratio), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (2, 3)])
+def test_stochastic_pooling_takes_a_value_of_its_window(net_of: BuildNet, kernel: int, stride: int) -> None:
+    shape = (4, 3, 7, 8)
+    x = (torch.randperm(672, generator=torch.Generator().manual_seed(3)).float() + 1).reshape(shape).requires_grad_()
+    text = POOLING.replace("kernel_size: 2 stride: 2", f"kernel_size: {kernel} stride: {stride}")
+    net = net_of(text.replace('top: "y"', 'top: "y" loss_weight: 1'), {"data": shape})
+
+    output = net({"data": x})
+    output.loss.backward()
+
+    y, taken = output.scalars["y"], torch.zeros(shape)
+    for n, c, i, j in np.ndindex(*y.shape):
+        window = x.detach()[n, c, i * stride : i * stride + kernel, j * stride : j * stride + kernel]
+        place = (window == y[n, c, i, j]).nonzero()
+        assert len(place) == 1
+        taken[n, c, i * stride + place[0, 0], j * stride + place[0, 1]] += 1
+    assert torch.equal(x.grad, taken)
+
+
 def test_stochastic_pooling_of_windows_that_leave_the_image(net_of: BuildNet) -> None:
     x = torch.zeros(3, 1, 3, 3)
     x[:, :, 2, 2] = 4

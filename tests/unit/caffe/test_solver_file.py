@@ -8,6 +8,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.frontends.caffe.sources import load_source
 from samovar.solver.config import SolverConfig
 from samovar.solver.policy import PolicyConfig
 
@@ -31,7 +32,7 @@ def test_least_a_solver_needs(solver_of: Solver, tmp_path: Path) -> None:
     solver = solver_of(LEAST)
 
     assert solver.net_path == tmp_path / "net.prototxt"
-    assert solver.test_net_path is None
+    assert solver.test_nets == solver.weights == ()
     assert (solver.base_lr, solver.max_iter, solver.lr_policy, solver.type) == (0.5, 10, "fixed", "SGD")
     assert (solver.momentum, solver.weight_decay, solver.iter_size, solver.average_loss) == (0, 0, 1, 1)
     assert (solver.solver_mode, solver.random_seed, solver.snapshot_after_train) == ("GPU", None, True)
@@ -67,19 +68,78 @@ def test_all_fields(solver_of: Solver, tmp_path: Path) -> None:
         clip_gradients=2.5,
         iter_size=4,
     )
-    assert (solver.test_compute_loss, len(solver.warnings)) == (True, 4)
+    assert (solver.test_compute_loss, len(solver.warnings), len(solver.only_for_caffe)) == (True, 2, 1)
     assert (solver.display, solver.average_loss, solver.iter_size) == (2, 3, 4)
-    assert (solver.test_iter, solver.test_interval, solver.test_initialization) == ((5,), 6, False)
+    assert (solver.test_interval, solver.test_initialization) == (6, False)
     assert (solver.snapshot, solver.snapshot_prefix, solver.snapshot_after_train) == (8, Path("out/net"), False)
     assert (solver.random_seed, solver.solver_mode) == (0, "CPU")
-    assert solver.test_net_path == solver.net_path == tmp_path / "net.prototxt"
+    assert solver.net_path == tmp_path / "net.prototxt"
+    assert nets_tested_by(solver) == [("net.prototxt", 5)]
+
+
+def nets_tested_by(solver: CaffeSolver) -> list[tuple[str, int]]:
+    return [(test.source.path.name, test.num_batches) for test in solver.test_nets]
 
 
 def test_two_nets(solver_of: Solver, tmp_path: Path) -> None:
     solver = solver_of(LEAST.replace("net:", "train_net:") + 'test_net: "test.prototxt" test_iter: 1 test_interval: 1')
 
     assert solver.net_path == tmp_path / "net.prototxt"
-    assert solver.test_net_path == tmp_path / "test.prototxt"
+    assert nets_tested_by(solver) == [("test.prototxt", 1)]
+
+
+def test_test_nets_come_in_caffes_order(solver_of: Solver) -> None:
+    """test_net_param, then test_net, then the common net for what is left of test_iter."""
+    given = 'test_net: "test.prototxt" test_net_param { name: "inside" } test_interval: 1 test_iter: [3, 5, 7, 9]'
+    solver = solver_of(LEAST + given)
+
+    assert nets_tested_by(solver) == [
+        ("my_solver.prototxt", 3),
+        ("test.prototxt", 5),
+        ("net.prototxt", 7),
+        ("net.prototxt", 9),
+    ]
+    origins = [test.source.origin for test in solver.test_nets]
+    assert origins == ["test_net_param", "test_net file: test.prototxt", *["net file: net.prototxt"] * 2]
+    assert solver.test_nets[0].source.name() == "inside"
+
+
+def test_nets_that_stand_in_the_solver(solver_of: Solver) -> None:
+    net = 'name: "inside" layer {\n name: "a" type: "Input"\n top: "a" input_param { shape { dim: 1 } } }'
+    text = LEAST.replace('net: "net.prototxt"', f"net_param {{ {net} }}") + "test_iter: 2 test_interval: 1"
+    solver = solver_of(text)
+
+    assert solver.net.name() == load_source(solver.net).name == "inside"
+    assert load_source(solver.net).layers[0].where().endswith("my_solver.prototxt:1: layer 'a'")
+    assert [test.source.origin for test in solver.test_nets] == ["net_param"]
+
+
+def test_states(solver_of: Solver) -> None:
+    solver = solver_of(
+        LEAST + 'train_state { level: 2 stage: "a" } test_iter: 1 test_iter: 1 test_interval: 1 '
+        'test_state { stage: "b" stage: "c" phase: TEST } test_state { level: 1 }'
+    )
+
+    assert (solver.net.level, solver.net.stages) == (2, ("a",))
+    assert [(test.source.level, test.source.stages) for test in solver.test_nets] == [(None, ("b", "c")), (1, ())]
+
+
+def test_the_state_of_the_net_the_solver_and_the_command_line(solver_of: Solver, tmp_path: Path) -> None:
+    solver = solver_of(LEAST + 'train_state { level: 2 stage: "a" }')
+    (tmp_path / "net.prototxt").write_text(
+        'state { level: 7 stage: "own" } layer { name: "a" type: "Input" top: "a" input_param { shape { dim: 1 } } }'
+    )
+
+    assert (load_source(solver.net).level, load_source(solver.net).stages) == (2, ("own", "a"))
+    assert (load_source(solver.net, 0, ["b"]).level, load_source(solver.net, 0, ["b"]).stages) == (0, ("own", "a", "b"))
+
+
+def test_weights_may_be_several(solver_of: Solver, tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.caffemodel").touch()
+    solver = solver_of(LEAST + 'weights: "a.caffemodel, b.caffemodel" weights: "c.caffemodel"')
+
+    assert [path.name for path in solver.weights] == ["a.caffemodel", "b.caffemodel", "c.caffemodel"]
 
 
 def test_a_folder_as_snapshot_prefix(solver_of: Solver, tmp_path: Path) -> None:
@@ -131,13 +191,19 @@ BAD = [
     ("larc: true net_param { larc: true }", "unknown field 'larc' of NetParameter"),
     ("test_iter: 1", "test_iter: needs test_interval"),
     ("test_iter: 0 test_interval: 1", "test_iter: 0; it must be at least 1"),
-    ("test_iter: 1 test_iter: 2 test_interval: 1", "test_iter: is given more than once"),
+    ("test_iter: [3, 0] test_interval: 1", "test_iter: 0; it must be at least 1"),
     ('test_net: "test.prototxt"', "test_net: needs test_iter"),
+    ('test_net: "none.prototxt"', "test_net: 'none.prototxt' does not exist"),
+    ("test_net_param { }", "test_net_param: needs test_iter"),
     ('train_net: "net.prototxt"', "net and train_net are both given"),
-    ("net_param { }", "net_param: is not supported yet"),
-    ("train_state { }", "train_state: is not supported yet; use include"),
-    ("test_state { }", "test_state: is not supported yet"),
-    ('weights: "w.caffemodel"', "weights: is not supported yet; use the flag --weights"),
+    ("net_param { }", "net and net_param are both given"),
+    ("train_state { phase: TEST }", "train_state: its phase must be TRAIN"),
+    ("test_iter: 1 test_interval: 1 test_state { phase: TRAIN }", "test_state: its phase must be TEST"),
+    (
+        "test_iter: [1, 1, 1] test_interval: 1\ntest_state { }\ntest_state { }",
+        "test_state: is given 2 times for 3 test nets",
+    ),
+    ('weights: "w.caffemodel"', "weights: 'w.caffemodel' does not exist"),
     ('net: "nothing.prototxt"', "net: 'nothing.prototxt' does not exist; looked for .* and .*"),
 ]
 
@@ -166,6 +232,13 @@ def test_the_line_of_what_is_wrong(solver_of: Solver, lines: str, number: int) -
         solver_of(LEAST + lines)
 
 
+def test_each_test_net_needs_its_test_iter(solver_of: Solver) -> None:
+    with pytest.raises(InputError, match="test_iter: is given 1 times for 2 test nets"):
+        solver_of(LEAST + 'test_net: "test.prototxt" test_net: "test.prototxt" test_iter: 1 test_interval: 1')
+    with pytest.raises(InputError, match="test_iter: is given 2 times for 1 test nets"):
+        solver_of(LEAST.replace("net:", "train_net:") + 'test_net: "test.prototxt" test_iter: [1, 1] test_interval: 1')
+
+
 def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
     with pytest.raises(InputError, match="train_net has no test net"):
         solver_of(LEAST.replace("net:", "train_net:") + "test_iter: 1 test_interval: 1")
@@ -176,13 +249,11 @@ WARNED = [
     ("device_id: 1", "device_id has no effect; training runs on the CPU"),
     ("layer_wise_reduce: false", "layer_wise_reduce has no effect"),
     ("snapshot_diff: true", "snapshot_diff has no effect"),
-    ("test_compute_loss: true", "test_compute_loss has no effect"),
     ("test_interval: 5", "test_interval has no effect without test_iter"),
     ("stepvalue: 5", "stepvalue has no effect with lr_policy 'fixed'"),
     ("momentum2: 0.9", "momentum2 has no effect with type SGD"),
     ("delta: 0.1", "delta has no effect with type SGD"),
     ("solver_type: ADAGRAD rms_decay: 0.5", "rms_decay has no effect with type AdaGrad"),
-    ("snapshot_after_train: false", "snapshot_after_train has no effect; the end of a run is always saved"),
 ]
 
 
@@ -204,6 +275,14 @@ def test_warnings(solver_of: Solver, tmp_path: Path, line: str, message: str) ->
     (warning,) = solver_of(LEAST + line).warnings
 
     assert warning.startswith(f"{tmp_path / 'my_solver.prototxt'}:5: {message}")
+
+
+def test_what_only_the_caffe_command_follows(solver_of: Solver, tmp_path: Path) -> None:
+    solver = solver_of(LEAST + "snapshot_after_train: false")
+
+    (warning,) = solver.only_for_caffe
+    assert warning.startswith(f"{tmp_path / 'my_solver.prototxt'}:5: snapshot_after_train has no effect; ")
+    assert solver.warnings == ()
 
 
 def test_a_policy_without_gamma_is_warned_about(solver_of: Solver) -> None:

@@ -95,7 +95,7 @@ def test_size_cap(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(MAX_TEXT_BYTES + 1)
 
-    with pytest.raises(InputError, match="has 16777217 bytes; a prototxt may have at most 16777216"):
+    with pytest.raises(InputError, match="has 4194305 bytes; a prototxt may have at most 4194304"):
         read_text(path, "NetParameter")
 
 

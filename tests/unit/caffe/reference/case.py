@@ -11,6 +11,31 @@ Array = np.ndarray
 Reference = Callable[..., list[Array]]
 T = TypeVar("T")
 
+_IN_PLACE = set(
+    [
+        "AbsVal",
+        "BNLL",
+        "BatchNorm",
+        "Bias",
+        "Clip",
+        "Dropout",
+        "ELU",
+        "Exp",
+        "LRN",
+        "Log",
+        "MVN",
+        "PReLU",
+        "Power",
+        "ReLU",
+        "Scale",
+        "Sigmoid",
+    ]
+)
+_IN_PLACE |= {"Softmax", "Swish", "TanH", "Threshold"}
+_SAME_AGAIN = """
+layer { name: "before" type: "Bias" bottom: "in0" top: "same" bias_param { axis: 0 num_axes: 0 } param { lr_mult: 0 } }
+"""
+
 
 @dataclass
 class Case:
@@ -32,10 +57,17 @@ class Case:
     fixed_tops: frozenset[int] = frozenset()
 
     @property
-    def text(self) -> str:
+    def can_work_in_place(self) -> bool:
+        return self.type in _IN_PLACE
+
+    def text(self, in_place: bool = False) -> str:
+        """The layer's text; in place it works on the top of a layer before it that changes nothing."""
         bottoms = " ".join(f'bottom: "in{index}"' for index in range(len(self.inputs)))
         tops = " ".join(f'top: "out{index}"' for index in range(self.num_tops))
-        return f'layer {{ name: "x" type: "{self.type}" {bottoms} {tops} {self.settings} }}'
+        before = ""
+        if in_place:
+            before, bottoms, tops = _SAME_AGAIN, bottoms.replace('"in0"', '"same"'), 'top: "same"'
+        return before + f'layer {{ name: "x" type: "{self.type}" {bottoms} {tops} {self.settings} }}'
 
 
 class Draw:
@@ -55,8 +87,15 @@ class Draw:
         """With two digits, so that its text is exact enough."""
         return round(self._data.draw(st.integers(round(least * 100), round(most * 100))) / 100, 2)
 
+    def size(self, least: int, most: int) -> int:
+        """Now and then a large one, for which fast code has paths of their own."""
+        return self.integer(least, most) if self.integer(0, 5) else self.one_of(9, 16, 33, 40)
+
     def shape(self, least_axes: int = 1, most_axes: int = 4, most: int = 3) -> tuple[int, ...]:
-        return tuple(self.integer(1, most) for _ in range(self.integer(least_axes, most_axes)))
+        shape = [self.integer(1, most) for _ in range(self.integer(least_axes, most_axes))]
+        if shape and self.integer(0, 7) == 0:
+            shape[self.integer(0, len(shape) - 1)] = self.integer(9, 40)
+        return tuple(shape)
 
     def axis(self, shape: Sequence[int]) -> int:
         """An axis as a prototxt may give it: from the front, or negative from the end."""
@@ -78,4 +117,4 @@ class Draw:
         return (0.1 * (self.rng.permutation(count) - count / 2)).reshape(shape).astype(np.float32)
 
     def labels(self, *shape: int, classes: int) -> Array:
-        return self.rng.integers(0, classes, shape).astype(np.float32)
+        return self.rng.integers(0, classes, shape).astype(self.one_of(np.float32, np.int64))

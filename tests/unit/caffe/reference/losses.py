@@ -5,12 +5,12 @@ import numpy as np
 from tests.unit.caffe.reference.case import Array, Case, Draw
 
 _MODES = ("", "normalization: FULL", "normalization: VALID", "normalization: BATCH_SIZE", "normalization: NONE")
-_MODES += ("normalize: true", "normalize: false")
+_MODES += ("normalize: true", "normalize: false", "normalize: false normalization: FULL")
 
 
 def _normalizer(text: str, default: str, num_samples: int, num_labels: int, num_valid: int) -> float:
     names = {"normalize: true": "VALID", "normalize: false": "BATCH_SIZE", "": default}
-    mode = names.get(text, text.removeprefix("normalization: "))
+    mode = names.get(text, text.rsplit("normalization: ", maxsplit=1)[-1])
     return max(1, {"FULL": num_labels, "VALID": num_valid, "BATCH_SIZE": num_samples, "NONE": 1}[mode])
 
 
@@ -18,7 +18,7 @@ class _Labelled:
     """Scores with classes on one axis, labels for all other positions, some of them perhaps ignored."""
 
     def __init__(self, draw: Draw) -> None:
-        lead, self.classes, tail = draw.shape(1, 2), draw.integer(2, 4), draw.shape(0, 1)
+        lead, self.classes, tail = draw.shape(1, 2), draw.size(2, 4), draw.shape(0, 2)
         self.axis, self.outer = len(lead), int(np.prod(lead))
         self.scores = draw.values(*lead, self.classes, *tail, scale=2)
         self.labels = draw.labels(*lead, *tail, classes=self.classes)
@@ -86,7 +86,7 @@ def accuracy(draw: Draw) -> Case:
 
 
 def multinomial_logistic_loss(draw: Draw) -> Case:
-    count, classes = draw.integer(1, 4), draw.integer(1, 4)
+    count, classes = draw.integer(1, 4), draw.size(1, 4)
 
     def reference(p: Array, labels: Array) -> list[Array]:
         return [np.array(-np.log(p[np.arange(count), labels.astype(int).ravel()]).sum() / count)]
@@ -102,7 +102,7 @@ def euclidean_loss(draw: Draw) -> Case:
 
 
 def hinge_loss(draw: Draw) -> Case:
-    count, classes, norm = draw.integer(1, 4), draw.integer(1, 4), draw.one_of("L1", "L2")
+    count, classes, norm = draw.integer(1, 4), draw.size(1, 4), draw.one_of("L1", "L2")
 
     def reference(x: Array, labels: Array) -> list[Array]:
         signs = np.where(np.arange(classes) == labels.astype(int).reshape(-1, 1), -1, 1)

@@ -10,25 +10,30 @@ from tests.unit.caffe.reference.case import Array, Case, Draw
 def convolution(draw: Draw) -> Case:
     w = _Windows(draw)
     shape = (w.group * draw.integer(1, 2), *w.sizes)
-    num_output = w.group * draw.integer(1, 2)
+    num_output, with_bias = w.group * draw.size(1, 2), draw.one_of(True, False)
+    lead = (draw.integer(1, 2), *((2,) * draw.integer(0, 1) if len(w.sizes) < 3 else ()))  # axes before the channels
     weight = draw.values(num_output, shape[0] // w.group, *w.kernel)
     outputs = [
         (size + 2 * p - d * (k - 1) - 1) // s + 1
         for size, k, s, p, d in zip(w.sizes, w.kernel, w.stride, w.pad, w.dilation, strict=True)
     ]
 
-    def reference(x: Array, weight: Array, bias: Array) -> list[Array]:
-        padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in w.pad)])
-        y = np.zeros((len(x), num_output, *outputs)) + bias.reshape(-1, *(1,) * len(outputs))
+    def reference(x: Array, weight: Array, bias: Array | None = None) -> list[Array]:
+        padded = np.pad(x.reshape(-1, *shape), [(0, 0), (0, 0), *((p, p) for p in w.pad)])
+        y = np.zeros((len(padded), num_output, *outputs))
+        if bias is not None:
+            y += bias.reshape(-1, *(1,) * len(outputs))
         for g, offset in itertools.product(range(w.group), np.ndindex(*w.kernel)):
             ins, outs = _part(shape[0], w.group, g), _part(num_output, w.group, g)
             patch = padded[(slice(None), ins, *w.positions(offset, outputs))]
             y[:, outs] += np.einsum("nc...,oc->no...", patch, weight[(outs, slice(None), *offset)])
-        return [y]
+        return [y.reshape(*lead, num_output, *outputs)]
 
-    settings = f"convolution_param {{ num_output: {num_output} {w.text} }}"
-    x = draw.values(draw.integer(1, 2), *shape)
-    return Case("Convolution", settings, [x], reference, [weight, draw.values(num_output)])
+    axis = draw.one_of(len(lead), -len(shape))
+    flags = f"bias_term: {str(with_bias).lower()} axis: {axis}"
+    settings = f"convolution_param {{ num_output: {num_output} {w.text} {flags} }}"
+    parameters = [weight, draw.values(num_output)][: 1 + with_bias]
+    return Case("Convolution", settings, [draw.values(*lead, *shape)], reference, parameters)
 
 
 def deconvolution(draw: Draw) -> Case:
@@ -39,21 +44,21 @@ def deconvolution(draw: Draw) -> Case:
     whole = [s * (n - 1) + d * (k - 1) + 1 for n, k, s, d in zip(sizes, w.kernel, w.stride, w.dilation, strict=True)]
     pad = [p if 2 * p < size else 0 for p, size in zip(pad, whole, strict=True)]
 
-    def reference(x: Array, weight: Array, bias: Array) -> list[Array]:
+    def reference(x: Array, weight: Array, bias: Array | float = 0.0) -> list[Array]:
         y = np.zeros((len(x), num_output, *whole))
         for g, offset in itertools.product(range(w.group), np.ndindex(*w.kernel)):
             ins, outs = _part(channels, w.group, g), _part(num_output, w.group, g)
             target = (slice(None), outs, *w.positions(offset, sizes))
             y[target] += np.einsum("nc...,co->no...", x[:, ins], weight[(ins, slice(None), *offset)])
         inner = tuple(slice(p, size - p) for p, size in zip(pad, whole, strict=True))
-        return [y[(slice(None), slice(None), *inner)] + bias.reshape(-1, *(1,) * len(whole))]
+        return [y[(slice(None), slice(None), *inner)] + np.reshape(bias, (-1, *(1,) * len(whole)))]
 
-    text = w.text_of(pad)
+    with_bias = draw.one_of(True, False)
+    flags = f"{w.text_of(pad)} bias_term: {str(with_bias).lower()}"
     weight = draw.values(channels, num_output // w.group, *w.kernel)
-    settings = f"convolution_param {{ num_output: {num_output} {text} }}"
-    return Case(
-        "Deconvolution", settings, [draw.values(1, channels, *sizes)], reference, [weight, draw.values(num_output)]
-    )
+    settings = f"convolution_param {{ num_output: {num_output} {flags} }}"
+    parameters = [weight, draw.values(num_output)][: 1 + with_bias]
+    return Case("Deconvolution", settings, [draw.values(1, channels, *sizes)], reference, parameters)
 
 
 class _Windows:
@@ -86,7 +91,7 @@ def _part(count: int, group: int, index: int) -> slice:
 def pooling(draw: Draw) -> Case:
     method = draw.one_of("MAX", "AVE")
     is_global, floor = draw.integer(0, 4) == 0, draw.one_of(True, False)
-    size = [draw.integer(3, 6), draw.integer(3, 6)]
+    size = [draw.integer(3, 6), draw.size(3, 6)]
     kernel = size if is_global else [draw.integer(1, 3), draw.integer(1, 3)]
     stride = [1, 1] if is_global else [draw.integer(1, k) for k in kernel]
     pad = [0, 0] if is_global else [draw.integer(0, k - 1) for k in kernel]
@@ -116,7 +121,7 @@ def pooling(draw: Draw) -> Case:
         )
     )
     settings = f"pooling_param {{ pool: {method} {sizes} {'round_mode: FLOOR' if floor else ''} }}"
-    return Case("Pooling", settings, [draw.distinct(1, draw.integer(1, 2), *size)], reference)
+    return Case("Pooling", settings, [draw.distinct(1, draw.size(1, 2), *size)], reference)
 
 
 def stochastic_pooling_in_test(draw: Draw) -> Case:
@@ -144,24 +149,29 @@ def lrn(draw: Draw) -> Case:
     reach = size // 2
 
     def reference(x: Array) -> list[Array]:
-        y = np.zeros_like(x)
-        for n, c, i, j in np.ndindex(*x.shape):
-            if is_within:
-                near = x[n, c, max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
-                y[n, c, i, j] = x[n, c, i, j] * (1 + alpha * (near**2).sum() / size**2) ** -beta
-            else:
-                near = x[n, max(c - reach, 0) : c + reach + 1, i, j]
-                y[n, c, i, j] = x[n, c, i, j] * (k + alpha * (near**2).sum() / size) ** -beta
-        return [y]
+        squares = np.zeros_like(x)
+        if is_within:
+            for i, j in np.ndindex(*x.shape[2:]):
+                near = x[:, :, max(i - reach, 0) : i + reach + 1, max(j - reach, 0) : j + reach + 1]
+                squares[:, :, i, j] = (near**2).sum((2, 3))
+            return [x * (1 + alpha * squares / size**2) ** -beta]
+        for c in range(x.shape[1]):
+            squares[:, c] = (x[:, max(c - reach, 0) : c + reach + 1] ** 2).sum(1)
+        return [x * (k + alpha * squares / size) ** -beta]
 
     region = "WITHIN_CHANNEL" if is_within else "ACROSS_CHANNELS"
     settings = f"lrn_param {{ local_size: {size} alpha: {alpha} beta: {beta} k: {k} norm_region: {region} }}"
-    return Case("LRN", settings, [draw.values(1, draw.integer(1, 4), draw.integer(1, 3), 3)], reference)
+    return Case(
+        "LRN",
+        settings,
+        [draw.values(draw.integer(1, 2), draw.size(1, 4), draw.integer(1, 3), draw.size(1, 3))],
+        reference,
+    )
 
 
 def mvn(draw: Draw) -> Case:
     across, variance = draw.one_of(True, False), draw.one_of(True, False)
-    shape = (draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 3), 3)
+    shape = (draw.integer(1, 2), draw.integer(1, 3), draw.integer(2, 3), draw.size(3, 3))
 
     def reference(x: Array) -> list[Array]:
         axes = (1, 2, 3) if across else (2, 3)
@@ -174,7 +184,7 @@ def mvn(draw: Draw) -> Case:
 
 def batch_norm(draw: Draw) -> Case:
     """The statistics are given as parameters; what becomes of them is tested on its own."""
-    shape = (draw.integer(4, 6), draw.integer(1, 3), *draw.shape(0, 2))
+    shape = (draw.integer(4, 6), draw.size(1, 3), *draw.shape(0, 2))
     phase, given, eps = draw.one_of("TRAIN", "TEST"), draw.one_of(None, True, False), draw.one_of(1e-5, 1e-2, 0.5)
     uses_global = phase == "TEST" if given is None else given
     count = draw.one_of(0.5, 1.0, 999.9)
