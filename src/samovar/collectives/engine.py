@@ -59,8 +59,8 @@ class Collectives(Protocol):
 
 
 @runtime_checkable
-class RootedCollectives(Collectives, Protocol):
-    """Collectives of which any rank may be the root: plans on windows, not a library's."""
+class WindowCollectives(Collectives, Protocol):
+    """Collectives on windows, not a library's: any plan, any rank as the root."""
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
         """buffer = sum over ranks on `root`; partial sums on the others. May be run again after an answer of `root`."""
@@ -68,6 +68,10 @@ class RootedCollectives(Collectives, Protocol):
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
         """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
+        ...
+
+    def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
+        """This rank's part of any plan on `buffer`."""
         ...
 
 
@@ -101,19 +105,20 @@ class PlannedCollectives:
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         group = self.group
         function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=group.world_size)
-        return self._run(name, function(group.rank, group.world_size), buffer)
+        return self.planned(name, function(group.rank, group.world_size), buffer)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         return self.broadcast_from(name, buffer, 0)
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        return self._run(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)
+        return self.planned(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        return self._run(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
+        return self.planned(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
 
     def records(self, num_fields: int) -> Records:
         return RecordExchange(self.transport, num_fields)
 
-    def _run(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
+    def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
+        """This rank's part of any plan on `buffer`."""
         return open_channel(name, plan, self.transport, buffer)

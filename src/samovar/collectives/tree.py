@@ -15,12 +15,8 @@ def tree_all_reduce(rank: int, world_size: int) -> Plan:
 
     Reference: Iandola et al., FireCaffe, 2016 (arXiv 1511.00175), section 4.2; here with one pass per node.
     """
-    children = _children(rank, world_size)
     down = _max_children(world_size)
-    operations = list(tree_reduce(rank, world_size).operations)
-    if rank > 0:
-        operations.append(Wait(_parent(rank), down))
-    operations += [Put(child, 0, staging=None, slot=down) for child in reversed(children)]
+    operations = [*tree_reduce(rank, world_size).operations, *tree_down(rank, world_size, slot=down)]
     return Plan("tree", tuple(operations), 1, down, down + 1)
 
 
@@ -37,6 +33,12 @@ def tree_reduce(rank: int, world_size: int) -> Plan:
     if rank > 0:
         operations.append(Put(_parent(rank), 0, staging=_place(rank), slot=_place(rank)))
     return Plan("reduce", tuple(operations), 1, _max_children(world_size), _max_children(world_size))
+
+
+def tree_down(rank: int, world_size: int, slot: int) -> list[Operation]:
+    """Rank 0's chunk 0 on every rank, where nothing need be asked: the buffers' contents were sent up before."""
+    awaited: list[Operation] = [Wait(_parent(rank), slot)] if rank > 0 else []
+    return awaited + [Put(child, 0, staging=None, slot=slot) for child in reversed(_children(rank, world_size))]
 
 
 def tree_broadcast(rank: int, world_size: int) -> Plan:

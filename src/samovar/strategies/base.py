@@ -46,7 +46,7 @@ class Strategy(Protocol):
         """The bucket's gradient is complete: may post it, never waits."""
         ...
 
-    def finish_step(self, step: int, update: Update) -> None:
+    def finish_step(self, step: int, /, update: Update) -> None:
         """After the last backward pass; every bucket must be updated once per step."""
         ...
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from samovar.collectives.engine import Collectives, RootedCollectives
+from samovar.collectives.engine import Collectives, WindowCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
@@ -57,7 +57,7 @@ def _with_owners(
     buffers: Buffers,
     deadline: Callable[[], Deadline],
 ) -> OwnedSync:
-    if not isinstance(collectives, RootedCollectives):
+    if not isinstance(collectives, WindowCollectives):
         raise InputError(
             "--overlap full: needs windows that every rank can write to, and between hosts there are none yet; "
             "choose --overlap backward"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from samovar.collectives.engine import RootedCollectives
+from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
@@ -40,7 +40,7 @@ class OwnedSync:
 
     def __init__(
         self,
-        collectives: RootedCollectives,
+        collectives: WindowCollectives,
         buckets: Sequence[Bucket],
         buffers: Buffers,
         owners: Sequence[int],
@@ -124,7 +124,7 @@ def spread_owners(buckets: Sequence[Bucket], world_size: int) -> list[int]:
     return owners
 
 
-def _share(collectives: RootedCollectives, bucket: Bucket, buffers: Buffers, owner: int) -> _Share:
+def _share(collectives: WindowCollectives, bucket: Bucket, buffers: Buffers, owner: int) -> _Share:
     name, (start, stop) = f"bucket {bucket.index}", (bucket.start, bucket.stop)
     return _Share(
         bucket,

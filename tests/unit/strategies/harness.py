@@ -60,7 +60,7 @@ class Left:
 class PlainCollectives(PlannedCollectives):
     """Runs plans in Python, where `start` does nothing and `finish` all of it."""
 
-    def _run(self, name: str, plan: Plan, buffer: Region) -> Channel:
+    def planned(self, name: str, plan: Plan, buffer: Region) -> Channel:
         return Channel(name, plan, self.transport, buffer)
 
 

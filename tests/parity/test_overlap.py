@@ -1,0 +1,54 @@
+"""However an exchange is spread over the step, workers learn what one worker with the whole batch learns."""
+
+import pytest
+import safetensors.numpy
+
+from tests.parity.trained import Trained, Trainer, relative_difference
+
+BATCH = 12
+TOLERANCE = 1e-6  # of the smooth net; see test_workers
+SLOW = pytest.mark.slow
+COMBINATIONS = [
+    (2, "backward", "ring", "layer"),
+    (2, "full", "auto", "layer"),
+    (3, "full", "auto", "4096"),
+    *(
+        pytest.param(workers, overlap, plan, bucket, marks=SLOW)
+        for workers in (2, 3, 4)
+        for overlap, plan in (("backward", "tree"), ("backward", "direct"), ("full", "auto"))
+        for bucket in ("layer", "4096", "100000")
+    ),
+]
+
+
+def flags_of(overlap: str, plan: str, bucket: str) -> tuple[str, ...]:
+    return ("--overlap", overlap, "--collective", plan, "--bucket", bucket)
+
+
+@pytest.mark.parametrize(("workers", "overlap", "plan", "bucket"), COMBINATIONS)
+def test_workers_learn_as_one_with_the_whole_batch(
+    train: Trainer, workers: int, overlap: str, plan: str, bucket: str
+) -> None:
+    flags = flags_of(overlap, plan, bucket)
+    together = train(workers, BATCH, *flags)
+    assert relative_difference(together, train(1, workers * BATCH)) <= TOLERANCE
+    assert together.result["replicas_equal"] is True
+    assert together.result["weights_sha256"] == together.sha256
+
+
+@pytest.mark.parametrize("owner", ["spread", pytest.param("root", marks=SLOW)])
+def test_the_same_settings_give_the_same_bits_and_the_solvers_whole_state(train: Trainer, owner: str) -> None:
+    """Each rank keeps histories of its own buckets; what is saved holds everybody's."""
+    flags = (*flags_of("full", "auto", "layer"), "--owner", owner)
+    first, second = (train(3, BATCH, *flags, turn=turn) for turn in (1, 2))
+    assert first.result["weights_sha256"] == second.result["weights_sha256"]
+    whole = momentum_of(train(1, 3 * BATCH))
+    found = momentum_of(first)
+    assert found.keys() == whole.keys()
+    for name, values in found.items():
+        assert abs(values - whole[name]).max() <= 1e-4 * abs(whole[name]).max(), name
+
+
+def momentum_of(trained: Trained) -> dict:
+    newest = trained.out / "snapshots" / (trained.out / "snapshots" / "latest").read_text().strip()
+    return safetensors.numpy.load_file(newest / "momentum.safetensors")

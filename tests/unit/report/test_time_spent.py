@@ -1,0 +1,51 @@
+"""What is said about where the time went."""
+
+import pytest
+
+from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
+
+
+def seconds(**given: float) -> dict[str, float]:
+    return {kind: given.get(kind, 0.0) for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("spent", "arrival", "said"),
+    [
+        (seconds(forward=1, backward=2), None, "compute-bound"),
+        (seconds(forward=1, backward=2, data=1), None, "input-bound"),
+        (seconds(forward=1, backward=2, exchange=1), None, "communication-bound"),
+        (seconds(forward=1, backward=2, exchange=1), Arrival(3, 0.9, 4.0), "wait 22% of the time for rank 3"),
+        (seconds(forward=1, backward=2, exchange=1), Arrival(3, 0.1, 4.0), "communication-bound"),
+    ],
+)
+def test_the_verdict_says_what_a_run_is_bound_by(spent: dict[str, float], arrival: Arrival | None, said: str) -> None:
+    whole = TimeSpent()
+    for _ in range(5):
+        whole.add(spent, arrival)
+    verdict = whole.verdict()
+    assert verdict is not None
+    assert said in verdict
+    assert f"forward {1 / sum(spent.values()):.0%}" in verdict
+
+
+def test_a_run_without_steps_has_no_verdict() -> None:
+    assert TimeSpent().verdict() is None
+
+
+def test_a_rank_that_is_late_in_most_steps_is_named_once() -> None:
+    watch = StragglerWatch()
+    late = [watch.take(Arrival(2, 0.2, 0.5)) for _ in range(20)]
+    said = [sentence for sentence in late if sentence is not None]
+    assert late.index(said[0]) < 10
+    assert len(said) == 1
+    assert "rank 2 is slower than the others, who wait for it 200 ms of a step of 500 ms" in said[0]
+    after = [watch.take(Arrival(1, 0.2, 0.5)) for _ in range(20)]
+    assert any(sentence is not None and sentence.startswith("rank 1") for sentence in after)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 5e-4])
+def test_small_delays_and_changing_ranks_are_noise(late_s: float) -> None:
+    watch = StragglerWatch()
+    assert all(watch.take(Arrival(2, late_s, 0.5)) is None for _ in range(20))
+    assert all(watch.take(Arrival(step % 3, 0.2, 0.5)) is None for step in range(30))
