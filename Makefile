@@ -4,7 +4,7 @@ SEEDS ?= 1000
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench bench-torch docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-torch docs sanitize clean
 
 setup: $(GROUND)
 
@@ -22,6 +22,7 @@ test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
+bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
 bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

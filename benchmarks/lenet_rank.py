@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from nets_rank import NoExchange
 from torch_nets import lenet
 
 from samovar import _native
@@ -20,11 +21,10 @@ from samovar.collectives.execute import open_channel
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.core.layout import Bucket
+from samovar.data.order import batch_portions
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.solver import load_solver
-from samovar.strategies.base import Update
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport
 from samovar.worker.replicas import require_equal
@@ -35,26 +35,6 @@ STEPS_PER_BLOCK = 25
 NUM_PAIRS = 24
 WARM_UP_BLOCKS = 2
 TIMEOUT_S = 60.0
-
-
-class NoExchange:
-    """Every rank trains alone: the same work without communication."""
-
-    def __init__(self, buckets: tuple[Bucket, ...]) -> None:
-        self._buckets = buckets
-
-    def begin_step(self, step: int) -> None:
-        pass
-
-    def before_forward(self, bucket: Bucket) -> None:
-        pass
-
-    def gradient_final(self, bucket: Bucket) -> None:
-        pass
-
-    def finish_step(self, _step: int, update: Update) -> None:
-        for bucket in self._buckets:
-            update(bucket, 1.0)
 
 
 class Bench:
@@ -75,19 +55,19 @@ class Bench:
         self._barrier.run(Deadline.after(TIMEOUT_S))
 
     def stream(self) -> BatchStream:
-        reader = build.open_reader(self.definition.data_layer("TRAIN"), self.config, 0)
-        return BatchStream(reader, self.group, BATCH * self.group.world_size)
+        reader = build.open_reader(self.definition, "TRAIN", self.config, 0)
+        return BatchStream(reader, batch_portions(self.group, BATCH * self.group.world_size))
 
     def learner(self, exchange: bool) -> tuple[build.Learner, Worker, BatchStream]:
         stream = self.stream()
-        reader = build.open_reader(self.definition.data_layer("TRAIN"), self.config, 0)
+        reader = build.open_reader(self.definition, "TRAIN", self.config, 0)
         with reader:
             net = build.net_for(self.definition, reader, 0)
         learner = build.build_learner(self.config, self.caffe, net, self.transport, None)
         if not exchange:
             buckets = learner.model.weights.layout.buckets()
             learner = replace(learner, strategy=NoExchange(buckets))
-        return learner, build.build_worker(learner, stream, self.caffe, self.config), stream
+        return learner, build.build_worker(learner, stream, self.config), stream
 
 
 class Ours:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import collectives
 import lenet
+import nets
+import sync
 import torch_sync
 import two_hosts
 from figures import Figure
@@ -23,7 +25,9 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "collectives": collectives.run,
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,
+    "nets": nets.run,
     "round-trips": collectives.run_round_trips,
+    "sync": sync.run,
     "torch": torch_sync.run,
     "two-hosts": two_hosts.run_speed,
 }

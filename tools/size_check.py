@@ -97,10 +97,16 @@ def _barred(tree: ast.AST) -> Iterator[Finding]:
                     yield node.lineno, f"{module} can run code from a file; use safetensors and JSON"
         elif isinstance(node, ast.Call):
             called = _dotted(node.func, names)
-            if called in BARRED_CALLS:
+            if called in BARRED_CALLS and not _takes_weights_only(called, node):
                 yield node.lineno, f"{called}() can run code from a file; use safetensors and JSON"
             if any(_allows_pickle(keyword) for keyword in node.keywords):
                 yield node.lineno, "allow_pickle=True can run code from a file; use safetensors and JSON"
+
+
+def _takes_weights_only(called: str, node: ast.Call) -> bool:
+    """torch.load(..., weights_only=True), written out: it makes tensors and plain containers, and calls nothing."""
+    values = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
+    return called == "torch.load" and any(isinstance(v, ast.Constant) and v.value is True for v in values)
 
 
 def _environment_reads(tree: ast.AST) -> Iterator[Finding]:

@@ -4,17 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from samovar import caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
 
 __version__ = "0.1.0"
-__all__ = ["Replica", "__version__", "replicate"]
+__all__ = ["Replica", "__version__", "caffe", "replicate"]
 
 # What needs torch is imported when it is first asked for: the launcher does without.
 _LAZY = {"Replica": "samovar.api.replica", "replicate": "samovar.api.replicate"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "caffe":
+        return import_module("samovar.caffe")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -7,23 +7,31 @@ from pathlib import Path
 
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
-from samovar.strategies.config import StrategyConfig
+from samovar.core.large_batch import LargeBatch
+from samovar.core.precision import FP32, PRECISIONS
+from samovar.strategies.config import AUTO, StrategyConfig
 
 BATCH_MODES = ("per-worker", "global")
+PHASES = ("TRAIN", "TEST")
 DEFAULT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One `samovar train` or `samovar test`, as its ranks see it; spelled as the flags are.
+    """One `samovar train`, `samovar test` or `samovar time`, as its ranks see it; spelled as the flags are.
 
     `model` is a solver (train) or a net (test). `iterations`, `seed` None: the solver's own (train). Every `auto`
-    is a pure function of `calibration`.
+    is a pure function of `calibration`. `weights` are taken in order: the last file that holds a layer wins.
+    `level` None and `stages` are added to the net's own state. `by_caffe`: the job came from `samovar caffe`, and is
+    told, ended and saved as Caffe does it. `exact` slices of the global batch make the weights independent of
+    the number of workers. `phase` is that of a net to be timed, `is_solver` whether its `model` is a solver.
+    `hdf5_out` is the folder that a tested net's HDF5Output layers write into. `precision` is that of convolutions
+    and inner products; everything else, the weights included, is float32 in any case.
     """
 
     job: str
     model: Path
-    weights: Path | None = None
+    weights: tuple[Path, ...] = ()
     snapshot: Path | None = None
     workers: int = 1
     threads_per_worker: int = 1
@@ -34,9 +42,18 @@ class RunConfig:
     seed: int | None = None
     shuffle: bool = False
     iterations: int | None = None
+    exact: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
     out: Path = Path("runs")
     calibration: CalibrationRecord = NOMINAL
+    level: int | None = None
+    stages: tuple[str, ...] = ()
+    by_caffe: bool = False
+    phase: str = "TRAIN"
+    is_solver: bool = True
+    large_batch: LargeBatch | None = None
+    hdf5_out: Path | None = None
+    precision: str = FP32
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -47,29 +64,78 @@ class RunConfig:
             _require_at_least("--seed", self.seed, 0)
         if not 0 < self.timeout_s < 86_400:
             raise InputError(f"--timeout: got {self.timeout_s} s; give more than 0 and less than a day")
+        if self.phase not in PHASES:
+            raise InputError(f"--phase: got {self.phase!r}; choose one of: {', '.join(PHASES)}")
+        if self.precision not in PRECISIONS:
+            raise InputError(f"--precision: got {self.precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if self.batch_mode not in BATCH_MODES:
             raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
-        if self.weights is not None and self.snapshot is not None:
+        if self.exact is not None:
+            self._check_exact(self.exact)
+        if self.weights and self.snapshot is not None:
             raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
+
+    def _check_exact(self, num_slices: int) -> None:
+        strategy = self.strategy
+        _require_at_least("--exact", num_slices, 1)
+        if num_slices < self.workers:
+            raise InputError(
+                f"--exact {num_slices}: {self.workers} workers need a slice each; give at least {self.workers}"
+            )
+        if strategy.name != "sync":
+            raise InputError(f"--exact {num_slices}: workers with {strategy.name} differ in any case; leave one out")
+        if strategy.overlap not in (None, "none") or strategy.bucket_size_bytes is not None:
+            raise InputError(
+                f"--exact {num_slices}: all slices are summed at the end of the step, in a tree of their own; "
+                "leave --overlap and --bucket out"
+            )
+        if strategy.collective != AUTO:
+            raise InputError(f"--exact {num_slices}: has a plan of its own; leave --collective out")
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether the net's batch_size is that of all workers together."""
+        return self.batch_mode == "global" or self.exact is not None
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, in the order of the fields."""
         values = dataclasses.asdict(self)
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
     def load(cls, path: Path) -> "RunConfig":
         """Read back a file that holds `to_json`'s value; InputError where it does not."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            for name in ("model", "weights", "snapshot", "out"):
+            for name in ("model", "snapshot", "out", "hdf5_out"):
                 values[name] = None if values[name] is None else Path(values[name])
+            values["weights"] = tuple(map(Path, values["weights"]))
+            values["stages"] = tuple(values["stages"])
+            if values["large_batch"] is not None:
+                values["large_batch"] = LargeBatch(**values["large_batch"])
             values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
             values["strategy"] = StrategyConfig(**values["strategy"])
             values["calibration"] = CalibrationRecord.from_json(values["calibration"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a configuration of this version ({error}); start the run anew") from error
+
+
+def parse_weights(written: str | None) -> tuple[Path, ...]:
+    """The files of a flag `--weights a,b`; InputError for an empty name."""
+    if written is None:
+        return ()
+    names = [name.strip() for name in written.split(",")]
+    if not all(names):
+        raise InputError(f"--weights {written!r}: a name is empty; give files, with commas between them")
+    return tuple(map(Path, names))
+
+
+def _plain(value: object) -> object:
+    """Paths as text."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _require_at_least(flag: str, value: int, least: int) -> None:

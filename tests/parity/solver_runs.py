@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from samovar.core.buffer import FlatBuffer
-from samovar.data.stream import BatchReader
+from samovar.data.reader import BatchReader
 from samovar.formats.caffe.caffemodel import Weights, read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.definition import load_net
@@ -42,10 +42,9 @@ class SolverRun:
         self._finds_ties = finds_ties
         self.caffe = load_solver(folder / f"{name}.solver.prototxt")
         definition = load_net(self.caffe.net_path)
-        self.reader = BatchReader(definition.data_layer("TRAIN"))
-        self.batch_size = self.reader.config.batch_size
-        shapes = {"data": (self.batch_size, *self.reader.sample_shape), "label": (self.batch_size,)}
-        self.net = build_net(definition, "TRAIN", shapes, seed=0)
+        self.reader = BatchReader(definition.data_layers("TRAIN"), training=True)
+        self.batch_size = self.reader.batch_size
+        self.net = build_net(definition, "TRAIN", self.reader.top_shapes, seed=0)
         self._load(weights)
         self.tied_steps: list[int] = []
         self._inputs: dict[str, torch.Tensor] = {}

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from samovar.config import RunConfig
+from samovar.config import RunConfig, parse_weights
 from samovar.core.errors import InputError
+from samovar.core.large_batch import LargeBatch
 from samovar.strategies.config import StrategyConfig, parse_bucket
 
 MINIMAL = {"job": "train", "model": Path("solver.prototxt")}
@@ -26,6 +27,9 @@ FULL = RunConfig(
     iterations=0,
     timeout_s=1.5,
     out=Path("runs/x y"),
+    level=2,
+    stages=("a", "b"),
+    large_batch=LargeBatch(512, "linear", 20),
 )
 
 
@@ -40,8 +44,9 @@ FULL = RunConfig(
         ({"timeout_s": 0.0}, "--timeout: got 0.0 s"),
         ({"timeout_s": 86_400.0}, "--timeout: got 86400.0 s"),
         ({"timeout_s": float("nan")}, "--timeout: got nan s"),
+        ({"phase": "train"}, "--phase: got 'train'; choose one of: TRAIN, TEST"),
         ({"batch_mode": "local"}, "--batch-mode: got 'local'; choose one of: per-worker, global"),
-        ({"weights": Path("a"), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
+        ({"weights": (Path("a"),), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
     ],
 )
 def test_refusals_name_the_flag_what_was_given_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
@@ -69,7 +74,9 @@ def test_buckets_as_flags_spell_them() -> None:
             parse_bucket(text)
 
 
-@pytest.mark.parametrize("config", [RunConfig(**MINIMAL), FULL, RunConfig("test", Path("net"), weights=Path("w"))])
+@pytest.mark.parametrize(
+    "config", [RunConfig(**MINIMAL), FULL, RunConfig("test", Path("net"), weights=(Path("w"), Path("x")))]
+)
 def test_a_configuration_comes_back_from_its_file(config: RunConfig, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_json()), encoding="utf-8")
@@ -115,3 +122,23 @@ def test_a_file_with_a_refused_value_says_which_flag_and_a_missing_file_says_so(
         RunConfig.load(path)
     with pytest.raises(InputError, match=r"nowhere\.json: .*No such file"):
         RunConfig.load(tmp_path / "nowhere.json")
+
+
+def test_several_files_of_weights() -> None:
+    assert parse_weights("a.caffemodel, b.caffemodel") == (Path("a.caffemodel"), Path("b.caffemodel"))
+    assert parse_weights(None) == ()
+    with pytest.raises(InputError, match="--weights 'a,': a name is empty"):
+        parse_weights("a,")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((0,), "--large-batch: got 0"),
+        ((8, "cubic"), "--rate-scaling: got 'cubic'; choose one of: firecaffe, linear, sqrt, none"),
+        ((8, "sqrt", -1), "--warm-up-steps: got -1"),
+    ],
+)
+def test_refusals_of_the_large_batch_recipe(values: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LargeBatch(*values)

@@ -34,7 +34,8 @@ ELSEWHERE = {
     ),
 }
 # What documents call something, and what stands for it here.
-STAND_INS = {"--source FOLDER": "--source mnist"}
+DATA_SETS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10"}  # their folders
+STAND_INS = {f"data {name} --source FOLDER": f"data {name} --source {DATA_SETS[name]}" for name in DATA_SETS}
 # Those that are over in a few seconds run in every suite.
 QUICK = (
     "samovar data digits --out data",
@@ -128,7 +129,7 @@ def run(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 def provide(command: str, folder: Path) -> None:
     """What the command reads and no earlier one has made."""
-    if "solver.prototxt" in command or "net.prototxt" in command:
+    if any(name in command for name in ("solver.prototxt", "net.prototxt", "model.caffemodel", "inspect data")):
         need(folder, "data", "samovar data digits --out data")
     if "model.caffemodel" in command:
         need(folder, "trained", "samovar train --solver solver.prototxt --out trained")
@@ -151,8 +152,9 @@ def test_a_command_of_a_document_works(shown: Shown, folders: dict[Path, Path], 
     command, folder = shown.command, folders[shown.document]
     for name, stand_in in STAND_INS.items():
         command = command.replace(name, stand_in)
-    if "--source mnist" in command and not (folder / "mnist").exists():
-        (folder / "mnist").symlink_to(request.getfixturevalue("data_folder") / "mnist")
+    for name in DATA_SETS.values():
+        if f"--source {name} " in command and not (folder / name).exists():
+            (folder / name).symlink_to(request.getfixturevalue("data_folder") / name)
     if not shutil.which(command.split(" ", 1)[0], path=f"{BIN}{os.pathsep}{os.environ['PATH']}"):
         pytest.skip(f"{command.split(' ', 1)[0]} is not installed")
     provide(command, folder)
@@ -173,6 +175,7 @@ def python_of(document: Path) -> str:
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if python_of(d)], ids=lambda document: document.name)
 def test_the_python_of_a_document_works(document: Path, launched_by: str, tmp_path: Path) -> None:
     """All blocks of a document, one after the other, are one program."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     program = tmp_path / "program.py"
     program.write_text(PYTHON_BEFORE + python_of(document))
     ended = run(f"{launched_by} {program}", tmp_path)

@@ -120,6 +120,8 @@ def test_only_the_launcher_reads_the_environment(tool: ModuleType, tmp_path: Pat
         "\nfrom cloudpickle import dumps",
         "\nimport os, shelve",
         "import torch\ntorch.load('a')",
+        "import torch\ntorch.load('a', weights_only=False)",
+        "import torch\ntorch.load('a', weights_only=wanted)",
         "import torch as t\nt.load('a')",
         "from torch import load\nload('a')",
         "\neval('1')",
@@ -148,7 +150,7 @@ def test_tidy_code_passes(tool: ModuleType, tmp_path: Path) -> None:
     text = (
         "import os\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
         "def f(model, path):\n    model.eval()\n    return os.fspath(path), model.load(path), 'os.environ'\n"
-        "# import pickle\nnp.load(path, allow_pickle=False)\n"
+        "# import pickle\nimport torch\ntorch.load(path, weights_only=True)\nnp.load(path, allow_pickle=False)\n"
     )
     assert found(tool, tmp_path, PLACE, text) == []
     assert found(tool, tmp_path, "examples/lenet/__pycache__/a.py", "\n" * 500) == []

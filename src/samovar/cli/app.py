@@ -1,7 +1,6 @@
 """The command `samovar`."""
 
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,20 +10,25 @@ from typer.exceptions import Abort, TyperException
 
 from samovar import __version__
 from samovar.cli import strategy_flags as flags
+from samovar.cli.caffe_command import SETTINGS as CAFFE_SETTINGS
+from samovar.cli.caffe_command import caffe
+from samovar.cli.convert import convert
 from samovar.cli.data import data_app
 from samovar.cli.doctor import doctor
+from samovar.cli.inspect import inspect
 from samovar.cli.run import SETTINGS as RUN_SETTINGS
 from samovar.cli.run import run_script
-from samovar.cli.start import remove_if_unused, run_job
+from samovar.cli.start import remove_if_unused, run_job, run_without_folder
+from samovar.cli.time import time_net
 from samovar.cli.train_plan import TrainingPlan, plan_training
-from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
+from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.precision import FP32
 from samovar.launch.placement import place
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
-from samovar.report.run_folder import RunFolder
 from samovar.strategies.config import AUTO, COLLECTIVES, StrategyConfig, parse_bucket
 
 app = typer.Typer(
@@ -36,7 +40,11 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(doctor)
+app.command()(convert)
+app.command()(inspect)
 app.command("run", context_settings=RUN_SETTINGS)(run_script)
+app.command("time")(time_net)
+app.command("caffe", context_settings=CAFFE_SETTINGS, add_help_option=False)(caffe)
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
@@ -55,7 +63,9 @@ Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for an
 @app.command()
 def train(
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
-    weights: Annotated[Path | None, typer.Option(help="Start from a .caffemodel, by layer name.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
+    ] = None,
     snapshot: Snapshot = None,
     workers: Workers = 1,
     threads_per_worker: Threads = None,
@@ -66,21 +76,29 @@ def train(
     sync_period: flags.SyncPeriod = None,
     moving_rate: flags.MovingRate = None,
     overlap: flags.Overlap = None,
+    owner: flags.Owner = None,
     variant: flags.Variant = None,
     outer_rate: flags.OuterRate = None,
     outer_momentum: flags.OuterMomentum = None,
     batch_mode: flags.BatchMode = "per-worker",
+    exact: flags.Exact = None,
+    large_batch: flags.LargeBatch = None,
+    rate_scaling: flags.RateScaling = None,
+    warm_up_steps: flags.WarmUpSteps = None,
     seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
     iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
+    precision: flags.Precision = FP32,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    rates = (moving_rate, overlap, variant, outer_rate, outer_momentum)
+    rates = (moving_rate, overlap, variant, outer_rate, outer_momentum, owner)
     sharing = StrategyConfig(strategy, collective, parse_bucket(bucket), sync_period, *rates)
-    config = RunConfig("train", solver, weights, workers=workers, strategy=sharing, timeout_s=timeout)
-    config = replace(config, batch_mode=batch_mode, seed=seed, shuffle=shuffle, iterations=iterations)
+    config = RunConfig("train", solver, parse_weights(weights), workers=workers, strategy=sharing, timeout_s=timeout)
+    config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
+    recipe = flags.large_batch_of(large_batch, rate_scaling, warm_up_steps)
+    config = replace(config, large_batch=recipe, precision=precision)
     raise typer.Exit(_train(_placed(config, threads_per_worker, calibration), snapshot, out))
 
 
@@ -122,29 +140,30 @@ def _run(plan: TrainingPlan) -> int:
 @app.command()
 def test(
     model: Annotated[Path, typer.Option(help="Caffe net (prototxt) with a TEST phase.")],
-    weights: Annotated[Path, typer.Option(help="A .caffemodel.")],
+    weights: Annotated[str, typer.Option(help="A .caffemodel, or several with commas.")],
     iterations: Annotated[int | None, typer.Option(help="Test batches; default: 50, as Caffe.")] = None,
     workers: Workers = 1,
     threads_per_worker: Threads = None,
+    precision: flags.Precision = FP32,
+    out: Annotated[Path | None, typer.Option(help="Folder for what HDF5Output layers write.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Mean outputs of a net over a number of test batches."""
     placement = place(max(workers, 1), threads_per_worker)
-    with tempfile.TemporaryDirectory(prefix="samovar-test-") as folder:
-        config = RunConfig(
-            job="test",
-            model=model,
-            weights=weights,
-            workers=workers,
-            threads_per_worker=placement.threads_per_worker,
-            cpus=placement.cpus,
-            oversubscribed=placement.oversubscribed,
-            iterations=iterations,
-            timeout_s=timeout,
-            out=Path(folder),
-        )
-        code = run_job(config, RunFolder(Path(folder)), Console(sys.stdout, sys.stderr))
-    raise typer.Exit(code)
+    config = RunConfig(
+        job="test",
+        model=model,
+        weights=parse_weights(weights),
+        workers=workers,
+        threads_per_worker=placement.threads_per_worker,
+        cpus=placement.cpus,
+        oversubscribed=placement.oversubscribed,
+        iterations=iterations,
+        timeout_s=timeout,
+        hdf5_out=out,
+        precision=precision,
+    )
+    raise typer.Exit(run_without_folder(config, Console(sys.stdout, sys.stderr)))
 
 
 def _print_version(wanted: bool) -> None:

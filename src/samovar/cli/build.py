@@ -1,36 +1,31 @@
 """Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from samovar.cli.resume import ResumePoint
-from samovar.collectives.choose import choose_all_reduce
+from samovar.cli.sharing import Memory, Slices, chosen_collective, make_strategy, open_memory, possible, step_parts
+from samovar.cli.weights import load_weights, starting_weights
 from samovar.collectives.engine import PlannedCollectives
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.layout import Bucket
-from samovar.data.config import DataConfig
-from samovar.data.stream import BatchReader, BatchStream
-from samovar.formats.caffe.caffemodel import read_caffemodel
+from samovar.data.reader import BatchReader, WithoutData
+from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
-from samovar.frontends.caffe.weights import match_weights
+from samovar.frontends.caffe.spec import Phase
+from samovar.model.half import precision_warnings
 from samovar.model.model import Model, layout_of
 from samovar.solver.base import Multipliers, Solver
 from samovar.solver.build import build_solver
-from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
-from samovar.strategies.config import AUTO
-from samovar.transports.base import MappedWindow, Region, Transport
+from samovar.strategies.base import Strategy
+from samovar.transports.base import Transport
 from samovar.worker.evaluated import EvaluatedWeights
 from samovar.worker.evaluation import Evaluation
-from samovar.worker.step import Worker
+from samovar.worker.step import Parts, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +38,8 @@ class Learner:
     strategy: Strategy
     evaluated: EvaluatedWeights
     collective: str
+    parts: Parts
+    slices: Slices | None
     notices: tuple[str, ...]
 
     @property
@@ -59,41 +56,35 @@ def build_learner(
     config: RunConfig, caffe: CaffeSolver, net: CaffeNet, transport: Transport, start: ResumePoint | None
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers."""
-    notices = load_weights(net, config) if config.weights is not None else ()
+    notices = (*load_weights(net, starting_weights(config, caffe)), *precision_warnings(config.precision))
+    sharing, fallback = possible(config.strategy, caffe)
+    slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
-    buckets = layout.buckets(config.strategy.bucket_size_bytes)
-    num_elements = layout.num_elements
-    window = transport.open_window("model", 2 * num_elements * 4, 0)
-    weights = Region.of(window, 0, num_elements, np.float32)
-    gradients = Region.of(window, num_elements * 4, num_elements, np.float32)
-    buffers = FlatBuffer(layout, weights.array), FlatBuffer(layout, gradients.array)
-    model = Model(net, parameters, *buffers, buckets)
-    multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
-    solver = build_solver(solver_config(caffe), *buffers, multipliers)
+    buckets = layout.buckets(sharing.bucket_size_bytes)
+    memory = open_memory(transport, layout, sharing, caffe, slices)
+    weights = FlatBuffer(layout, memory.weights.array)
+    model = Model(net, parameters, weights, FlatBuffer(layout, memory.gradients.array), buckets, config.precision)
+    solver = _solver(caffe, net, weights, memory)
     if start is not None:
         _load_start(start, model, solver, config)
-    collective = chosen_collective(config, gradients, buckets)
+    collective = chosen_collective(config, memory.gradients, buckets)
     collectives = PlannedCollectives(transport, lambda _num_bytes: collective)
     deadline = partial(Deadline.after, config.timeout_s)
-    strategy = build_strategy(config.strategy, collectives, buckets, Buffers(weights, gradients), deadline)
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline)
     if start is not None:
         strategy.load_state_dict(start.strategy)
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
-    evaluated = EvaluatedWeights(strategy, model.weights, statistics, collectives, deadline)
-    return Learner(net, model, solver, strategy, evaluated, collective, notices)
+    evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
+    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
+    return Learner(net, model, solver, strategy, evaluated, collective, parts, slices, (*notices, *fallback))
 
 
-def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bucket]) -> str:
-    """The plan by name: --collective, or for `auto` the best one for the largest bucket.
-
-    A pure function of the configuration and the net, so that every rank and every resumed run finds the same.
-    """
-    if config.strategy.collective != AUTO:
-        return config.strategy.collective
-    num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * gradients.array.itemsize
-    mapped = isinstance(gradients.window, MappedWindow)
-    return choose_all_reduce(config.calibration, config.workers, num_bytes, mapped, config.oversubscribed)
+def _solver(caffe: CaffeSolver, net: CaffeNet, weights: FlatBuffer, memory: Memory) -> Solver:
+    layout = weights.layout
+    multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
+    histories = [FlatBuffer(layout, history.array) for history in memory.histories]
+    return build_solver(solver_config(caffe), weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
 
 
 def _load_start(start: ResumePoint, model: Model, solver: Solver, config: RunConfig) -> None:
@@ -105,60 +96,42 @@ def _load_start(start: ResumePoint, model: Model, solver: Solver, config: RunCon
         raise InputError(f"--snapshot {config.snapshot}: {error}; give a snapshot of this net") from error
 
 
-def build_worker(learner: Learner, stream: BatchStream, caffe: CaffeSolver, config: RunConfig) -> Worker:
-    return Worker(
-        learner.model,
-        learner.solver,
-        learner.strategy,
-        stream,
-        config.workers,
-        caffe.iter_size,
-        config.timeout_s,
-    )
+def build_worker(learner: Learner, stream: BatchStream, config: RunConfig) -> Worker:
+    return Worker(learner.model, learner.solver, learner.strategy, stream, learner.parts, config.timeout_s)
 
 
 def build_evaluation(
-    net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float
+    net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float, number: int = 0
 ) -> Evaluation:
-    return Evaluation(net, net.output_names, reader, num_batches, transport, timeout_s)
+    """A test of `net`; `number` tells those of several nets apart."""
+    return Evaluation(net, net.output_shapes, reader, num_batches, transport, timeout_s, f"test {number}")
 
 
-def open_reader(data: DataConfig, config: RunConfig, seed: int) -> BatchReader:
-    return BatchReader(data, seed, shuffled=config.shuffle and data.training)
+def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig, seed: int) -> BatchReader:
+    """All that the net reads in `phase`; InputError where a layer's files or settings do not fit."""
+    training = phase == "TRAIN"
+    layers = definition.data_layers(phase)
+    without = WithoutData(definition.own_batch_size(phase), definition.input_shapes(phase))
+    return BatchReader(layers, training, seed, shuffled=config.shuffle and training, without=without)
 
 
 def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int) -> CaffeNet:
     """The net of the reader's phase, for the reader's shapes."""
-    data = reader.config
-    shapes = dict(zip(data.tops, ((data.batch_size, *reader.sample_shape), (data.batch_size,)), strict=False))
-    return build_net(definition, "TRAIN" if data.training else "TEST", shapes, seed)
+    return build_net(definition, "TRAIN" if reader.training else "TEST", reader.top_shapes, seed)
 
 
-def load_weights(net: CaffeNet, config: RunConfig) -> tuple[str, ...]:
-    """Put the arrays of --weights into the net; what did not match, as sentences."""
-    assert config.weights is not None
-    matched = match_weights(net, read_caffemodel(config.weights), config.weights)
-    for info in net.parameter_infos:
-        if info.name in matched.arrays:
-            info.parameter.data.numpy()[...] = matched.arrays[info.name]
-    notices = []
-    if matched.missing:
-        notices.append(f"{config.weights}: has no layers {list(matched.missing)}; they start from their fillers")
-    if matched.ignored:
-        notices.append(f"{config.weights}: layers {list(matched.ignored)} are not in this net; ignored")
-    return tuple(notices)
-
-
-def global_batch_size(config: RunConfig, data: DataConfig) -> int:
-    """Samples of all workers in one part of a step (`--batch-mode`)."""
-    if config.batch_mode == "per-worker":
-        return data.batch_size * config.workers
-    if data.batch_size < config.workers:
+def global_batch_size(config: RunConfig, reader: BatchReader, num_parts: int) -> int:
+    """Samples of all workers in one of the `num_parts` of a step (`--batch-mode`, `--large-batch`)."""
+    if config.large_batch is not None:
+        return config.large_batch.batch_size // num_parts
+    if not config.shares_batch:
+        return reader.batch_size * config.workers
+    if reader.batch_size < config.workers:
         raise InputError(
-            f"--workers {config.workers} with --batch-mode global: {data.source} gives batches of "
-            f"{data.batch_size}, less than a sample a worker; use fewer workers or a larger batch_size"
+            f"--workers {config.workers} with --batch-mode global: {reader.described} gives batches of "
+            f"{reader.batch_size}, less than a sample a worker; use fewer workers or a larger batch_size"
         )
-    return data.batch_size
+    return reader.batch_size
 
 
 def run_seed(config: RunConfig, caffe: CaffeSolver) -> int:

@@ -1,11 +1,18 @@
 """The test job of one rank: a net's outputs over a number of batches."""
 
 import contextlib
+from pathlib import Path
 
 from samovar.cli import build
 from samovar.cli.rank_process import RankContext
+from samovar.cli.weights import load_weights
+from samovar.core.precision import BF16
 from samovar.frontends.caffe.definition import load_net
-from samovar.report.records import Notice, Tested
+from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.model.half import precision_warnings, use_half
+from samovar.report.records import Notice, Tested, TestedBatch
+from samovar.worker.evaluation import TestResult
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's
 
@@ -13,17 +20,42 @@ DEFAULT_NUM_BATCHES = 50  # Caffe's
 def run_evaluation(context: RankContext) -> None:
     """Mean outputs of the TEST net with the given weights, told by rank 0; raises SamovarError."""
     config = context.config
-    definition = load_net(config.model)
+    definition = load_net(config.model, config.level, config.stages)
     with contextlib.ExitStack() as stack:
-        reader = build.open_reader(definition.data_layer("TEST"), config, 0)
+        reader = build.open_reader(definition, "TEST", config, 0)
         stack.callback(reader.close)
         net = build.net_for(definition, reader, 0)
-        notices = (*definition.warnings, *build.load_weights(net, config))
+        notices = (*definition.warnings, *load_weights(net, config.weights))
+        notices += precision_warnings(config.precision)
+        if config.precision == BF16:
+            use_half(info.parameter for info in net.parameter_infos)
+        outputs = _kept_outputs(net, config.hdf5_out)
         evaluation = build.build_evaluation(
             net, reader, config.iterations or DEFAULT_NUM_BATCHES, context.transport, config.timeout_s
         )
-        outputs = evaluation.run()
-    if context.transport.group.rank == 0:
+        result = evaluation.run()
+        if config.hdf5_out is not None:
+            written = [path for output in outputs if (path := output.write(config.hdf5_out)) is not None]
+            notices += tuple(f"{path}: written" for path in written)
+    if context.is_first:
         for text in notices:
             context.writer.write(Notice(level="warning", text=text))
-        context.writer.write(Tested(step=0, outputs=outputs))
+        _tell(context, result, net.loss_weights)
+
+
+def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
+    """The HDF5Output layers, which keep what they take where there is a folder to write into."""
+    found = [layer for layer in net.layers if isinstance(layer, HDF5Output)]
+    for output in found:
+        output.keeps = folder is not None
+    return found
+
+
+def _tell(context: RankContext, result: TestResult, loss_weights: dict[str, float]) -> None:
+    """Caffe also shows each batch, and the loss."""
+    if not context.config.by_caffe:
+        context.writer.write(Tested(step=0, outputs=result.outputs))
+        return
+    for number, outputs in enumerate(result.batches):
+        context.writer.write(TestedBatch(batch=number, outputs=outputs))
+    context.writer.write(Tested(step=0, outputs=result.outputs, loss=result.loss, loss_weights=loss_weights))

@@ -7,6 +7,7 @@ import sys
 
 from samovar import _native
 from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS, RankArguments
+from samovar.core.memory import keep_freed_memory
 
 
 def main(arguments: list[str]) -> int:
@@ -15,6 +16,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent(given.parent)
     # Held back until the rank can act on them.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
+    keep_freed_memory()
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
     code: int = importlib.import_module("samovar.cli.rank_work").work(given)
     return code

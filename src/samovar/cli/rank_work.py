@@ -7,6 +7,7 @@ import torch
 from samovar.cli.evaluate_rank import run_evaluation
 from samovar.cli.rank_arguments import RankArguments
 from samovar.cli.rank_process import RankContext, SignalRequests, use_cpus
+from samovar.cli.time_rank import run_timing
 from samovar.cli.train_rank import run_training
 from samovar.config import RunConfig
 from samovar.core import errors
@@ -15,6 +16,8 @@ from samovar.core.group import Group
 from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
 from samovar.transports.shm import Board, ShmTransport
+
+_JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing}
 
 
 def work(given: RankArguments) -> int:
@@ -37,8 +40,7 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     use_cpus(config.cpus[given.rank])
     torch.set_num_threads(config.threads_per_worker)
     transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed)
-    job = run_training if config.job == "train" else run_evaluation
-    job(RankContext(config, transport, writer, requests.at_boundary))
+    _JOBS[config.job](RankContext(config, transport, writer, requests.at_boundary))
 
 
 def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:

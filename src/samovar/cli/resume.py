@@ -14,6 +14,7 @@ from samovar.core.stateful import State
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.base import history_key
 
@@ -106,6 +107,6 @@ def _learned_net(path: Path, named: str) -> Path:
     """The caffemodel that a solverstate names: from the working folder, else beside the solverstate."""
     candidates = (Path(named), path.parent / Path(named).name)
     for candidate in candidates:
-        if candidate.is_file():
+        if is_there(candidate) and candidate.is_file():
             return candidate
     raise InputError(f"{path}: its weights {named!r} are neither at {candidates[0]} nor at {candidates[1]}")

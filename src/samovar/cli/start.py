@@ -1,21 +1,24 @@
 """The launcher's part of a job: run folder, ranks, what they tell, the exit code."""
 
+import glob
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from typing import Protocol
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.cli.rank_arguments import RankArguments
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
-from samovar.launch.processes import Launch, RankEnd
-from samovar.report.console import Console
+from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record
 from samovar.report.result import RunResult, write_result
@@ -34,8 +37,23 @@ class Told:
     failures: dict[int, Failed] = field(default_factory=dict)
 
 
-def run_job(config: RunConfig, folder: RunFolder, console: Console) -> int:
-    """Start the ranks of `config` with their files in `folder`, show what they tell; the exit code."""
+class Display(Protocol):
+    """Who shows what ranks tell."""
+
+    def show(self, record: Record) -> None: ...
+    def error(self, sentence: str) -> None: ...
+
+
+def run_job(
+    config: RunConfig,
+    folder: RunFolder,
+    console: Display,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+) -> int:
+    """Start the ranks of `config` with their files in `folder`, show what they tell; the exit code.
+
+    `effects` are those of signals that do not stop the job.
+    """
     write_json_atomic(folder.config, config.to_json())
     told = Told()
     with ExitStack() as stack:
@@ -51,6 +69,7 @@ def run_job(config: RunConfig, folder: RunFolder, console: Console) -> int:
             config.threads_per_worker,
             _take_records(config.workers, told, console),
             partial(_patience_s, told, config.timeout_s),
+            effects,
         )
         if config.oversubscribed:
             console.show(Notice(level="warning", text=_oversubscribed(config)))
@@ -63,6 +82,26 @@ def run_job(config: RunConfig, folder: RunFolder, console: Console) -> int:
     return _done(told, folder, console)
 
 
+def run_without_folder(
+    config: RunConfig, console: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+) -> int:
+    """`run_job` with files in a folder that goes away with the job, unless a rank failed: its log tells why."""
+    folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"samovar-{config.job}-")))
+    code = 0
+    try:
+        code = run_job(replace(config, out=folder.path), folder, console, effects)
+    finally:
+        if code != SamovarError.exit_code or not _have_content(folder, config.workers):
+            shutil.rmtree(folder.path, ignore_errors=True)
+    return code
+
+
+def _have_content(folder: RunFolder, workers: int) -> bool:
+    """Whether any rank's log says something."""
+    logs = [folder.rank_log(rank) for rank in range(workers)]
+    return any(log.exists() and log.stat().st_size for log in logs)
+
+
 def remove_if_unused(folder: RunFolder) -> None:
     """Take back a new run folder in which no training began: it would only hold a configuration."""
     shutil.rmtree(folder.path, ignore_errors=True)
@@ -72,6 +111,13 @@ def _remove_unfinished(folder: RunFolder) -> None:
     """Remove what a killed rank was just writing."""
     SnapshotStore(folder.snapshots).clean()
     for path in folder.path.glob(".tmp-*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def remove_unfinished(prefix: Path) -> None:
+    """The same beside a snapshot_prefix."""
+    for path in prefix.parent.glob(f".tmp-{glob.escape(prefix.name)}_iter_*"):
         with suppress(OSError):
             path.unlink()
 
@@ -91,7 +137,7 @@ def _command(folder: RunFolder, segment: int) -> Callable[[int, int], list[str]]
     return command
 
 
-def _take_records(num_ranks: int, told: Told, console: Console) -> Callable[[int, bytes], None]:
+def _take_records(num_ranks: int, told: Told, console: Display) -> Callable[[int, bytes], None]:
     readers = [RecordReader() for _ in range(num_ranks)]
 
     def take(rank: int, data: bytes) -> None:
@@ -111,7 +157,7 @@ def _note(record: Record, told: Told, rank: int) -> None:
             told.failures[rank] = record
 
 
-def _done(told: Told, folder: RunFolder, console: Console) -> int:
+def _done(told: Told, folder: RunFolder, console: Display) -> int:
     if told.result is None:
         return 0
     write_result(folder.result, told.result)
@@ -119,12 +165,12 @@ def _done(told: Told, folder: RunFolder, console: Console) -> int:
     return EXIT_PREEMPTED if told.result.stopped_by in _PREEMPTING else 0
 
 
-def _killed_by(number: int, console: Console) -> int:
+def _killed_by(number: int, console: Display) -> int:
     console.error(f"ended at once by a second signal ({signal.Signals(number).name}); no snapshot was written")
     return 128 + number
 
 
-def _failed(ends: Sequence[RankEnd], told: Told, board: Board, folder: RunFolder, console: Console) -> int:
+def _failed(ends: Sequence[RankEnd], told: Told, board: Board, folder: RunFolder, console: Display) -> int:
     """Tell why the first rank of `ends` failed."""
     rank = ends[0].rank
     step, log = board.read(rank, BoardWord.STEPS_DONE), folder.rank_log(rank)

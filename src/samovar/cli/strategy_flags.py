@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from samovar.core import large_batch as large
+from samovar.core.errors import InputError
+from samovar.core.large_batch import RATE_SCALINGS
 from samovar.strategies.config import OWNERS, STRATEGIES, VARIANTS
 
 Strategy = Annotated[str, typer.Option(help=f"How workers share what they learn: {', '.join(STRATEGIES)}.")]
@@ -29,6 +32,38 @@ Variant = Annotated[
 ]
 OuterRate = Annotated[float | None, typer.Option(help="Rate of diloco's outer step; default: 0.7.")]
 OuterMomentum = Annotated[float | None, typer.Option(help="Nesterov momentum of diloco's outer step; default: 0.9.")]
+Exact = Annotated[
+    int | None,
+    typer.Option(
+        help="Share the batch in so many slices, summed in one order: the same bits for any workers up to it."
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(help="Of convolutions and inner products: fp32, or bf16 with fp32 weights, statistics and update."),
+]
 BatchMode = Annotated[
     str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
 ]
+LargeBatch = Annotated[
+    int | None, typer.Option(help="Samples of a step, all workers together, by the large-batch recipe; same epochs.")
+]
+RateScaling = Annotated[
+    str | None,
+    typer.Option(help=f"How the rate grows with --large-batch: {', '.join(RATE_SCALINGS)}; default: firecaffe."),
+]
+WarmUpSteps = Annotated[
+    int | None, typer.Option(help="Steps over which it rises to that, with --large-batch; default: a tenth of all.")
+]
+
+
+def large_batch_of(
+    batch_size: int | None, rate_scaling: str | None, warm_up_steps: int | None
+) -> large.LargeBatch | None:
+    """The recipe that three flags ask for; InputError where the last two stand alone."""
+    if batch_size is None:
+        for flag, value in (("--rate-scaling", rate_scaling), ("--warm-up-steps", warm_up_steps)):
+            if value is not None:
+                raise InputError(f"{flag} {value}: belongs to --large-batch; give that too, or leave it out")
+        return None
+    return large.LargeBatch(batch_size, rate_scaling or "firecaffe", warm_up_steps)

@@ -7,7 +7,7 @@ from typing import Final
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.formats.caffe.text import read_text
+from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.solver import load_solver
 from samovar.report.log import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
@@ -31,7 +31,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
     config = replace(config, strategy=resolved(config.strategy, config.workers))
     solver = load_solver(config.model)
-    net_name = read_text(solver.net_path, "NetParameter").message.name or solver.net_path.stem
+    net_name = solver.net.name()
     notices: tuple[str, ...] = ()
     if snapshot == LATEST:
         out = out or _last_run(net_name)
@@ -39,13 +39,15 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
         config = replace(config, snapshot=found)
     elif snapshot is not None:
         config = replace(config, snapshot=_existing(Path(snapshot)))
-    is_new = out is None or not out.exists()
+    is_new = out is None or not is_there(out)
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())
-    return TrainingPlan(replace(config, out=folder.path), folder, is_new, solver.display, notices)
+    # Ranks know how often a solver for larger steps is to be shown.
+    display_steps = solver.display if config.large_batch is None else 1
+    return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
 
 
 def _existing(path: Path) -> Path:
-    if not path.exists():
+    if not is_there(path):
         raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
     return path
 

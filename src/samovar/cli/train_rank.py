@@ -4,24 +4,26 @@ import contextlib
 import platform
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from samovar import __version__
 from samovar.cli import build
+from samovar.cli.caffe_observer import CaffeObserver
 from samovar.cli.observer import RunObserver, SilentObserver
 from samovar.cli.rank_process import RankContext
 from samovar.cli.resume import resume_from
-from samovar.cli.snapshots import Saver
+from samovar.cli.schedule import first_step, make_schedule
+from samovar.cli.sharing import portions
+from samovar.cli.snapshots import make_saver
+from samovar.cli.train_tests import TestPart, evaluate_function, forward_function, test_parts
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
-from samovar.core.errors import InputError
-from samovar.data.stream import BatchReader, BatchStream
-from samovar.frontends.caffe.definition import load_net
-from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.data.reader import BatchReader
+from samovar.data.stream import BatchStream
+from samovar.frontends.caffe.large_batch import with_large_batch
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.sources import load_source
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
@@ -29,7 +31,6 @@ from samovar.report.run_folder import RunFolder
 from samovar.strategies.config import AUTO
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
-from samovar.worker.evaluation import Evaluation
 from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
 
@@ -38,33 +39,34 @@ def run_training(context: RankContext) -> None:
     """Train, save, test, and tell the result; raises SamovarError."""
     config = context.config
     caffe = load_solver(config.model)
-    definition = load_net(caffe.net_path)
+    definition = load_source(caffe.net, config.level, config.stages)
     seed = build.run_seed(config, caffe)
     with contextlib.ExitStack() as stack:
-        reader = build.open_reader(definition.data_layer("TRAIN"), config, seed)
+        reader = build.open_reader(definition, "TRAIN", config, seed)
         stack.callback(reader.close)
+        caffe = _for_large_batch(context, caffe, reader)
         net = build.net_for(definition, reader, seed)
-        start = (
-            None if config.snapshot is None else resume_from(config.snapshot, net, config, context.transport.group.rank)
-        )
+        rank = context.transport.group.rank
+        start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
         learner = build.build_learner(config, caffe, net, context.transport, start)
-        test = _test_parts(context, caffe, net, stack)
-        first_step = start.step if start is not None else 0
-        schedule = _schedule(config, caffe, first_step)
-        context.at_boundary(first_step)
-        global_batch = build.global_batch_size(config, reader.config)
+        tests = test_parts(context, caffe, net, stack)
+        schedule = make_schedule(config, caffe, start.step if start is not None else 0)
+        context.at_boundary(schedule.first_step)
+        global_batch = build.global_batch_size(config, reader, caffe.iter_size)
         notices = (*caffe.warnings, *definition.warnings, *learner.notices, *(start.notices if start else ()))
         if context.is_first:
-            _announce(context, caffe, learner, reader, test, schedule, global_batch, notices)
-        stream = BatchStream(reader, context.transport.group, global_batch, first_step * caffe.iter_size)
+            _announce(context, caffe, learner, reader, tests, schedule, global_batch, notices)
+        own = portions(context.transport.group, global_batch, learner.slices)
+        stream = BatchStream(reader, own, first_step(config, schedule) * learner.parts.count)
         stack.callback(stream.close)
-        observer = stack.enter_context(_observer(context, caffe, learner, schedule))
+        worker = build.build_worker(learner, stream, config)
         training = Training(
-            build.build_worker(learner, stream, caffe, config),
+            worker,
             RecordExchange(context.transport, NUM_RECORD_FIELDS),
             schedule,
-            _evaluate_function(learner, test),
-            observer,
+            evaluate_function(learner, tests),
+            forward_function(learner, worker),
+            stack.enter_context(_observer(context, caffe, learner, tests, schedule)),
             _save_function(context, caffe, learner),
             context.at_boundary,
             config.timeout_s,
@@ -73,54 +75,15 @@ def run_training(context: RankContext) -> None:
         _finish(context, learner, outcome, global_batch * caffe.iter_size)
 
 
-@dataclass(frozen=True, slots=True)
-class _TestParts:
-    evaluation: Evaluation
-    num_samples: int
-
-
-def _test_parts(
-    context: RankContext, caffe: CaffeSolver, net: CaffeNet, stack: contextlib.ExitStack
-) -> _TestParts | None:
-    if caffe.test_net_path is None:
-        return None
-    definition = load_net(caffe.test_net_path)
-    reader = build.open_reader(definition.data_layer("TEST"), context.config, 0)
-    stack.callback(reader.close)
-    test_net = build.net_for(definition, reader, 0)
-    test_net.share_parameters(net)
-    evaluation = build.build_evaluation(
-        test_net, reader, caffe.test_iter[0], context.transport, context.config.timeout_s
-    )
-    return _TestParts(evaluation, len(reader))
-
-
-def _evaluate_function(learner: build.Learner, test: _TestParts | None) -> Callable[[], dict[str, float]] | None:
-    if test is None:
-        return None
-
-    def evaluate() -> dict[str, float]:
-        with learner.evaluated.in_place():
-            return test.evaluation.run()
-
-    return evaluate
-
-
-def _schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedule:
-    num_steps = caffe.max_iter if config.iterations is None else config.iterations
-    if first_step > num_steps:
-        raise InputError(
-            f"--snapshot {config.snapshot}: it has {first_step} steps, the run shall have {num_steps}; "
-            "raise max_iter or --iterations"
-        )
-    solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
-    return Schedule(
-        first_step,
-        num_steps,
-        test_interval=caffe.test_interval,
-        test_at_start=caffe.test_initialization,
-        snapshot_interval=caffe.snapshot,
-    )
+def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
+    """The solver for the steps that --large-batch asks for; tells what it changes."""
+    large = context.config.large_batch
+    if large is None:
+        return caffe
+    changed, words = with_large_batch(caffe, reader.batch_size, large)
+    if context.is_first:
+        context.writer.write(Notice(level="info", text=words))
+    return changed
 
 
 def _announce(
@@ -128,7 +91,7 @@ def _announce(
     caffe: CaffeSolver,
     learner: build.Learner,
     reader: BatchReader,
-    test: _TestParts | None,
+    tests: tuple[TestPart, ...],
     schedule: Schedule,
     global_batch: int,
     notices: tuple[str, ...],
@@ -137,9 +100,9 @@ def _announce(
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
         num_parameters=learner.num_parameters,
-        data_name=_data_name(reader.config.source),
+        data_name=_data_name(reader),
         num_train_samples=len(reader),
-        num_test_samples=test.num_samples if test else 0,
+        num_test_samples=tests[0].num_samples if tests else 0,
         workers=config.workers,
         threads_per_worker=config.threads_per_worker,
         worker_cpus=config.cpus,
@@ -157,6 +120,8 @@ def _announce(
     context.writer.write(started)
     if config.strategy.exchanges_weights:
         context.writer.write(Notice(level="info", text=described(config.strategy)))
+    if not config.by_caffe:
+        notices = (*caffe.only_for_caffe, *notices)
     for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
         context.writer.write(Notice(level="warning", text=text))
 
@@ -166,31 +131,39 @@ def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
     return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
 
 
-def _data_name(source: Path) -> str:
-    return source.name.removesuffix("_lmdb").removesuffix("_train")
+def _data_name(reader: BatchReader) -> str:
+    """The first source's name, without what says its form."""
+    if not reader.sources:
+        return "no data files"
+    return reader.sources[0].name.removesuffix("_lmdb").removesuffix("_train")
 
 
 @contextlib.contextmanager
 def _observer(
-    context: RankContext, caffe: CaffeSolver, learner: build.Learner, schedule: Schedule
+    context: RankContext, caffe: CaffeSolver, learner: build.Learner, tests: tuple[TestPart, ...], schedule: Schedule
 ) -> Iterator[Observer]:
     if not context.is_first:
         yield SilentObserver()
+        return
+    policy = learner.solver.config.policy
+    test_losses = tuple(test.loss_weights for test in tests)
+    if context.config.by_caffe:
+        yield CaffeObserver(context.writer, learner.net, caffe, policy, test_losses)
         return
     with MetricsWriter(RunFolder(context.config.out).metrics, schedule.first_step) as metrics:
         yield RunObserver(
             context.writer,
             metrics,
-            learner.solver.config.policy,
+            policy,
             schedule.num_steps,
             caffe.display,
             caffe.average_loss,
+            shows_test_loss=caffe.test_compute_loss,
         )
 
 
 def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
-    folder = RunFolder(context.config.out).snapshots
-    saver = Saver(folder, caffe, learner, context.config, context.transport)
+    saver = make_saver(caffe, learner, context.config, context.transport)
 
     def save(steps_done: int) -> None:
         path = saver.save(steps_done)
@@ -245,6 +218,7 @@ def _result(
         bytes_sent_per_step=bytes_sent_per_step,
         stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
         versions=versions(),
+        precision=config.precision,
     )
 
 

@@ -24,7 +24,7 @@ class FlatBuffer:
         self.layout = layout
         self.array_N = array_N
         self.tensor_N = torch.from_numpy(array_N)
-        self._views = {e.spec.name: _view(self.tensor_N, e) for e in layout.entries}
+        self._views = {e.spec.name: view_of(self.tensor_N, e) for e in layout.entries}
 
     @classmethod
     def zeros(cls, layout: Layout) -> "FlatBuffer":
@@ -71,7 +71,8 @@ class FlatBuffer:
         return digest.hexdigest()
 
 
-def _view(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
+def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """The parameter at `entry` of a flat tensor of any type, in its logical shape."""
     run = tensor_N[entry.offset : entry.stop]
     if not entry.spec.channels_last:
         return run.view(entry.spec.shape)

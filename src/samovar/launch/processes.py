@@ -3,8 +3,9 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -13,22 +14,37 @@ from samovar.core.errors import InputError
 from samovar.launch.watch import RankEnd, RankProcess, RankWatch
 from samovar.transports.shm import Board
 
-__all__ = ["Launch", "RankEnd", "Signals"]
+__all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
+class SignalEffect(Enum):
+    """What a signal asks for: to stop after the step, a snapshot, or nothing."""
+
+    STOP = "stop"
+    SNAPSHOT = "snapshot"
+    NONE = "none"
+
+
+DEFAULT_EFFECTS: Mapping[int, SignalEffect] = {signal.SIGHUP: SignalEffect.SNAPSHOT}
+
+
 @dataclass(slots=True)
 class Signals:
-    """What has been asked by signals so far."""
+    """What has been asked by signals so far; one that `effects` does not have stops."""
 
+    effects: Mapping[int, SignalEffect] = field(default_factory=lambda: DEFAULT_EFFECTS)
     stop_signal: int = 0
     kill_signal: int = 0
     num_snapshots: int = 0
 
     def take(self, number: int, board: Board) -> bool:
         """Act on a signal: the first asks ranks to stop, another one ends them; True if they are to be ended."""
-        if number == signal.SIGHUP:
+        effect = self.effects.get(number, SignalEffect.STOP)
+        if effect is SignalEffect.NONE:
+            return False
+        if effect is SignalEffect.SNAPSHOT:
             self.num_snapshots += 1
         elif self.stop_signal == 0:
             self.stop_signal = number
@@ -57,13 +73,14 @@ class Launch:
         threads_per_worker: int,
         on_output: Callable[[int, bytes], None],
         patience_s: Callable[[RankEnd], float] = lambda _end: 0.0,
+        effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
     ) -> None:
         self._command = command
         self._inherited = inherited
         self._log_paths = log_paths
         self._threads_per_worker = threads_per_worker
         self._on_output = on_output
-        self.signals = Signals()
+        self.signals = Signals(effects)
         self._watch = RankWatch(
             self._start, world_size, _SIGNALS, lambda number: self.signals.take(number, board), patience_s
         )

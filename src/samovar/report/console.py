@@ -61,7 +61,7 @@ class Console:
             case Progress():
                 self._progress(record)
             case Tested():
-                self._line(wording.test_line(record.step, record.outputs))
+                self._line(wording.test_line(record))
             case SnapshotWritten():
                 self._line(f"snapshot of step {record.step} in {record.path}", "dim")
             case Notice():

@@ -5,8 +5,8 @@ On the pipe a record is one line of JSON with the field `record`: {"record": "pr
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, get_args
 
 from samovar.report.plain import from_plain, to_plain
 from samovar.report.result import RunResult
@@ -54,10 +54,83 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tested:
-    """Mean outputs of a test pass after `step` steps, by name."""
+    """Mean outputs of a test pass over test net `net` after `step` steps, by name; value k of several is "name[k]".
+
+    `loss` is the mean of the weighted sum of losses, None where it was not asked for. `loss_weights` has the outputs
+    that count as loss.
+    """
 
     step: int
     outputs: Mapping[str, float]
+    net: int = 0
+    loss: float | None = None
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedBatch:
+    """The outputs of one batch of a test pass."""
+
+    batch: int
+    outputs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterated:
+    """A step as Caffe displays it: `iteration` counts from 0, `loss` is smoothed, `outputs` are the training net's.
+
+    `seconds` are those since the iteration displayed before, `num_iterations` how many they were for; `display` is
+    how many they should be.
+    """
+
+    iteration: int
+    num_iterations: int
+    display: int
+    seconds: float
+    loss: float
+    learning_rate: float
+    outputs: Mapping[str, float]
+    loss_weights: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastLoss:
+    """The smoothed loss of one more forward pass after `step` steps."""
+
+    step: int
+    loss: float
+
+
+READING = "Data"  # the type under which reading a batch is told, whatever the data layers are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """Mean milliseconds of one layer; of type READING: of reading the batch, which is no part of a pass."""
+
+    name: str
+    type: str
+    forward_ms: float
+    backward_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Mean milliseconds of a net's layers over `iterations` passes on batches of `batch_size`, and of a whole pass.
+
+    `initial_loss` is that of the pass before, None for a net without a loss; `iteration_ms` are the whole passes.
+    """
+
+    net_name: str
+    phase: str
+    batch_size: int
+    threads: int
+    iterations: int
+    layers: tuple[LayerTime, ...]
+    forward_ms: float
+    backward_ms: float
+    iteration_ms: tuple[float, ...]
+    initial_loss: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +167,19 @@ class Failed:
     kind: str
 
 
-Record: TypeAlias = Started | Progress | Tested | SnapshotWritten | Notice | Finished | Failed
+Record: TypeAlias = (
+    Started
+    | Progress
+    | Iterated
+    | LastLoss
+    | Tested
+    | TestedBatch
+    | Timed
+    | SnapshotWritten
+    | Notice
+    | Finished
+    | Failed
+)
 
 
 def record_name(kind: type[Any]) -> str:
@@ -102,9 +187,7 @@ def record_name(kind: type[Any]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
-_KINDS: dict[str, type[Record]] = {
-    record_name(kind): kind for kind in (Started, Progress, Tested, SnapshotWritten, Notice, Finished, Failed)
-}
+_KINDS: dict[str, type[Record]] = {record_name(kind): kind for kind in get_args(Record)}
 
 
 def to_json(record: Record) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class RunResult:
 
     `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step`
     what one rank sends on average. `replicas_equal` is None where ranks need not agree. `stopped_by` names
-    the signal that ended the run early.
+    the signal that ended the run early. `precision` is that of convolutions and inner products.
     """
 
     net: str
@@ -39,6 +39,7 @@ class RunResult:
     bytes_sent_per_step: float
     stopped_by: str | None
     versions: Mapping[str, str]
+    precision: str = "fp32"
 
 
 def write_result(path: Path, result: RunResult) -> None:

@@ -1,9 +1,8 @@
 """The sentences that a run shows: records to text, nothing else."""
 
 import math
-from collections.abc import Mapping
 
-from samovar.report.records import Failed, Progress, Started
+from samovar.report.records import Failed, Progress, Started, Tested
 from samovar.report.result import RunResult
 
 _SHOWN_HASH_DIGITS = 8
@@ -39,9 +38,12 @@ def speed(progress: Progress) -> list[str]:
     return parts
 
 
-def test_line(step: int, outputs: Mapping[str, float]) -> str:
-    figures = [f"{name} {number(value)}" for name, value in outputs.items()]
-    return " · ".join([f"test at step {step}", *figures])
+def test_line(tested: Tested) -> str:
+    figures = [f"{name} {number(value)}" for name, value in tested.outputs.items()]
+    if tested.loss is not None:
+        figures.append(f"all losses {number(tested.loss)}")
+    which = f" of net {tested.net}" if tested.net else ""
+    return " · ".join([f"test{which} at step {tested.step}", *figures])
 
 
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:

@@ -22,6 +22,7 @@ class PolicyConfig:
         poly:      base_lr * (1 - step / max_iter) ^ power
         sigmoid:   base_lr / (1 + exp(-gamma * (step - stepsize)))        (rises, for gamma >= 0)
 
+    Over the first `warm_up_steps` the rate is (step + 1) / warm_up_steps of that.
     Raises InputError for an unknown policy, and for constants with which it has no meaning.
 
     Source: Caffe's solver definitions.
@@ -34,6 +35,7 @@ class PolicyConfig:
     stepsize: int = 0
     stepvalues: tuple[int, ...] = ()
     max_iter: int = 0
+    warm_up_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
@@ -51,6 +53,10 @@ class PolicyConfig:
 
     def rate(self, step: int) -> float:
         """The learning rate of step `step`; InputError where `poly` has come to its end before."""
+        rate = self._settled(step)
+        return rate * (step + 1) / self.warm_up_steps if step < self.warm_up_steps else rate
+
+    def _settled(self, step: int) -> float:
         match self.name:
             case "step" | "multistep":
                 return self.base_lr * _power(self.gamma, self.drops(step))

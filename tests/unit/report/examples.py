@@ -1,6 +1,19 @@
 """One record of each kind, as a small run gives them."""
 
-from samovar.report.records import Failed, Finished, Notice, Progress, SnapshotWritten, Started, Tested
+from samovar.report.records import (
+    Failed,
+    Finished,
+    Iterated,
+    LastLoss,
+    LayerTime,
+    Notice,
+    Progress,
+    SnapshotWritten,
+    Started,
+    Tested,
+    TestedBatch,
+    Timed,
+)
 from samovar.report.result import RunResult
 
 STARTED = Started(
@@ -25,6 +38,35 @@ STARTED = Started(
 )
 PROGRESS = Progress(step=300, total_steps=600, loss=0.0113, learning_rate=0.0098, samples_per_second=5900.4, eta_s=6.6)
 TESTED = Tested(step=500, outputs={"accuracy": 0.981, "loss": 0.053})
+SECOND_TESTED = Tested(step=500, outputs={"top5": 0.99}, net=1, loss=0.25, loss_weights={"loss": 0.5})
+ITERATED = Iterated(
+    iteration=20,
+    num_iterations=10,
+    display=10,
+    seconds=2.0,
+    loss=0.31,
+    learning_rate=0.01,
+    outputs={"aux": 0.5, "loss": 0.25, "each[0]": 1.0, "each[1]": 0.0},
+    loss_weights={"aux": 0.3, "loss": 1.0},
+)
+LAST_LOSS = LastLoss(step=600, loss=0.0123456)
+TESTED_BATCH = TestedBatch(batch=2, outputs={"accuracy": 0.5, "each[1]": 1e-07})
+TIMED = Timed(
+    net_name="LeNet",
+    phase="TRAIN",
+    batch_size=64,
+    threads=2,
+    iterations=2,
+    layers=(
+        LayerTime(name="train", type="Data", forward_ms=0.5, backward_ms=0.0),
+        LayerTime(name="conv1", type="Convolution", forward_ms=3.0, backward_ms=4.5),
+        LayerTime(name="ip1", type="InnerProduct", forward_ms=0.5, backward_ms=2.0),
+    ),
+    forward_ms=3.5,
+    backward_ms=6.5,
+    iteration_ms=(10.5, 9.5),
+    initial_loss=2.3,
+)
 SNAPSHOT_WRITTEN = SnapshotWritten(step=500, path="runs/a/snapshots/step_00000500")
 WARNING = Notice(level="warning", text="moving rate 0.9 is unstable")
 RESULT = RunResult(
@@ -52,4 +94,7 @@ RESULT = RunResult(
 FINISHED = Finished(result=RESULT)
 FAILED = Failed(rank=3, message="no notification from rank 2", step=17, exit_code=3, kind="DeadlineExceeded")
 
-EVERY_RECORD = [STARTED, PROGRESS, TESTED, SNAPSHOT_WRITTEN, WARNING, FINISHED, FAILED]
+EVERY_RECORD = [
+    *(STARTED, PROGRESS, ITERATED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED),
+    *(SNAPSHOT_WRITTEN, WARNING, FINISHED, FAILED),
+]

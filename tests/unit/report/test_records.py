@@ -27,6 +27,9 @@ def test_the_wire_form_is_readable() -> None:
         "record": "tested",
         "step": 500,
         "outputs": {"accuracy": 0.981, "loss": 0.053},
+        "net": 0,
+        "loss": None,
+        "loss_weights": {},
     }
 
 
@@ -39,7 +42,7 @@ def test_a_loss_that_is_no_number_comes_back(loss: float) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"record": "gossip"}, "record 'gossip' is none of failed, finished, notice"),
+        ({"record": "gossip"}, "record 'gossip' is none of failed, finished, iterated"),
         ({"record": ["progress"]}, "is none of"),
         ({"step": "20"}, "Progress.step is '20', not int"),
         ({"step": True}, "Progress.step is True, not int"),

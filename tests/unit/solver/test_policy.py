@@ -45,6 +45,13 @@ def test_smooth_policies(step: int) -> None:
     assert rate("sigmoid", gamma=0.4, stepsize=12) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_warm_up_rises_to_the_policys_own_rate(name: str) -> None:
+    own, warmed = (PolicyConfig(name, 0.5, **CONSTANTS, warm_up_steps=steps) for steps in (0, 4))
+    shares = [warmed.rate(step) / own.rate(step) for step in range(6)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1], rel=1e-12)
+
+
 def test_recorded_rates() -> None:
     """The rates that BVLC Caffe used, from logs of four short runs."""
     recorded = {

@@ -11,6 +11,7 @@ from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.memory_plan import planned
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.spec import Phase, Shape, text
 from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
@@ -21,7 +22,8 @@ class CaffeNet(nn.Module):
     """Runs its layers in file order over named blobs.
 
     `input_names` are the blobs a batch must hold, `output_names` those that no layer takes, in Caffe's
-    (alphabetical) order, `parameter_infos` the parameters in file order. Any batch size may be run.
+    (alphabetical) order, `output_shapes` their shapes with the batch the net is built for, `parameter_infos`
+    the parameters in file order. Any batch size may be run.
     """
 
     def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
@@ -29,12 +31,13 @@ class CaffeNet(nn.Module):
         self.name = definition.name
         self.path = definition.path
         self.input_names = tuple(wiring.input_names)
-        self.output_names = wiring.output_names()
+        self.output_shapes = wiring.output_shapes()
+        self.output_names = tuple(self.output_shapes)
         self.parameter_infos: tuple[ParameterInfo, ...] = wiring.store.infos()
-        self._steps = wiring.finish()
+        self._steps = planned(wiring.finish(), wiring.input_shapes, self.output_names)
         self._outlines = tuple(wiring.outlines)
         self.layer_modules = nn.ModuleList(step.layer for step in self._steps)
-        self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer) and layer.is_random]
+        self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer)]
         self._num_samples_seen = 0
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
@@ -43,11 +46,18 @@ class CaffeNet(nn.Module):
         Random layers draw by the batch's sample numbers (`SAMPLE_NUMBERS`, int64 (N,)); without them the net
         numbers the samples it has seen.
         """
-        if self._random_layers:
+        loss, outputs = self.run(batch)
+        return NetOutput(loss, {name: value.detach() for name, value in outputs.items()})
+
+    def run(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
+        """As `forward`: the weighted loss, and the outputs by name with their graphs."""
+        if self.is_random:
             self._number_samples(batch)
         blobs = {name: batch[name] for name in self.input_names}
         loss: torch.Tensor | None = None
         for step in self._steps:
+            for name in step.channels_last:
+                blobs[name] = blobs[name].contiguous(memory_format=torch.channels_last)
             tops = step.layer(*_bottoms(step, blobs))
             blobs.update(zip(step.tops, tops, strict=True))
             for name, weight in step.loss_weights:
@@ -55,7 +65,7 @@ class CaffeNet(nn.Module):
                 loss = term if loss is None else loss + term
             for name in step.last_uses:
                 del blobs[name]
-        return NetOutput(loss, {name: blobs[name].detach() for name in self.output_names})
+        return loss, {name: _not_half(blobs[name]) for name in self.output_names}
 
     def _number_samples(self, batch: Mapping[str, torch.Tensor]) -> None:
         numbers = batch.get(SAMPLE_NUMBERS)
@@ -66,6 +76,26 @@ class CaffeNet(nn.Module):
             numbers = torch.arange(first, first + count)
         for layer in self._random_layers:
             layer.sample_numbers = numbers
+
+    @property
+    def is_random(self) -> bool:
+        """Whether any layer draws, as the net works now."""
+        return any(layer.is_random for layer in self._random_layers)
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The blobs that count as loss, by name."""
+        return {name: weight for step in self._steps for name, weight in step.loss_weights}
+
+    @property
+    def mixing_layers(self) -> tuple[str, ...]:
+        """Layers, "name (Type)", that let a sample of a batch see the others."""
+        return tuple(f"{layer.spec.name} ({layer.spec.type})" for layer in self.layers if layer.mixes_samples)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Every layer's turn, in file order."""
+        return self._steps
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -115,11 +145,17 @@ def build_net(definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping
 
 def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     bottoms = [blobs[name] for name in step.bottoms]
+    if not step.layer.takes_half:
+        bottoms = [_not_half(b) for b in bottoms]
     if not step.layer.takes_integers:
         bottoms = [b if b.is_floating_point() else b.float() for b in bottoms]
     if any(step.detached):
         bottoms = [b.detach() if stop else b for b, stop in zip(bottoms, step.detached, strict=True)]
     return bottoms
+
+
+def _not_half(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype == torch.bfloat16 else value
 
 
 def _weighted(value: torch.Tensor, weight: float) -> torch.Tensor:

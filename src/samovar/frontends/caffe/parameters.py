@@ -1,6 +1,7 @@
 """The net's parameters: made with their fillers, shared by name, listed with their multipliers."""
 
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,7 @@ class ParameterStore:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._made: list[_Owned] = []
+        self._num_values = 0
         self._by_share_name: dict[str, _Owned] = {}
 
     def infos(self) -> tuple[ParameterInfo, ...]:
@@ -110,6 +112,8 @@ class ParameterStore:
 
     def _filled(self, spec: LayerSpec, index: int, shape: Shape, filler: Filling) -> nn.Parameter:
         checked(spec, shape, f"parameter {index}")
+        self._num_values += math.prod(shape)
+        _check_memory(spec, f"parameter {index} of shape {text(shape)}", self._num_values)
         if filler.value is not None:
             values = filler.value
         elif filler.is_given(spec):
@@ -119,6 +123,21 @@ class ParameterStore:
         if len(shape) == 4:
             values = values.to(memory_format=torch.channels_last)
         return nn.Parameter(values)
+
+
+def _check_memory(spec: LayerSpec, what: str, num_values: int) -> None:
+    """Refuse what could not be trained here before it takes the machine's memory: weights and their gradients."""
+    needed, present = 2 * 4 * num_values, memory_bytes()
+    if needed > present:
+        raise spec.error(
+            f"with {what} the net's weights and gradients need {needed >> 20:,} MiB, this machine has "
+            f"{present >> 20:,} MiB; make the net smaller"
+        )
+
+
+def memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _freeze(spec: LayerSpec, param: Message) -> None:

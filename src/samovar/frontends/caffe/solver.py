@@ -1,5 +1,6 @@
 """Caffe's solver file."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -8,7 +9,8 @@ from samovar.core.errors import InputError
 from samovar.formats.caffe.text import TextMessage, read_text
 from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.paths import find_named
-from samovar.frontends.caffe.solver_checks import check_solver, solver_warnings
+from samovar.frontends.caffe.solver_checks import check_solver, only_for_caffe, solver_warnings
+from samovar.frontends.caffe.solver_nets import NetSource, TestNet, test_nets, train_net
 from samovar.solver.config import TYPES, SolverConfig
 from samovar.solver.policy import PolicyConfig
 
@@ -26,14 +28,16 @@ _AS_WRITTEN = (
 class CaffeSolver:
     """A solver as written, checked; names and meanings are Caffe's.
 
-    `net_path` is the training net; `test_net_path` the one to test, None without `test_iter`. Intervals of 0
-    mean never. `random_seed` is None where none is given, `clip_gradients` where nothing is clipped. `type` is
-    also that of an old `solver_type`. `warnings` name fields without effect here.
+    `net` is the training net; `test_nets` those to test, in Caffe's order, none without `test_iter`. `weights` are
+    files to start from. Intervals of 0 mean never. `random_seed` is None where none is given, `clip_gradients`
+    where nothing is clipped. `type` is also that of an old `solver_type`. `warnings` name fields without effect here,
+    `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is Samovar's.
     """
 
     path: Path
-    net_path: Path
-    test_net_path: Path | None
+    net: NetSource
+    test_nets: tuple[TestNet, ...]
+    weights: tuple[Path, ...]
     base_lr: float
     lr_policy: str
     gamma: float
@@ -51,7 +55,6 @@ class CaffeSolver:
     display: int
     average_loss: int
     iter_size: int
-    test_iter: tuple[int, ...]
     test_interval: int
     test_initialization: bool
     test_compute_loss: bool
@@ -63,6 +66,18 @@ class CaffeSolver:
     solver_mode: str
     type: str
     warnings: tuple[str, ...]
+    only_for_caffe: tuple[str, ...]
+    warm_up_steps: int = 0
+
+    @property
+    def net_path(self) -> Path:
+        """The file that holds the training net."""
+        return self.net.path
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether Caffe would write any file."""
+        return bool(self.snapshot) or self.snapshot_after_train
 
 
 def load_solver(path: Path) -> CaffeSolver:
@@ -73,22 +88,22 @@ def load_solver(path: Path) -> CaffeSolver:
     text = read_text(path, "SolverParameter", FOREIGN_FIELDS)
     solver = text.message
     check_solver(text)
-    net_path, test_net_path = _nets(text)
     as_written = {name: getattr(solver, name) for name in _AS_WRITTEN}
     loaded = CaffeSolver(
         **as_written,
         path=path,
-        net_path=net_path,
-        test_net_path=test_net_path,
+        net=train_net(text),
+        test_nets=test_nets(text),
+        weights=tuple(_weights(text)),
         stepvalue=tuple(solver.stepvalue),
         clip_gradients=None if solver.clip_gradients < 0 else solver.clip_gradients,
-        test_iter=tuple(solver.test_iter),
         snapshot_prefix=_snapshot_prefix(text),
         snapshot_format="BINARYPROTO" if solver.snapshot_format else "HDF5",
         random_seed=solver.random_seed if solver.random_seed >= 0 else None,
         solver_mode="GPU" if solver.solver_mode else "CPU",
         type=TYPES[solver.solver_type] if solver.HasField("solver_type") else solver.type,
         warnings=solver_warnings(text),
+        only_for_caffe=only_for_caffe(text),
     )
     _check_config(text, loaded)
     return loaded
@@ -104,6 +119,7 @@ def solver_config(solver: CaffeSolver) -> SolverConfig:
         solver.stepsize,
         solver.stepvalue,
         solver.max_iter,
+        solver.warm_up_steps,
     )
     return SolverConfig(
         type=solver.type,
@@ -127,26 +143,13 @@ def _check_config(text: TextMessage, solver: CaffeSolver) -> None:
         raise InputError(f"{text.path}:{text.places.line_of(field)}: {error}") from None
 
 
-def _nets(text: TextMessage) -> tuple[Path, Path | None]:
-    """The paths of the training net and the test net."""
-    solver = text.message
-    given = [field for field in ("net", "train_net") if solver.HasField(field)]
-    if len(given) != 1:
-        what = "are both given" if given else "are both missing"
-        raise InputError(f"{text.path}:{text.places.line_of('train_net')}: net and train_net {what}; give one")
-    net_path = _named(text, given[0], getattr(solver, given[0]))
-    if solver.test_net:
-        return net_path, _named(text, "test_net", solver.test_net[0])
-    if solver.test_iter and given[0] == "train_net":
-        raise InputError(
-            f"{text.path}:{text.places.line_of('test_iter')}: test_iter: is given, but train_net has no test net; "
-            "add test_net, or use net"
-        )
-    return net_path, net_path if solver.test_iter else None
-
-
-def _named(text: TextMessage, field: str, written: str) -> Path:
-    return find_named(written, text.path, f"{text.path}:{text.places.line_of(field)}: {field}")
+def _weights(text: TextMessage) -> Iterator[Path]:
+    """Every file of every `weights`, which may name several with commas."""
+    places = text.places.fields.get("weights", [])
+    for index, written in enumerate(text.message.weights):
+        line = places[index].line if index < len(places) else text.places.line_of("weights")
+        for name in written.split(","):
+            yield find_named(name.strip(), text.path, f"{text.path}:{line}: weights")
 
 
 def _snapshot_prefix(text: TextMessage) -> Path:

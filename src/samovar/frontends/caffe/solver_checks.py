@@ -18,14 +18,6 @@ _LEAST = {
     "average_loss": 1,
     "iter_size": 1,
 }
-_NOT_SUPPORTED = {
-    "net_param": "put the net into a file and name it with net",
-    "train_net_param": "put the net into a file and name it with train_net",
-    "test_net_param": "put the net into a file and name it with test_net",
-    "train_state": "use include { phase: TRAIN } in the net",
-    "test_state": "use include { phase: TEST } in the net",
-    "weights": "use the flag --weights",
-}
 # Constants by the types, or the policies, that they belong to.
 _OF_TYPES = {
     "delta": ("AdaGrad", "RMSProp", "AdaDelta", "Adam"),
@@ -47,6 +39,14 @@ def solver_warnings(text: TextMessage) -> tuple[str, ...]:
         f"{text.path}:{text.places.line_of(field)}: {field} {sentence}"
         for field, sentence in (*_without_effect(text.message), *_of_others(text.message), *_foreign(text))
     )
+
+
+def only_for_caffe(text: TextMessage) -> tuple[str, ...]:
+    """The same for fields that `samovar caffe train` follows and `samovar train` does not."""
+    solver, found = text.message, []
+    if not solver.snapshot_after_train:
+        found.append(("snapshot_after_train", "has no effect; the end of a run is always saved"))
+    return tuple(f"{text.path}:{text.places.line_of(field)}: {field} {sentence}" for field, sentence in found)
 
 
 def _error(text: TextMessage, field: str, reason: str) -> InputError:
@@ -82,23 +82,11 @@ def _check_numbers(text: TextMessage) -> None:
 
 def _check_test(text: TextMessage) -> None:
     solver = text.message
-    if len(solver.test_iter) > 1 or len(solver.test_net) > 1:
-        field = "test_iter" if len(solver.test_iter) > 1 else "test_net"
-        raise _error(text, field, "is given more than once; several test nets are not supported yet, keep one")
-    if solver.test_net and not solver.test_iter:
-        raise _error(text, "test_net", "needs test_iter, the number of test batches; add it")
-    if solver.test_iter and solver.test_iter[0] < 1:
-        raise _error(text, "test_iter", f"{solver.test_iter[0]}; it must be at least 1")
+    for count in solver.test_iter:
+        if count < 1:
+            raise _error(text, "test_iter", f"{count}; it must be at least 1")
     if solver.test_iter and not solver.test_interval:
         raise _error(text, "test_iter", "needs test_interval, the iterations between two tests; add it")
-
-
-def _check_unsupported(text: TextMessage) -> None:
-    solver = text.message
-    for field, advice in _NOT_SUPPORTED.items():
-        value = getattr(solver, field)
-        if len(value) if field in ("test_net_param", "test_state", "weights") else solver.HasField(field):
-            raise _error(text, field, f"is not supported yet; {advice}")
 
 
 _CHECKS: tuple[Callable[[TextMessage], None], ...] = (
@@ -106,23 +94,18 @@ _CHECKS: tuple[Callable[[TextMessage], None], ...] = (
     _check_missing,
     _check_numbers,
     _check_test,
-    _check_unsupported,
 )
 
 
 def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
     if solver.debug_info:
-        yield "debug_info", "has no effect"
+        yield "debug_info", "has no effect; `samovar time` and `samovar inspect` look into a net"
     if solver.device_id:
         yield "device_id", "has no effect; training runs on the CPU"
     if not solver.layer_wise_reduce:
         yield "layer_wise_reduce", "has no effect"
     if solver.snapshot_diff:
         yield "snapshot_diff", "has no effect; gradients are not saved"
-    if not solver.snapshot_after_train:
-        yield "snapshot_after_train", "has no effect; the end of a run is always saved"
-    if solver.test_compute_loss:
-        yield "test_compute_loss", "has no effect; a test reports its loss"
     if solver.test_interval and not solver.test_iter:
         yield "test_interval", "has no effect without test_iter"
     if solver.lr_policy in ("exp", "inv", "multistep", "step") and not solver.gamma:

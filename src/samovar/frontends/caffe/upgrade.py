@@ -7,7 +7,7 @@ Three generations: V0 (`layers { layer { type: "conv" } }`), V1 (`layers { type:
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.formats.caffe.text import Place, TextMessage
-from samovar.frontends.caffe.upgrade_v0 import from_v0, without_padding
+from samovar.frontends.caffe.upgrade_v0 import V0_TYPES, from_v0, without_padding
 
 PlacedLayer = tuple[Message, Place]
 
@@ -25,6 +25,7 @@ _TYPES = {
     "SOFTMAX_LOSS": "SoftmaxWithLoss",
     "TANH": "TanH",
 }
+_V1_NAMES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type.values_by_name
 _SAME = ("name", "bottom", "top", "include", "exclude", "loss_weight", "blobs")
 _TRANSFORMED = ("data_param", "image_data_param", "window_data_param")
 _MOVED = ("scale", "mean_file", "crop_size", "mirror")
@@ -54,13 +55,24 @@ def layers_of(text: TextMessage) -> list[PlacedLayer]:
     return [*_old_inputs(text), *placed]
 
 
+def type_today(name: str) -> str:
+    """Today's name of a layer type as a stored layer gives it: of V1 ("INNER_PRODUCT") and V0 ("innerproduct") too."""
+    if name in V0_TYPES:
+        return V0_TYPES[name]
+    return _named_as_type(name) if name in _V1_NAMES else name
+
+
+def _named_as_type(v1_name: str) -> str:
+    return _TYPES.get(v1_name, v1_name.title().replace("_", ""))
+
+
 def _from_v1(old: Message) -> Message:
     layer = message_class("LayerParameter")()
     for field, value in old.ListFields():
         if field.name in _SAME or field.name.endswith("_param"):
             _copy(layer, field.name, value)
     name = old.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number[old.type].name
-    layer.type = _TYPES.get(name, name.title().replace("_", ""))
+    layer.type = _named_as_type(name)
     _add_params(layer, old)
     _move_transforms(layer)
     return layer

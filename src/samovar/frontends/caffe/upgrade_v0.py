@@ -6,7 +6,7 @@ from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.formats.caffe.text import Place
 
-_TYPES = {
+V0_TYPES = {
     "accuracy": "Accuracy",
     "bnll": "BNLL",
     "concat": "Concat",
@@ -61,7 +61,7 @@ def from_v0(connection: Message) -> Message:
     """A V0 layer with its bottoms and tops in today's format; a type nobody knows is kept as it is."""
     old = connection.layer
     layer = message_class("LayerParameter")(
-        name=old.name, type=_TYPES.get(old.type, old.type), bottom=connection.bottom, top=connection.top
+        name=old.name, type=V0_TYPES.get(old.type, old.type), bottom=connection.bottom, top=connection.top
     )
     layer.blobs.extend(old.blobs)
     for index in range(max(len(old.blobs_lr), len(old.weight_decay))):

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from samovar.formats.caffe.text import nearest
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.inputs import input_shapes
-from samovar.frontends.caffe.layers.registry import DATA_TYPE, INPUT_TYPE, layer_class
+from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 _AUTOMATIC = "(automatic)"
+_MANY = 1 << 16
+_NUM_TOPS = {"Data": (1, 2), "ImageData": (2, 2), "MemoryData": (2, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Step:
     """One layer's turn: the blobs it takes and gives, and what happens right after it.
 
     `detached` says of each bottom whether its gradient stops here, `loss_weights` are the tops that count as
-    loss, `last_uses` are the blobs that no later step and no output needs.
+    loss, `last_uses` are the blobs that no later step and no output needs. Before it the blobs `channels_last` are
+    brought to that order in memory.
     """
 
     layer: Layer
@@ -39,6 +42,7 @@ class Step:
     detached: tuple[bool, ...]
     loss_weights: tuple[tuple[str, float], ...]
     last_uses: tuple[str, ...] = ()
+    channels_last: tuple[str, ...] = ()
 
 
 class Wiring:
@@ -46,6 +50,7 @@ class Wiring:
 
     def __init__(self, data_shapes: Mapping[str, Shape], seed: int) -> None:
         self.input_names: list[str] = []
+        self.input_shapes: dict[str, Shape] = {}
         self.outlines: list[LayerOutline] = []
         self.store = ParameterStore(seed)
         self._data_shapes = data_shapes
@@ -60,19 +65,19 @@ class Wiring:
         if spec.name in self._layer_names and spec.name:
             raise spec.error("another layer of this phase has the same name; rename one", "name")
         self._layer_names.add(spec.name)
-        if spec.type in (DATA_TYPE, INPUT_TYPE):
+        if spec.type in (*DATA_TYPES, *INPUT_TYPES):
             self._add_inputs(spec)
         else:
             self._add_layer(spec)
 
-    def output_names(self) -> tuple[str, ...]:
+    def output_shapes(self) -> dict[str, Shape]:
         """Blobs that no layer takes, in Caffe's order."""
-        return tuple(sorted(name for name, count in self._num_readers.items() if count == 0))
+        return {name: self._shapes[name] for name in sorted(self._shapes) if self._num_readers[name] == 0}
 
     def finish(self) -> tuple[Step, ...]:
         """The steps, once all layers are added."""
         shared = self.store.shared_names()
-        needed = set(self.output_names())
+        needed = set(self.output_shapes())
         steps = []
         for step in reversed(self._steps):
             step.layer.is_shared = not shared.isdisjoint(step.layer.parameter_names)
@@ -82,17 +87,21 @@ class Wiring:
         return tuple(reversed(steps))
 
     def _add_inputs(self, spec: LayerSpec) -> None:
-        if spec.bottoms or not spec.tops or (spec.type == DATA_TYPE and len(spec.tops) > 2):
-            raise spec.error(
-                f"{len(spec.bottoms)} bottoms and {len(spec.tops)} tops; a layer of type {spec.type} takes "
-                "no bottom and gives " + ("1 or 2 tops (images, labels)" if spec.type == DATA_TYPE else "tops")
-            )
-        is_data = spec.type == DATA_TYPE
-        shapes = [self._data_shapes[top] for top in spec.tops] if is_data else input_shapes(spec)
+        if spec.bottoms:
+            found = f"number of bottoms is {len(spec.bottoms)}"
+            raise spec.error(f"{found}; a layer of type {spec.type} takes no bottom", "bottom")
+        _check_count(spec, "top", len(spec.tops), _NUM_TOPS.get(spec.type, (1, _MANY)))
+        shapes = input_shapes(spec) if spec.type in INPUT_TYPES else [self._data_shape(spec, top) for top in spec.tops]
         for top, shape in zip(spec.tops, shapes, strict=True):
             self._write(spec, top, shape, None)
             self.input_names.append(top)
+            self.input_shapes[top] = shape
         self.outlines.append(LayerOutline(spec.name, spec.type, (), spec.tops, ()))
+
+    def _data_shape(self, spec: LayerSpec, top: str) -> Shape:
+        if top not in self._data_shapes:
+            raise spec.error(f"the shape of top '{top}' is not known: it follows from what the layer reads", "top")
+        return self._data_shapes[top]
 
     def _add_layer(self, spec: LayerSpec) -> None:
         kind = layer_class(spec)

@@ -1,0 +1,155 @@
+"""`samovar caffe`: Caffe's commands, flags and log, on the functions that `samovar train` and the others use."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samovar.cli.caffe_flags import COMMANDS, CaffeFlags, parse_caffe_flags
+from samovar.cli.start import remove_unfinished, run_without_folder
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.formats.caffe.text import read_text
+from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.launch.placement import place
+from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
+from samovar.report.caffe_log import CaffeLog
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+
+SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_HELP = ("-h", "-help", "--help")
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_USAGE = """samovar caffe COMMAND -FLAG VALUE | -FLAG=VALUE ... (one dash or two)
+
+  train         -solver FILE [-weights FILE,FILE | -snapshot FILE.solverstate] [-level N] [-stage A,B]
+                [-sigint_effect stop|snapshot|none] [-sighup_effect stop|snapshot|none]
+  test          -model FILE -weights FILE,FILE [-iterations 50] [-level N] [-stage A,B]
+  time          -model FILE [-iterations 50] [-phase TRAIN|TEST] [-level N] [-stage A,B]
+  device_query  [-gpu all]
+
+Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME (train).
+Snapshots go where the solver's snapshot_prefix says. See docs/caffe.md.
+"""
+
+
+def caffe(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND [-FLAG VALUE]...", help=f"One of: {', '.join(COMMANDS)}.")
+    ] = None,
+) -> None:
+    """Caffe's own commands, flags and log lines: train, test, time, device_query."""
+    if not words or any(word in _HELP for word in words):
+        typer.echo(_USAGE, nl=False)
+        raise typer.Exit
+    given = parse_caffe_flags(words)
+    commands = {"train": _train, "test": _test, "time": _time, "device_query": _device_query}
+    raise typer.Exit(commands[given.command](given, CaffeLog(sys.stderr, given.command)))
+
+
+def _train(given: CaffeFlags, log: CaffeLog) -> int:
+    path = given.require("solver", "solver to train, samovar caffe train -solver solver.prototxt")
+    if given.snapshot is not None:
+        given.require("snapshot", ".solverstate to go on from")
+        if given.weights:
+            raise InputError("-snapshot and -weights exclude each other: a snapshot holds weights; give one")
+    solver = load_solver(path)
+    _require_place_for_snapshots(solver)
+    sharing = resolved(StrategyConfig(given.strategy), given.workers)
+    config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
+    _use_cpu(given, log, solver.solver_mode)
+    _introduce(given, solver, log)
+    effects = {**DEFAULT_EFFECTS, signal.SIGINT: given.sigint_effect, signal.SIGHUP: given.sighup_effect}
+    try:
+        return _run(config, given, log, effects)
+    finally:
+        remove_unfinished(solver.snapshot_prefix)
+
+
+def _test(given: CaffeFlags, log: CaffeLog) -> int:
+    model = given.require("model", "net to test, samovar caffe test -model net.prototxt -weights net.caffemodel")
+    if not given.weights:
+        raise InputError("-weights is missing; give the .caffemodel to test")
+    _use_cpu(given, log)
+    log.entry("caffe.cpp:281", f"Running for {given.iterations} iterations.")
+    config = RunConfig("test", model, given.weights, workers=given.workers, iterations=given.iterations)
+    return _run(replace(config, hdf5_out=Path()), given, log)
+
+
+def _time(given: CaffeFlags, log: CaffeLog) -> int:
+    model = given.require("model", "net to time, samovar caffe time -model net.prototxt")
+    _use_cpu(given, log)
+    config = RunConfig("time", model, iterations=given.iterations, phase=given.phase or "TRAIN", is_solver=False)
+    return _run(config, given, log)
+
+
+def _device_query(given: CaffeFlags, log: CaffeLog) -> int:
+    log.entry("caffe.cpp:138", f"Querying GPUs {given.gpu or 'all'}")
+    found = sorted(_GPUS.glob("*/information"))
+    for number, path in enumerate(found):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            log.entry("common.cpp:186", f"Device {number}: {' '.join(line.split())}")
+    if not found:
+        log.entry("common.cpp:186", "No GPU that NVIDIA's driver shows; nets compute on the CPU.", "W")
+    return 0
+
+
+def _run(
+    config: RunConfig, given: CaffeFlags, log: CaffeLog, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+) -> int:
+    """The job, in the state and on the cores that the flags ask for."""
+    placement = place(config.workers, given.threads_per_worker)
+    config = replace(
+        config,
+        threads_per_worker=placement.threads_per_worker,
+        cpus=placement.cpus,
+        oversubscribed=placement.oversubscribed,
+        level=given.level,
+        stages=given.stage,
+        by_caffe=True,
+    )
+    return run_without_folder(config, log, effects)
+
+
+def _use_cpu(given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> None:
+    """Refuse a GPU that was asked for; say so where a solver only takes one by default."""
+    if given.gpu is not None:
+        raise InputError(f"-gpu {given.gpu}: Caffe's nets compute on the CPU here; leave -gpu out")
+    if solver_mode == "GPU":
+        log.entry("samovar", "solver_mode is GPU (Caffe's default); this run computes on the CPU", "W")
+    log.entry("caffe.cpp:197", "Use CPU.")
+
+
+def _introduce(given: CaffeFlags, solver: CaffeSolver, log: CaffeLog) -> None:
+    parameters = read_text(solver.path, "SolverParameter", FOREIGN_FIELDS).message
+    log.entry("solver.cpp:45", f"Initializing solver from parameters: \n{parameters}".rstrip())
+    log.entry("solver.cpp:102", f"Creating training net from {solver.net.origin}")
+    weights = () if given.snapshot is not None else given.weights or solver.weights
+    _finetuning(log, weights)
+    for number, test in enumerate(solver.test_nets):
+        log.entry("solver.cpp:190", f"Creating test net (#{number}) specified by {test.source.origin}")
+        _finetuning(log, weights)
+    if given.snapshot is not None:
+        log.entry("caffe.cpp:229", f"Resuming from {given.snapshot}")
+
+
+def _finetuning(log: CaffeLog, weights: Sequence[Path]) -> None:
+    for path in weights:
+        log.entry("solver.cpp:72", f"Finetuning from {path}")
+
+
+def _require_place_for_snapshots(solver: CaffeSolver) -> None:
+    """Refuse now what the first snapshot would find out, maybe after hours."""
+    folder = solver.snapshot_prefix.parent
+    if solver.takes_snapshots and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        what = "cannot be written to" if folder.is_dir() else "does not exist"
+        raise InputError(
+            f"{solver.path}: snapshot_prefix '{solver.snapshot_prefix}': folder {folder} {what}; make it, or change "
+            "snapshot_prefix"
+        )

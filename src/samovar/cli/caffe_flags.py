@@ -1,0 +1,164 @@
+"""The command line of `samovar caffe`, in the form that Caffe (gflags) reads it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from samovar.config import PHASES, parse_weights
+from samovar.core.errors import InputError
+from samovar.launch.processes import SignalEffect
+
+COMMANDS = ("train", "test", "time", "device_query")
+# Flags of glog, the library that writes Caffe's log: this log always goes to stderr, in full.
+_OF_GLOG = ("log_dir", "logbufsecs", "minloglevel", "stderrthreshold", "v", "vmodule", "max_log_size")
+_OF_GLOG_ON_OFF = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeFlags:
+    """What was given; names, meanings and defaults are Caffe's, except for the last three, which are Samovar's."""
+
+    command: str
+    solver: Path | None = None
+    model: Path | None = None
+    weights: tuple[Path, ...] = ()
+    snapshot: Path | None = None
+    gpu: str | None = None
+    iterations: int = 50
+    phase: str | None = None
+    level: int = 0
+    stage: tuple[str, ...] = ()
+    sigint_effect: SignalEffect = SignalEffect.STOP
+    sighup_effect: SignalEffect = SignalEffect.SNAPSHOT
+    workers: int = 1
+    threads_per_worker: int | None = None
+    strategy: str = "sync"
+
+    def require(self, name: str, example: str) -> Path:
+        """The file of flag `name`; InputError where it is missing or no file."""
+        path: Path | None = getattr(self, name)
+        if path is None:
+            raise InputError(f"-{name} is missing; give the {example}")
+        if not path.is_file():
+            raise InputError(f"-{name} {path}: no such file; give the {example}")
+        return path
+
+
+def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
+    """The command and its flags: `-flag value`, `-flag=value`, with one dash or two, the last one wins.
+
+    Raises InputError for an unknown command or flag, and for a value that the flag cannot have.
+    """
+    commands: list[str] = []
+    values: dict[str, object] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word == "-":
+            commands.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if _is_of_glog(name, bool(equals), rest):
+            continue
+        if name not in _READERS:
+            raise InputError(_unknown(word, name))
+        if not equals:
+            value = _next_word(name, rest)
+        values[name] = _READERS[name](name, value)
+    return dataclasses.replace(CaffeFlags(_command(commands)), **values)  # type: ignore[arg-type]
+
+
+def _command(given: Sequence[str]) -> str:
+    if len(given) != 1 or given[0] not in COMMANDS:
+        what = f"got {' '.join(given)!r}" if given else "no command"
+        raise InputError(f"samovar caffe: {what}; give one of: {', '.join(COMMANDS)}")
+    return given[0]
+
+
+def _next_word(name: str, rest: list[str]) -> str:
+    if not rest:
+        raise InputError(f"-{name} needs a value; write -{name} VALUE or -{name}=VALUE")
+    return rest.pop(0)
+
+
+def _is_of_glog(name: str, has_value: bool, rest: list[str]) -> bool:
+    """Whether a flag is glog's; its value is taken away."""
+    if name in _OF_GLOG_ON_OFF or name.removeprefix("no") in _OF_GLOG_ON_OFF:
+        return True
+    if name in _OF_GLOG:
+        if not has_value:
+            _next_word(name, rest)
+        return True
+    return False
+
+
+def _unknown(word: str, name: str) -> str:
+    near = get_close_matches(name, list(_READERS), n=1, cutoff=0.5)
+    advice = f"did you mean -{near[0]}?" if near else f"flags are -{', -'.join(_READERS)}"
+    return f"{word}: samovar caffe has no such flag; {advice}"
+
+
+def _path(name: str, value: str) -> Path:
+    if not value:
+        raise InputError(f"-{name} is empty; give a file")
+    return Path(value)
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _number(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise InputError(f"-{name} {value}: is no whole number; give one") from None
+
+
+def _count(name: str, value: str) -> int:
+    number = _number(name, value)
+    if number < 1:
+        raise InputError(f"-{name} {value}: give at least 1")
+    return number
+
+
+def _names(_name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _weights(_name: str, value: str) -> tuple[Path, ...]:
+    return parse_weights(value)
+
+
+def _phase(name: str, value: str) -> str | None:
+    if value and value not in PHASES:
+        raise InputError(f"-{name} {value}: give one of: {', '.join(PHASES)}")
+    return value or None
+
+
+def _effect(name: str, value: str) -> SignalEffect:
+    try:
+        return SignalEffect(value)
+    except ValueError:
+        allowed = ", ".join(effect.value for effect in SignalEffect)
+        raise InputError(f"-{name} {value}: give one of: {allowed}") from None
+
+
+_READERS: dict[str, Callable[[str, str], object]] = {
+    "solver": _path,
+    "model": _path,
+    "weights": _weights,
+    "snapshot": _path,
+    "gpu": _text,
+    "iterations": _count,
+    "phase": _phase,
+    "level": _number,
+    "stage": _names,
+    "sigint_effect": _effect,
+    "sighup_effect": _effect,
+    "workers": _count,
+    "threads_per_worker": _count,
+    "strategy": _text,
+}
