@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
+from samovar.model.half import half_of
+from samovar.model.products import product, put, put_product
+
 
 @dataclass(slots=True)
 class GradientSink:
@@ -22,18 +25,23 @@ class GradientSink:
     written: Callable[[], None]
 
 
+Sinks = tuple[GradientSink | None, ...]
+Values = tuple[torch.Tensor, torch.Tensor | None]
+
+
 def linear(x_MK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
-    """y = x W^T + b, shape (M, N), float32; legend: M samples, K inputs, N outputs.
+    """y = x W^T + b, shape (M, N); legend: M samples, K inputs, N outputs.
 
     Parameters with a `gradient_sink` get dy^T x and sum_M dy written there during backward, with no memory of
     their own and no copy, and autograd sees no gradient for them; others get it as from `F.linear`.
     A parameter with a sink may be used once in a forward pass: a second use would overwrite the first.
+    x and y are float32, or both bfloat16 where the parameters have such values (`samovar.model.half`).
     """
-    weight_sink, bias_sink = _sink(weight_NK, x_MK), _sink(bias_N, x_MK)
-    if weight_sink is None and bias_sink is None:
-        return F.linear(x_MK, weight_NK, bias_N)
-    sinks = weight_sink, bias_sink
-    y_MN: torch.Tensor = _Linear.apply(x_MK, weight_NK, bias_N, sinks)  # type: ignore[no-untyped-call]
+    sinks, values = sinks_of(x_MK, weight_NK, bias_N), values_of(weight_NK, bias_N)
+    if sinks == (None, None) and values[0].dtype == weight_NK.dtype:
+        return F.linear(x_MK.to(weight_NK.dtype), weight_NK, bias_N)
+    x_MK = x_MK.to(values[0].dtype)
+    y_MN: torch.Tensor = _Linear.apply(x_MK, weight_NK, bias_N, sinks, values)  # type: ignore[no-untyped-call]
     return y_MN
 
 
@@ -42,13 +50,15 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any,
         x_MK: torch.Tensor,
-        weight_NK: torch.Tensor,
-        bias_N: torch.Tensor | None,
-        sinks: tuple[GradientSink | None, GradientSink | None],
+        _weight_NK: torch.Tensor,
+        _bias_N: torch.Tensor | None,
+        sinks: Sinks,
+        values: Values,
     ) -> torch.Tensor:
+        weight_NK, bias_N = values
         ctx.save_for_backward(x_MK, weight_NK)
         ctx.sinks = sinks
-        return F.linear(x_MK, weight_NK, bias_N)
+        return product(x_MK, weight_NK, bias_N)
 
     @staticmethod
     @once_differentiable
@@ -57,35 +67,40 @@ class _Linear(torch.autograd.Function):
         weight_sink, bias_sink = ctx.sinks
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # Parameters first: their exchange with other workers may start while dx is computed.
-        bias_gradient = _bias_gradient(dy_MN, bias_sink) if needs_bias else None
-        weight_gradient = _weight_gradient(dy_MN, x_MK, weight_sink) if needs_weight else None
-        return (dy_MN @ weight_NK if needs_x else None), weight_gradient, bias_gradient, None
+        bias_gradient = bias_gradient_of(dy_MN, bias_sink) if needs_bias else None
+        weight_gradient = weight_gradient_of(dy_MN, x_MK, weight_sink) if needs_weight else None
+        return (product(dy_MN, weight_NK.t()) if needs_x else None), weight_gradient, bias_gradient, None, None
 
 
-def _sink(parameter: torch.Tensor | None, x_MK: torch.Tensor) -> GradientSink | None:
-    sink = getattr(parameter, "gradient_sink", None)
-    if not isinstance(sink, GradientSink) or torch.is_autocast_enabled(x_MK.device.type):
-        return None
-    return sink
+def sinks_of(x: torch.Tensor, *parameters: torch.Tensor | None) -> Sinks:
+    """Each parameter's sink, where it has one and torch's autocast is off."""
+    if torch.is_autocast_enabled(x.device.type):
+        return (None,) * len(parameters)
+    sinks = [getattr(parameter, "gradient_sink", None) for parameter in parameters]
+    return tuple(sink if isinstance(sink, GradientSink) else None for sink in sinks)
 
 
-def _weight_gradient(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
+def values_of(weight: torch.Tensor, bias: torch.Tensor | None) -> Values:
+    """What to compute with: the parameters without their graphs, or their values in bfloat16."""
+    half = half_of(weight)
+    if half is None:
+        return weight.detach(), None if bias is None else bias.detach()
+    return half, None if bias is None else half_of(bias)
+
+
+def weight_gradient_of(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
+    """dy^T x (N, K) into the sink, else as a tensor."""
     if sink is None:
-        return dy_MN.t() @ x_MK
-    if sink.accumulate:
-        sink.view.addmm_(dy_MN.t(), x_MK)
-    else:
-        torch.mm(dy_MN.t(), x_MK, out=sink.view)
+        return product(dy_MN.t(), x_MK.t())
+    put_product(sink.view.view(dy_MN.shape[1], -1), dy_MN.t(), x_MK.t(), sink.accumulate)
     sink.written()
     return None
 
 
-def _bias_gradient(dy_MN: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
+def bias_gradient_of(dy_MN: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
+    """sum_M dy (N) into the sink, else as a tensor."""
     if sink is None:
         return dy_MN.sum(0)
-    if sink.accumulate:
-        sink.view.add_(dy_MN.sum(0))
-    else:
-        torch.sum(dy_MN, 0, out=sink.view)
+    put(sink.view, dy_MN.sum(0, dtype=torch.float32), sink.accumulate)
     sink.written()
     return None

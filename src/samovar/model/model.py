@@ -8,8 +8,10 @@ from torch import nn
 
 from samovar.core.buffer import FlatBuffer
 from samovar.core.layout import Bucket, Layout, ParameterSpec
+from samovar.core.precision import BF16, FP32
 from samovar.core.stateful import State, StateValue
 from samovar.model.direct import GradientSink
+from samovar.model.half import HalfWeights
 from samovar.model.output import NetOutput
 
 BucketHook = Callable[[Bucket], None]
@@ -17,6 +19,10 @@ BucketHook = Callable[[Bucket], None]
 
 def _ignore(_bucket: Bucket) -> None:
     """The hook of a part in which nothing becomes final."""
+
+
+def _nothing() -> None:
+    """For whoever does not ask."""
 
 
 def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
@@ -36,6 +42,7 @@ class Model:
 
     Values move: the module's current weights are copied into `weights` at construction. A gradient either is
     written into `gradients` by its layer (`samovar.model.direct`) or is taken from autograd with one copy.
+    With `precision` bf16, layers that multiply matrices compute in it, with weights rounded anew in each step.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class Model:
         weights: FlatBuffer,
         gradients: FlatBuffer,
         buckets: tuple[Bucket, ...],
+        precision: str = FP32,
     ) -> None:
         self.net = net
         self.weights = weights
@@ -58,6 +66,7 @@ class Model:
         self._gradient_final: BucketHook = _ignore
         for name, parameter in self._parameters.items():
             self._adopt(name, parameter)
+        self._half = HalfWeights(weights) if precision == BF16 else None
         self._hook_forward()
 
     def forward_backward(
@@ -69,12 +78,13 @@ class Model:
         last_part: bool,
         before_forward: BucketHook,
         gradient_final: BucketHook,
+        forward_done: Callable[[], None] = _nothing,
     ) -> float:
         """Gradients of loss_scale * loss, stored by the first part of a step and added by later ones.
 
         `before_forward(bucket)` runs before the bucket's first layer of the step, `gradient_final(bucket)` when
         the last part's backward has completed its gradient; buckets that no gradient reached get zero.
-        Returns the loss, not scaled.
+        `forward_done` is called between the passes. Returns the loss, not scaled.
         """
         if first_part:
             self._announced.clear()
@@ -83,11 +93,28 @@ class Model:
         self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
         for parameter in self._parameters.values():
             parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
-        output: NetOutput = self.net(batch)
+        output = self._forward(batch)
+        forward_done()
         assert output.loss is not None, "the net has no loss to train on"
         output.loss.backward(torch.tensor(loss_scale))  # type: ignore[no-untyped-call]
         self._finish_unreached(first_part)
         return float(output.loss.detach())
+
+    def _forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
+        if self._half is None:
+            return self._run(batch)
+        self._half.refresh_from(max((bucket.stop for bucket in self._buckets), default=0))
+        for name, parameter in self._parameters.items():
+            self._half.lend(name, parameter)
+        try:
+            return self._run(batch)
+        finally:  # a test pass computes with the parameters themselves
+            for parameter in self._parameters.values():
+                self._half.take_back(parameter)
+
+    def _run(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
+        output: NetOutput = self.net(batch)
+        return output
 
     def state_dict(self) -> State:
         return self.weights.state_dict()
@@ -118,6 +145,8 @@ class Model:
             if bucket.index not in self._announced:
                 self._announced.add(bucket.index)
                 self._before_forward(bucket)
+                if self._half is not None:
+                    self._half.refresh(bucket)
 
     def _gradient_written(self, name: str) -> None:
         bucket = self._bucket_of[name]

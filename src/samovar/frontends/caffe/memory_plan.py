@@ -1,0 +1,75 @@
+"""How a net's images lie in memory: where channels come last, and which layers do the work of the one before.
+
+Convolutions, LRN and pooling are fastest on images whose channels lie side by side (channels-last, N H W C);
+layers that work value by value keep what they get; others take and give Caffe's order (N C H W). So an image is
+brought to channels-last once, before the first layer that wants it so, and stays there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeGuard
+
+from samovar.frontends.caffe.layers.activations import ReLU
+from samovar.frontends.caffe.layers.base import CHANNELS_LAST, KEPT, Layer
+from samovar.frontends.caffe.layers.normalization import LRN
+from samovar.frontends.caffe.layers.pooling import Pooling
+from samovar.frontends.caffe.spec import Shape
+from samovar.frontends.caffe.wiring import Step
+
+
+def planned(steps: Sequence[Step], input_shapes: Mapping[str, Shape], outputs: Sequence[str]) -> tuple[Step, ...]:
+    """`steps` with the blobs that each of them brings to channels-last (`Step.channels_last`), the fewest.
+
+    Also merges ReLUs into LRN and maxima beside them.
+    """
+    merge_rectifiers(steps, outputs)
+    shapes = dict(input_shapes)
+    last: set[str] = set()
+    result = []
+    for step in steps:
+        images = [name for name in dict.fromkeys(step.bottoms) if len(shapes[name]) == 4]
+        order = step.layer.memory_order
+        is_last = order == CHANNELS_LAST or (order == KEPT and any(name in last for name in images))
+        converted = tuple(name for name in images if is_last and name not in last)
+        shapes.update(zip(step.tops, step.layer.top_shapes, strict=True))
+        last = (last | set(converted)) - set(step.tops)
+        last |= {name for name in step.tops if is_last and len(shapes[name]) == 4}
+        result.append(replace(step, channels_last=converted))
+    return tuple(result)
+
+
+def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
+    """Have LRN and maxima do the work of a ReLU right before them, maxima also right after, and the ReLU pass it on.
+
+    Right before: they are all that takes the ReLU's top. Right after: max(pool(x), 0) is pool(max(x, 0)), and the
+    ReLU is all that takes the pool's top.
+    """
+    for index, step in enumerate(steps):
+        top = step.tops[0] if step.tops else ""
+        readers = [later.layer for later in _readers(steps[index + 1 :], top)]
+        if len(readers) != 1 or top in outputs or step.loss_weights:
+            continue
+        before, after = step.layer, readers[0]
+        if _is_plain_relu(before) and (isinstance(after, LRN) or _is_maximum(after)):
+            before.is_merged = after.rectifies_bottom = True
+        elif _is_maximum(before) and _is_plain_relu(after):
+            after.is_merged = before.rectifies_bottom = True
+
+
+def _readers(later: Sequence[Step], blob: str) -> list[Step]:
+    """The steps that take what `blob` holds now."""
+    found = []
+    for step in later:
+        if blob in step.bottoms:
+            found.append(step)
+        if blob in step.tops:
+            break
+    return found
+
+
+def _is_plain_relu(layer: Layer) -> TypeGuard[ReLU]:
+    return isinstance(layer, ReLU) and layer.negative_slope == 0
+
+
+def _is_maximum(layer: Layer) -> TypeGuard[Pooling]:
+    return isinstance(layer, Pooling) and layer.is_max and not layer.with_index

@@ -1,0 +1,65 @@
+"""Parameters' values in bfloat16, to compute with; the float32 ones stay the master copy that the solver updates."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+
+from samovar.core.buffer import FlatBuffer, view_of
+from samovar.core.layout import Bucket
+from samovar.core.precision import BF16
+
+_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16")  # as torch.cpu names them
+
+
+def half_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """The parameter's values in bfloat16, where its layer is to compute with these."""
+    half = getattr(parameter, "half_values", None)
+    return half if isinstance(half, torch.Tensor) else None
+
+
+def use_half(parameters: Iterable[torch.Tensor]) -> None:
+    """Have layers compute with copies of these parameters in bfloat16, which do not follow later changes."""
+    for parameter in parameters:
+        parameter.half_values = parameter.detach().to(torch.bfloat16)  # type: ignore[attr-defined]
+
+
+def precision_warnings(precision: str) -> tuple[str, ...]:
+    """What there is to say about `precision` on this machine."""
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if precision != BF16 or not capabilities or any(capabilities.get(name) for name in _INSTRUCTIONS):
+        return ()
+    return (
+        "--precision bf16: this CPU has no instructions for bfloat16 (AVX512-BF16, AMX), so that a step takes 2 to 3 "
+        "times as long as with fp32; the results are the same",
+    )
+
+
+class HalfWeights:
+    """A flat copy of `weights` in bfloat16, brought up to date bucket by bucket. Memory: 2 bytes a parameter.
+
+    What a bucket holds is rounded to nearest even, the same on every rank.
+    """
+
+    def __init__(self, weights: FlatBuffer) -> None:
+        self._weights = weights.tensor_N
+        half = weights.tensor_N.to(torch.bfloat16)
+        self._views = {entry.spec.name: view_of(half, entry) for entry in weights.layout.entries}
+        # Apart for autograd, which would take the refresh of one bucket for a change of what all layers have saved.
+        self._half = half.data
+
+    def refresh(self, bucket: Bucket) -> None:
+        """Take over the bucket's weights. Cost: one read of them, half a write."""
+        self._half[bucket.start : bucket.stop].copy_(self._weights[bucket.start : bucket.stop])
+
+    def refresh_from(self, start: int) -> None:
+        """Take over everything from element `start` on: what lies behind the buckets is not learned."""
+        self._half[start:].copy_(self._weights[start:])
+
+    def lend(self, name: str, parameter: torch.Tensor) -> None:
+        """Have the parameter's layer compute with these values."""
+        parameter.half_values = self._views[name]  # type: ignore[attr-defined]
+
+    def take_back(self, parameter: torch.Tensor) -> None:
+        """Have the parameter's layer compute with the parameter itself."""
+        parameter.half_values = None  # type: ignore[attr-defined]

@@ -1,0 +1,60 @@
+"""Matrix products against double precision, into the places where they belong."""
+
+import pytest
+import torch
+
+from samovar.model.products import pointwise_convolution, product, put_product
+
+SHAPES = [(1, 1, 1), (5, 7, 3), (16, 300, 40), (64, 33, 129)]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+TYPES = [torch.float32, torch.bfloat16]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error <= TOLERANCE[dtype], f"{error:.2g} of the largest value"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+def test_products_of_plain_and_of_transposed_factors(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    a, b, bias = (normal(*shape, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
+    found = product(a, b, bias)
+    assert found.dtype == dtype
+    assert_close(found, a.double() @ b.double().t() + bias.double(), dtype)
+    assert torch.equal(product(a, b.t().contiguous().t(), bias), found)
+    assert torch.equal(product(a.t().contiguous().t(), b, bias), found)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3), (4, 3, 0)], ids=str)
+def test_empty_products(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    found = product(torch.ones(m, k), torch.ones(n, k))
+    assert found.shape == (m, n)
+    assert not found.any()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_product_is_put_where_it_belongs(dtype: torch.dtype, accumulate: bool) -> None:
+    """7000 columns: several blocks of rows, the last one smaller."""
+    m, k, n = 401, 6, 7000
+    a, b = normal(k, m, dtype=dtype).t(), normal(k, n, dtype=dtype).t()
+    out = torch.full((m, n), 3.0)
+    put_product(out, a, b, accumulate)
+    assert_close(out, a.double() @ b.double().t() + (3 if accumulate else 0), dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("samples", [1, 3, 20])
+def test_convolutions_of_single_pixels(samples: int, dtype: torch.dtype) -> None:
+    x = normal(samples, 5, 4, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    weight, bias = normal(7, 5, 1, 1, dtype=dtype), normal(7, dtype=dtype)
+    found = pointwise_convolution(x, weight, bias)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), bias.double())
+    assert_close(found, expected, dtype)
