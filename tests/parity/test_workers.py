@@ -39,7 +39,7 @@ SELDOM = [
 COMBINATIONS = [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)]
 # Test passes of a run, their batches, and the outputs of a batch (accuracy, loss).
 NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 2
-RECORD_BYTES = 4 * 8  # what every rank tells every other after a step: four numbers
+RECORD_BYTES = 5 * 8  # what every rank tells every other after a step: five numbers
 
 
 def assert_equal_to_rounding(one: Trained, other: Trained) -> None:

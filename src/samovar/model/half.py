@@ -31,7 +31,7 @@ def precision_warnings(precision: str) -> tuple[str, ...]:
         return ()
     return (
         "--precision bf16: this CPU has no instructions for bfloat16 (AVX512-BF16, AMX), so that a step takes 2 to 3 "
-        "times as long as with fp32; the results are the same",
+        "times as long as with fp32",
     )
 
 
