@@ -9,6 +9,8 @@ from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.precision import FP32, PRECISIONS
+from samovar.core.trace import TraceWindow
+from samovar.report.result import SweptSetting
 from samovar.strategies.config import AUTO, StrategyConfig
 
 BATCH_MODES = ("per-worker", "global")
@@ -26,7 +28,8 @@ class RunConfig:
     told, ended and saved as Caffe does it. `exact` slices of the global batch make the weights independent of
     the number of workers. `phase` is that of a net to be timed, `is_solver` whether its `model` is a solver.
     `hdf5_out` is the folder that a tested net's HDF5Output layers write into. `precision` is that of convolutions
-    and inner products; everything else, the weights included, is float32 in any case.
+    and inner products; everything else, the weights included, is float32 in any case. The steps of `trace` are
+    recorded. `sweep` is what --workers auto measured, empty where workers were given.
     """
 
     job: str
@@ -54,6 +57,8 @@ class RunConfig:
     large_batch: LargeBatch | None = None
     hdf5_out: Path | None = None
     precision: str = FP32
+    trace: TraceWindow | None = None
+    sweep: tuple[SweptSetting, ...] = ()
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -113,7 +118,10 @@ class RunConfig:
             values["stages"] = tuple(values["stages"])
             if values["large_batch"] is not None:
                 values["large_batch"] = LargeBatch(**values["large_batch"])
+            if values["trace"] is not None:
+                values["trace"] = TraceWindow(**values["trace"])
             values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
+            values["sweep"] = tuple(SweptSetting(**setting) for setting in values["sweep"])
             values["strategy"] = StrategyConfig(**values["strategy"])
             values["calibration"] = CalibrationRecord.from_json(values["calibration"])
             return cls(**values)

@@ -141,17 +141,23 @@ def no_workers(place: Place) -> Bad:
 
 @case
 def workers_that_are_no_number(place: Place) -> Bad:
-    return train(place, "--workers", "many"), r"^Invalid value for '--workers': .* integer.*; see `samovar --help`$"
+    return train(place, "--workers", "many"), r"^--workers: got 'many'; give a number or 'auto'"
+
+
+@case
+def iterations_that_are_no_number(place: Place) -> Bad:
+    said = r"^Invalid value for '--iterations': .* integer.*; see `samovar train --help`$"
+    return train(place, "--iterations", "many"), said
 
 
 @case
 def unknown_flag(place: Place) -> Bad:
-    return train(place, "--wrokers", 2), r"^No such option: --wrokers .*--workers.*; see `samovar --help`$"
+    return train(place, "--wrokers", 2), r"^No such option: --wrokers .*--workers.*; see `samovar train --help`$"
 
 
 @case
 def no_solver(_place: Place) -> Bad:
-    return ["train"], r"^Missing option '--solver'; see `samovar --help`$"
+    return ["train"], r"^Missing option '--solver'; see `samovar train --help`$"
 
 
 @case
@@ -176,7 +182,7 @@ def unknown_collective(place: Place) -> Bad:
 
 @case
 def unknown_bucket(place: Place) -> Bad:
-    return train(place, "--bucket", "-4"), r"^--bucket: got '-4'; give 'model', 'layer' or a number of bytes"
+    return train(place, "--bucket", "-4"), r"^--bucket: got '-4'; give 'auto', 'model', 'layer' or a number of bytes"
 
 
 @case

@@ -1,4 +1,4 @@
-"""`--collective auto`: the plan that it names is the plan that ran, and the record behind it is kept."""
+"""`--collective auto` and `--bucket auto`: what they name is what ran, and the record behind them is kept."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from samovar.collectives.choose import choose_all_reduce
 from samovar.config import RunConfig
 from samovar.core.calibration import NOMINAL
-from tests.parity.trained import Trainer
+from tests.parity.trained import Trainer, relative_difference
 
 WORKERS = 3  # with two, every plan gives the same bits
 BATCH = 8
@@ -35,3 +35,18 @@ def test_a_calibration_that_is_given_is_what_auto_stands_on_and_is_kept(train: T
     assert trained.result["collective"] == "kary-tree (auto)"
     kept = RunConfig.load(trained.out / "config.json").calibration
     assert kept.transports["shm"].spinning_latency_s == 1.0
+
+
+def test_where_no_worker_has_a_core_to_spare_the_model_is_exchanged_whole(train: Trainer) -> None:
+    auto, whole = train(WORKERS, BATCH), train(WORKERS, BATCH, "--bucket", "model")
+    assert (auto.result["buckets"], whole.result["buckets"]) == ("1 bucket (auto)", "1 bucket")
+    assert auto.result["bucket_sizes_bytes"] == whole.result["bucket_sizes_bytes"]
+    assert auto.sha256 == whole.sha256
+    assert RunConfig.load(auto.out / "config.json").strategy.automatic_buckets
+
+
+def test_an_overlap_needs_no_size_of_buckets(train: Trainer) -> None:
+    overlapping = train(WORKERS, BATCH, "--overlap", "full", "--collective", "tree")
+    assert overlapping.result["buckets"].endswith("(auto)")
+    assert overlapping.result["replicas_equal"] is True
+    assert relative_difference(overlapping, train(WORKERS, BATCH)) <= 1e-6

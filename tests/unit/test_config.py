@@ -9,6 +9,8 @@ import pytest
 from samovar.config import RunConfig, parse_weights
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
+from samovar.core.trace import TraceWindow
+from samovar.report.result import SweptSetting
 from samovar.strategies.config import StrategyConfig, parse_bucket
 
 MINIMAL = {"job": "train", "model": Path("solver.prototxt")}
@@ -30,6 +32,8 @@ FULL = RunConfig(
     level=2,
     stages=("a", "b"),
     large_batch=LargeBatch(512, "linear", 20),
+    trace=TraceWindow(20, 30),
+    sweep=(SweptSetting(workers=4, threads_per_worker=2, samples_per_second=1.5),),
 )
 
 

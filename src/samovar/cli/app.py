@@ -16,9 +16,11 @@ from samovar.cli.convert import convert
 from samovar.cli.data import data_app
 from samovar.cli.doctor import doctor
 from samovar.cli.inspect import inspect
+from samovar.cli.placing import placed
 from samovar.cli.run import SETTINGS as RUN_SETTINGS
 from samovar.cli.run import run_script
 from samovar.cli.start import remove_if_unused, run_job, run_without_folder
+from samovar.cli.sweep import sweep_lines, with_fastest_workers
 from samovar.cli.time import time_net
 from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
@@ -29,7 +31,7 @@ from samovar.launch.placement import place
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
-from samovar.strategies.config import AUTO, COLLECTIVES, StrategyConfig, parse_bucket
+from samovar.strategies.config import AUTO, COLLECTIVES
 
 app = typer.Typer(
     help="Train deep networks on several workers, and choose how they share what they learn.",
@@ -47,6 +49,12 @@ app.command("time")(time_net)
 app.command("caffe", context_settings=CAFFE_SETTINGS, add_help_option=False)(caffe)
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
+WorkersOrAuto = Annotated[
+    str, typer.Option(metavar="N|auto", help="Worker processes on this machine; auto: as many as are fastest.")
+]
+ThreadsOrAuto = Annotated[
+    str | None, typer.Option(metavar="N|auto", help="Compute threads of each worker; auto (default): cores / workers.")
+]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
 Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
 Calibration = Annotated[
@@ -67,12 +75,12 @@ def train(
         str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
     ] = None,
     snapshot: Snapshot = None,
-    workers: Workers = 1,
-    threads_per_worker: Threads = None,
+    workers: WorkersOrAuto = "1",
+    threads_per_worker: ThreadsOrAuto = None,
     strategy: flags.Strategy = "sync",
     collective: Collective = AUTO,
     calibration: Calibration = None,
-    bucket: flags.Bucket = "model",
+    bucket: flags.Bucket = AUTO,
     sync_period: flags.SyncPeriod = None,
     moving_rate: flags.MovingRate = None,
     overlap: flags.Overlap = None,
@@ -89,29 +97,36 @@ def train(
     shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
     iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
     precision: flags.Precision = FP32,
+    trace: flags.Trace = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
     rates = (moving_rate, overlap, variant, outer_rate, outer_momentum, owner)
-    sharing = StrategyConfig(strategy, collective, parse_bucket(bucket), sync_period, *rates)
-    config = RunConfig("train", solver, parse_weights(weights), workers=workers, strategy=sharing, timeout_s=timeout)
+    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates)
+    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     recipe = flags.large_batch_of(large_batch, rate_scaling, warm_up_steps)
-    config = replace(config, large_batch=recipe, precision=precision)
-    raise typer.Exit(_train(_placed(config, threads_per_worker, calibration), snapshot, out))
+    config = replace(config, large_batch=recipe, precision=precision, trace=flags.trace_of(trace), timeout_s=timeout)
+    raise typer.Exit(_train(_on_machine(config, workers, threads_per_worker, snapshot, out), snapshot, out))
 
 
-def _placed(config: RunConfig, threads_per_worker: int | None, calibration: Path | None) -> RunConfig:
-    """`config` on this machine: threads, cores, and what `auto` stands on."""
-    placement = place(config.workers, threads_per_worker)
-    return replace(
-        config,
-        threads_per_worker=placement.threads_per_worker,
-        cpus=placement.cpus,
-        oversubscribed=placement.oversubscribed,
-        calibration=NOMINAL if calibration is None else CalibrationRecord.load(calibration),
-    )
+def _record(calibration: Path | None) -> CalibrationRecord:
+    """What `auto` stands on."""
+    return NOMINAL if calibration is None else CalibrationRecord.load(calibration)
+
+
+def _on_machine(
+    config: RunConfig, workers: str, threads_per_worker: str | None, snapshot: str | None, out: Path | None
+) -> RunConfig:
+    """`config` with its workers, threads and cores."""
+    num_workers = flags.count_of("--workers", workers)
+    num_threads = flags.count_of("--threads-per-worker", threads_per_worker)
+    if config.exact is not None and threads_per_worker is None:
+        num_threads = 1  # a number that follows from that of workers would change the bits with it
+    if num_workers is not None:
+        return placed(config, num_workers, num_threads)
+    return with_fastest_workers(config, num_threads, snapshot, out, Console(sys.stdout, sys.stderr))
 
 
 def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
@@ -129,6 +144,8 @@ def _run(plan: TrainingPlan) -> int:
     log = Log(plan.folder.log)
     console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
     try:
+        for text in sweep_lines(plan.config.sweep):
+            log.write(text)
         for text in plan.notices:
             console.show(Notice(level="warning", text=text))
         return run_job(plan.config, plan.folder, console)
@@ -190,7 +207,8 @@ def run() -> int:
     except TyperException as error:
         # Without arguments the help was shown, and there is nothing to say.
         if message := error.format_message():
-            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `samovar --help`\n")
+            command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
+            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
         return InputError.exit_code
     except SamovarError as error:
         sys.stderr.write(f"samovar: error: {error}\n")

@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from functools import partial
 
+from samovar.cli.bucket_cut import cut_buckets, cut_notices
 from samovar.cli.resume import ResumePoint
 from samovar.cli.sharing import Memory, Slices, chosen_collective, make_strategy, open_memory, possible, step_parts
 from samovar.cli.weights import load_weights, starting_weights
 from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.traced import TracedCollectives
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
+from samovar.core.trace import Trace
 from samovar.data.reader import BatchReader, WithoutData
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition
@@ -25,7 +29,8 @@ from samovar.strategies.base import Strategy
 from samovar.transports.base import Transport
 from samovar.worker.evaluated import EvaluatedWeights
 from samovar.worker.evaluation import Evaluation
-from samovar.worker.step import Parts, Worker
+from samovar.worker.step import Parts, Updates, Worker
+from samovar.worker.times import Laps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Learner:
     strategy: Strategy
     evaluated: EvaluatedWeights
     collective: str
+    buckets: tuple[Bucket, ...]
     parts: Parts
     slices: Slices | None
     notices: tuple[str, ...]
@@ -53,23 +59,28 @@ class Learner:
 
 
 def build_learner(
-    config: RunConfig, caffe: CaffeSolver, net: CaffeNet, transport: Transport, start: ResumePoint | None
+    config: RunConfig,
+    caffe: CaffeSolver,
+    net: CaffeNet,
+    transport: Transport,
+    start: ResumePoint | None,
+    trace: Trace | None = None,
 ) -> Learner:
-    """Weights from the snapshot, else from --weights, else from the fillers."""
+    """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`."""
     notices = (*load_weights(net, starting_weights(config, caffe)), *precision_warnings(config.precision))
     sharing, fallback = possible(config.strategy, caffe)
     slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
-    buckets = layout.buckets(sharing.bucket_size_bytes)
     memory = open_memory(transport, layout, sharing, caffe, slices)
+    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
     weights = FlatBuffer(layout, memory.weights.array)
     model = Model(net, parameters, weights, FlatBuffer(layout, memory.gradients.array), buckets, config.precision)
     solver = _solver(caffe, net, weights, memory)
     if start is not None:
         _load_start(start, model, solver, config)
     collective = chosen_collective(config, memory.gradients, buckets)
-    collectives = PlannedCollectives(transport, lambda _num_bytes: collective)
+    collectives = _collectives(transport, collective, trace)
     deadline = partial(Deadline.after, config.timeout_s)
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline)
     if start is not None:
@@ -77,7 +88,14 @@ def build_learner(
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
     evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
-    return Learner(net, model, solver, strategy, evaluated, collective, parts, slices, (*notices, *fallback))
+    notices = (*notices, *fallback, *cut_notices(config, sharing, buckets))
+    return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
+
+
+def _collectives(transport: Transport, name: str, trace: Trace | None) -> PlannedCollectives:
+    if trace is None:
+        return PlannedCollectives(transport, lambda _num_bytes: name)
+    return TracedCollectives(transport, lambda _num_bytes: name, trace)
 
 
 def _solver(caffe: CaffeSolver, net: CaffeNet, weights: FlatBuffer, memory: Memory) -> Solver:
@@ -96,8 +114,10 @@ def _load_start(start: ResumePoint, model: Model, solver: Solver, config: RunCon
         raise InputError(f"--snapshot {config.snapshot}: {error}; give a snapshot of this net") from error
 
 
-def build_worker(learner: Learner, stream: BatchStream, config: RunConfig) -> Worker:
-    return Worker(learner.model, learner.solver, learner.strategy, stream, learner.parts, config.timeout_s)
+def build_worker(
+    learner: Learner, stream: BatchStream, config: RunConfig, updates: Updates, laps: Laps | None
+) -> Worker:
+    return Worker(learner.model, updates, learner.strategy, stream, learner.parts, config.timeout_s, laps)
 
 
 def build_evaluation(

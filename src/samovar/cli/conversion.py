@@ -61,7 +61,7 @@ def kind_of(source: Path) -> str:
     """What the file holds: WEIGHTS, STATE or MEAN; InputError where there is no such file."""
     if not source.is_file():
         found = "is no regular file" if source.exists() else f"no such file (looked from {Path.cwd()})"
-        raise InputError(f"{source}: {found}; give the file to convert")
+        raise InputError(f"{source}: {found}; give the file's name")
     if is_hdf5(source):
         with open_hdf5(source, "file of Caffe") as file:
             return STATE if "history" in names_of(file) else WEIGHTS

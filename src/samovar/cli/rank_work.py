@@ -5,6 +5,7 @@ import traceback
 import torch
 
 from samovar.cli.evaluate_rank import run_evaluation
+from samovar.cli.probe_rank import run_probe
 from samovar.cli.rank_arguments import RankArguments
 from samovar.cli.rank_process import RankContext, SignalRequests, use_cpus
 from samovar.cli.time_rank import run_timing
@@ -17,7 +18,7 @@ from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
 from samovar.transports.shm import Board, ShmTransport
 
-_JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing}
+_JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "probe": run_probe}
 
 
 def work(given: RankArguments) -> int:

@@ -38,7 +38,7 @@ class ResumePoint:
 
 def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> ResumePoint:
     """The state in a snapshot folder or a `.solverstate`; InputError where it is damaged or of another net."""
-    return _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net)
+    return _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net, config.by_caffe)
 
 
 def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
@@ -70,7 +70,7 @@ def _under(prefix: str, state: State) -> State:
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _from_caffe(path: Path, net: CaffeNet) -> ResumePoint:
+def _from_caffe(path: Path, net: CaffeNet, by_caffe: bool) -> ResumePoint:
     state = read_solverstate(path)
     names = [info.name for info in net.parameter_infos]
     if len(state.history) not in (len(names), 2 * len(names)):
@@ -86,7 +86,8 @@ def _from_caffe(path: Path, net: CaffeNet) -> ResumePoint:
         f"{path}: a solverstate knows no data position; reading goes on where {state.iteration} steps of this "
         "configuration would have ended (Caffe starts at the first record)"
     )
-    return ResumePoint(state.iteration, dict(matched.arrays), _momentum(path, net, state.history), {}, (notice,))
+    momentum = _momentum(path, net, state.history)
+    return ResumePoint(state.iteration, dict(matched.arrays), momentum, {}, () if by_caffe else (notice,))
 
 
 def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float32]]) -> State:

@@ -41,6 +41,11 @@ class Memory:
     def summed(self) -> Region:
         return self.sums.part(0, len(self.gradients.array))
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ranks can reach each other's memory as their own."""
+        return isinstance(self.gradients.window, MappedWindow)
+
 
 @dataclass(frozen=True, slots=True)
 class Slices:

@@ -7,10 +7,11 @@ import typer
 from samovar.core import large_batch as large
 from samovar.core.errors import InputError
 from samovar.core.large_batch import RATE_SCALINGS
-from samovar.strategies.config import OWNERS, STRATEGIES, VARIANTS
+from samovar.core.trace import TraceWindow
+from samovar.strategies.config import AUTO, OWNERS, STRATEGIES, VARIANTS, StrategyConfig, parse_bucket
 
 Strategy = Annotated[str, typer.Option(help=f"How workers share what they learn: {', '.join(STRATEGIES)}.")]
-Bucket = Annotated[str, typer.Option(help="What sync exchanges as one: model, layer, or bytes.")]
+Bucket = Annotated[str, typer.Option(help="What sync exchanges as one: auto, model, layer, or bytes.")]
 SyncPeriod = Annotated[
     int | None, typer.Option(help="Steps from one exchange of weights to the next; default: by strategy.")
 ]
@@ -42,6 +43,9 @@ Precision = Annotated[
     str,
     typer.Option(help="Of convolutions and inner products: fp32, or bf16 with fp32 weights, statistics and update."),
 ]
+Trace = Annotated[
+    str | None, typer.Option(help="Record these steps of all ranks as a timeline, for example steps=20-30.")
+]
 BatchMode = Annotated[
     str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
 ]
@@ -57,6 +61,27 @@ WarmUpSteps = Annotated[
 ]
 
 
+# --moving-rate, --overlap, --variant, --outer-rate, --outer-momentum, --owner
+Rates = tuple[float | None, str | None, str | None, float | None, float | None, str | None]
+
+
+def sharing_of(name: str, collective: str, bucket: str, sync_period: int | None, rates: Rates) -> StrategyConfig:
+    """The strategy that the flags ask for; --bucket auto, the default, is nothing to one that has no buckets."""
+    size = None if bucket == AUTO else parse_bucket(bucket, "'auto', 'model', 'layer'")
+    return StrategyConfig(
+        name, collective, size, sync_period, *rates, automatic_buckets=bucket == AUTO and name == "sync"
+    )
+
+
+def count_of(flag: str, text: str | None) -> int | None:
+    """A number, or None for `auto` and where nothing is given; InputError for anything else."""
+    if text in (None, AUTO):
+        return None
+    if not text.isdecimal() or not text.isascii():
+        raise InputError(f"{flag}: got {text!r}; give a number or 'auto'")
+    return int(text)
+
+
 def large_batch_of(
     batch_size: int | None, rate_scaling: str | None, warm_up_steps: int | None
 ) -> large.LargeBatch | None:
@@ -67,3 +92,8 @@ def large_batch_of(
                 raise InputError(f"{flag} {value}: belongs to --large-batch; give that too, or leave it out")
         return None
     return large.LargeBatch(batch_size, rate_scaling or "firecaffe", warm_up_steps)
+
+
+def trace_of(written: str | None) -> TraceWindow | None:
+    """The steps that --trace names; InputError where it names none."""
+    return None if written is None else TraceWindow.parse(written)

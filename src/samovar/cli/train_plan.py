@@ -32,18 +32,22 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     config = replace(config, strategy=resolved(config.strategy, config.workers))
     solver = load_solver(config.model)
     net_name = solver.net.name()
-    notices: tuple[str, ...] = ()
     if snapshot == LATEST:
         out = out or _last_run(net_name)
-        found, notices = SnapshotStore(RunFolder(out).snapshots).latest()
-        config = replace(config, snapshot=found)
-    elif snapshot is not None:
-        config = replace(config, snapshot=_existing(Path(snapshot)))
+    found, notices = find_snapshot(net_name, snapshot, out)
+    config = replace(config, snapshot=found)
     is_new = out is None or not is_there(out)
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())
     # Ranks know how often a solver for larger steps is to be shown.
     display_steps = solver.display if config.large_batch is None else 1
     return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+
+
+def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
+    """What --snapshot names, and sentences about those that cannot be used; InputError where there is none."""
+    if snapshot == LATEST:
+        return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
+    return (None if snapshot is None else _existing(Path(snapshot))), ()
 
 
 def _existing(path: Path) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from samovar import __version__
-from samovar.cli import build
+from samovar.cli import bucket_cut, build
 from samovar.cli.caffe_observer import CaffeObserver
 from samovar.cli.observer import RunObserver, SilentObserver
 from samovar.cli.rank_process import RankContext
@@ -16,7 +16,9 @@ from samovar.cli.resume import resume_from
 from samovar.cli.schedule import first_step, make_schedule
 from samovar.cli.sharing import portions
 from samovar.cli.snapshots import make_saver
+from samovar.cli.tracing import NoTracing, Tracing, tracing_of
 from samovar.cli.train_tests import TestPart, evaluate_function, forward_function, test_parts
+from samovar.collectives.choose import ELEMENT_BYTES
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
 from samovar.data.reader import BatchReader
@@ -44,11 +46,12 @@ def run_training(context: RankContext) -> None:
     with contextlib.ExitStack() as stack:
         reader = build.open_reader(definition, "TRAIN", config, seed)
         stack.callback(reader.close)
-        caffe = _for_large_batch(context, caffe, reader)
+        caffe = for_large_batch(context, caffe, reader)
         net = build.net_for(definition, reader, seed)
         rank = context.transport.group.rank
         start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
-        learner = build.build_learner(config, caffe, net, context.transport, start)
+        tracing = tracing_of(context)
+        learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace)
         tests = test_parts(context, caffe, net, stack)
         schedule = make_schedule(config, caffe, start.step if start is not None else 0)
         context.at_boundary(schedule.first_step)
@@ -59,23 +62,23 @@ def run_training(context: RankContext) -> None:
         own = portions(context.transport.group, global_batch, learner.slices)
         stream = BatchStream(reader, own, first_step(config, schedule) * learner.parts.count)
         stack.callback(stream.close)
-        worker = build.build_worker(learner, stream, config)
+        worker = build.build_worker(learner, stream, config, *tracing.attach(learner, schedule.first_step))
         training = Training(
             worker,
             RecordExchange(context.transport, NUM_RECORD_FIELDS),
             schedule,
             evaluate_function(learner, tests),
             forward_function(learner, worker),
-            stack.enter_context(_observer(context, caffe, learner, tests, schedule)),
+            tracing.observing(stack.enter_context(_observer(context, caffe, learner, tests, schedule))),
             _save_function(context, caffe, learner),
             context.at_boundary,
             config.timeout_s,
         )
         outcome = training.run()
-        _finish(context, learner, outcome, global_batch * caffe.iter_size)
+        _finish(context, learner, outcome, global_batch * caffe.iter_size, tracing)
 
 
-def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
+def for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
     """The solver for the steps that --large-batch asks for; tells what it changes."""
     large = context.config.large_batch
     if large is None:
@@ -116,6 +119,7 @@ def _announce(
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
         run_folder=str(config.out),
+        buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
     if config.strategy.exchanges_weights:
@@ -173,7 +177,9 @@ def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Lear
     return save
 
 
-def _finish(context: RankContext, learner: build.Learner, outcome: Outcome, effective_batch: int) -> None:
+def _finish(
+    context: RankContext, learner: build.Learner, outcome: Outcome, effective_batch: int, tracing: Tracing | NoTracing
+) -> None:
     """Compare the replicas; rank 0 tells the result."""
     config = context.config
     bytes_sent = float(context.transport.bytes_sent)
@@ -181,6 +187,7 @@ def _finish(context: RankContext, learner: build.Learner, outcome: Outcome, effe
         sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
     require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
     all_sent = gather(context.transport, [bytes_sent], config.timeout_s)
+    tracing.merge(outcome.steps_done)
     if context.is_first:
         sent_per_step = all_sent.mean() / max(1, outcome.num_steps)
         context.writer.write(
@@ -219,6 +226,9 @@ def _result(
         stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
         versions=versions(),
         precision=config.precision,
+        buckets=(buckets := bucket_cut.described(config, learner.buckets)),
+        bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
+        sweep=config.sweep,
     )
 
 

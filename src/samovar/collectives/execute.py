@@ -170,6 +170,10 @@ class NativeChannel:
         self._window.progress_thread().submit(self._program)
         self._is_started = True
 
+    def is_complete(self) -> bool:
+        """Whether nothing is left of the run that `start` began; never waits."""
+        return self._window.progress_thread().wait(self._program, 0.0)
+
     def finish(self, deadline: Deadline) -> None:
         assert self._is_started, "start() comes first"
         waiting_s = deadline.remaining_s()

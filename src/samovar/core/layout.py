@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector register
@@ -77,7 +78,7 @@ class Layout:
 
         A parameter is never split, so 1 gives one bucket per parameter.
         """
-        learned = [entry for entry in self.entries if entry.spec.is_learned]
+        learned = self.learned
         if not learned:
             return ()
         limit = self.num_elements if bucket_size_bytes is None else max(1, -(-bucket_size_bytes // 4))
@@ -86,6 +87,19 @@ class Layout:
             if groups[-1] and _rounded_up(groups[-1][-1].stop) - groups[-1][0].offset >= limit:
                 groups.append([])
             groups[-1].append(entry)
+        return tuple(_bucket(index, group) for index, group in enumerate(groups))
+
+    @property
+    def learned(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.spec.is_learned)
+
+    def cut(self, lengths: Sequence[int]) -> tuple[Bucket, ...]:
+        """Buckets of so many learned parameters each, in order; the lengths must add up to all of them."""
+        learned = self.learned
+        assert sum(lengths) == len(learned), f"{sum(lengths)} parameters in buckets, {len(learned)} are learned"
+        assert all(length > 0 for length in lengths), lengths
+        stops = list(accumulate(lengths))
+        groups = [learned[stop - length : stop] for length, stop in zip(lengths, stops, strict=True)]
         return tuple(_bucket(index, group) for index, group in enumerate(groups))
 
     def fingerprint(self) -> str:

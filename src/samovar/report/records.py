@@ -17,7 +17,8 @@ class Started:
     """Training begins: the plan of the run.
 
     `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker`
-    counts compute threads. `run_folder` is None for a run that leaves no files.
+    counts compute threads. `run_folder` is None for a run that leaves no files. `buckets` says how the model is cut for
+    the exchange ("3 buckets (auto)"), empty where it is not.
     """
 
     net_name: str
@@ -38,6 +39,7 @@ class Started:
     iterations: int
     start_step: int
     run_folder: str | None
+    buckets: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,18 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """How fast a setting of workers and threads trains: samples of all workers, by the median of `num_steps` steps.
+
+    `stop_signal` is what was asked for meanwhile, 0 for nothing.
+    """
+
+    samples_per_second: float
+    num_steps: int
+    stop_signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotWritten:
     """The snapshot of `step` stands at `path`."""
 
@@ -175,6 +189,7 @@ Record: TypeAlias = (
     | Tested
     | TestedBatch
     | Timed
+    | Probed
     | SnapshotWritten
     | Notice
     | Finished

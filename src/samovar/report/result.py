@@ -11,12 +11,22 @@ from samovar.report.run_folder import write_json_atomic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweptSetting:
+    """How fast a setting of `--workers auto` was: samples of all workers; None where the run cannot be shared so."""
+
+    workers: int
+    threads_per_worker: int
+    samples_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The figures of a finished run; None where the run has no such figure.
 
     `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step`
     what one rank sends on average. `replicas_equal` is None where ranks need not agree. `stopped_by` names
-    the signal that ended the run early. `precision` is that of convolutions and inner products.
+    the signal that ended the run early. `precision` is that of convolutions and inner products. `buckets` says how
+    sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is what `--workers auto` stood on.
     """
 
     net: str
@@ -40,6 +50,9 @@ class RunResult:
     stopped_by: str | None
     versions: Mapping[str, str]
     precision: str = "fp32"
+    buckets: str = ""
+    bucket_sizes_bytes: tuple[int, ...] = ()
+    sweep: tuple[SweptSetting, ...] = ()
 
 
 def write_result(path: Path, result: RunResult) -> None:

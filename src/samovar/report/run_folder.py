@@ -44,6 +44,14 @@ class RunFolder:
     def log(self) -> Path:
         return self.path / "samovar.log"
 
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json.gz"
+
+    def trace_part(self, rank: int) -> Path:
+        """One rank's part of the trace, under a passing name."""
+        return self.path / f".tmp-trace-rank{rank}"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 

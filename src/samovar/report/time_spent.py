@@ -76,4 +76,4 @@ class TimeSpent:
             return f"straggler-bound; the others wait {share:.0%} of the time for rank {rank}; see its cpus"
         if shares["exchange"] > _COMMUNICATION_SHARE:
             return "communication-bound; try --overlap full, larger batches, or a strategy with a period"
-        return "compute-bound; more workers, or --precision bf16 where the CPU has it, make it faster"
+        return "compute-bound; more cores, or --precision bf16 where the CPU has it, make it faster"

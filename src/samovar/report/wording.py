@@ -116,7 +116,8 @@ def _rate(started: Started) -> str:
 
 
 def _strategy(started: Started) -> str:
-    return f"{started.strategy} over {started.transport}, {started.collective}"
+    text = f"{started.strategy} over {started.transport}, {started.collective}"
+    return f"{text}, {started.buckets}" if started.buckets else text
 
 
 def _iterations(started: Started) -> str:

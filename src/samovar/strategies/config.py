@@ -36,7 +36,8 @@ STRATEGIES = tuple(_SETTINGS)
 class StrategyConfig:
     """Which strategy, and its settings; None is the strategy's default (see `samovar.strategies.defaults`).
 
-    `bucket_size_bytes` None exchanges the whole model as one bucket; `collective` AUTO is for others to resolve.
+    `bucket_size_bytes` None exchanges the whole model as one bucket, or with `automatic_buckets` in a cut that others
+    find (see `samovar.strategies.bucketing`); `collective` AUTO is for others to resolve.
     """
 
     name: str = "sync"
@@ -49,6 +50,7 @@ class StrategyConfig:
     outer_rate: float | None = None
     outer_momentum: float | None = None
     owner: str | None = None
+    automatic_buckets: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("--strategy", self.name, STRATEGIES)
@@ -56,6 +58,7 @@ class StrategyConfig:
         self._refuse_what_belongs_to_others()
         if self.bucket_size_bytes is not None and self.bucket_size_bytes < 1:
             raise InputError(f"--bucket: got {self.bucket_size_bytes} bytes; give at least 1, or 'model'")
+        assert not self.automatic_buckets or (self.name == "sync" and self.bucket_size_bytes is None), self
         if self.sync_period_steps is not None and self.sync_period_steps < 1:
             raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
         _require_between("--moving-rate", self.moving_rate, 0.0, 1.0)
@@ -87,7 +90,7 @@ class StrategyConfig:
             _require_choice(f"--overlap of {self.name}", self.overlap, _OVERLAPS[self.name])
         if self.variant is not None:
             _require_choice("--variant", self.variant, VARIANTS)
-        if self.overlap in ("backward", "full") and self.bucket_size_bytes is None:
+        if self.overlap in ("backward", "full") and self.bucket_size_bytes is None and not self.automatic_buckets:
             raise InputError(
                 f"--overlap {self.overlap}: with one bucket nothing is final before backward ends; "
                 "give --bucket layer or a number of bytes too"
@@ -103,14 +106,14 @@ class StrategyConfig:
             )
 
 
-def parse_bucket(text: str) -> int | None:
-    """`model` (one bucket), `layer` (one per parameter), or a number of bytes."""
+def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
+    """`model` (one bucket), `layer` (one per parameter), or a number of bytes; a refusal names the `words` allowed."""
     if text == "model":
         return None
     if text == "layer":
         return 1
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"--bucket: got {text!r}; give 'model', 'layer' or a number of bytes")
+        raise InputError(f"--bucket: got {text!r}; give {words} or a number of bytes")
     return int(text)
 
 

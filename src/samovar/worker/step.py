@@ -12,7 +12,6 @@ from samovar.core.layout import Bucket
 from samovar.data.stream import Batch, BatchStream
 from samovar.model.model import Model
 from samovar.model.output import NetOutput
-from samovar.solver.base import Solver
 from samovar.strategies.base import Strategy
 from samovar.worker.times import Laps, StepTimes
 
@@ -23,6 +22,12 @@ class StepLoss:
 
     loss: float
     num_samples: int
+
+
+class Updates(Protocol):
+    """The part of a solver that a step needs; see `samovar.solver.base.Solver`."""
+
+    def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None: ...
 
 
 class PartSums(Protocol):
@@ -47,17 +52,18 @@ class Parts:
 class Worker:
     """Forward, backward, exchange, update: one step after the other, on the batches that `stream` gives.
 
-    `times` says of the last step where its time went.
+    `times` says of the last step where its time went, as `laps` took it.
     """
 
     def __init__(
         self,
         model: Model,
-        solver: Solver,
+        solver: Updates,
         strategy: Strategy,
         stream: BatchStream,
         parts: Parts,
         timeout_s: float,
+        laps: Laps | None = None,
     ) -> None:
         self._model = model
         self._solver = solver
@@ -65,7 +71,7 @@ class Worker:
         self._stream = stream
         self._parts = parts
         self._timeout_s = timeout_s
-        self._laps = Laps()
+        self._laps = Laps() if laps is None else laps
         self.times = StepTimes()
 
     def step(self, step: int) -> StepLoss:

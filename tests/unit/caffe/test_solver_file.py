@@ -217,6 +217,11 @@ def test_refused(solver_of: Solver, line: str, message: str) -> None:
         solver_of("\n".join([*lines, line]))
 
 
+def test_a_net_instead_of_a_solver(solver_of: Solver) -> None:
+    with pytest.raises(InputError, match=r"my_solver.prototxt: is a net \(it has layers\).* give the solver"):
+        solver_of('name: "lenet"\nlayer { name: "x" type: "ReLU" }')
+
+
 PLACED = [
     ('type: "RMSProp"\nmomentum: 0.9', 6),
     ("larc: true\n\nmomentumm: 0.9", 7),

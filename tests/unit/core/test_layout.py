@@ -1,6 +1,8 @@
 """Layouts and their buckets, for any set of parameters."""
 
+from itertools import pairwise
 from math import prod
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -90,3 +92,16 @@ def test_the_fingerprint_tells_layouts_apart(other: list[ParameterSpec]) -> None
 
 def test_equal_layouts_have_equal_fingerprints() -> None:
     assert Layout.pack([A, B]).fingerprint() == Layout.pack(iter([A, B])).fingerprint()
+
+
+@given(layouts, st.randoms(use_true_random=False))
+def test_a_cut_has_every_learned_parameter_once_in_order(layout: Layout, random: Random) -> None:
+    lengths, left = [], len(layout.learned)
+    while left:
+        lengths.append(random.randint(1, left))
+        left -= lengths[-1]
+    buckets = layout.cut(lengths)
+    assert [len(bucket.entries) for bucket in buckets] == lengths
+    assert tuple(entry for bucket in buckets for entry in bucket.entries) == layout.learned
+    assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
+    assert all(first.stop == second.start for first, second in pairwise(buckets))

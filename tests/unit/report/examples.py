@@ -7,6 +7,7 @@ from samovar.report.records import (
     LastLoss,
     LayerTime,
     Notice,
+    Probed,
     Progress,
     SnapshotWritten,
     Started,
@@ -92,9 +93,10 @@ RESULT = RunResult(
     versions={"samovar": "0.1.0", "torch": "2.13.0"},
 )
 FINISHED = Finished(result=RESULT)
+PROBED = Probed(samples_per_second=1234.5, num_steps=20, stop_signal=0)
 FAILED = Failed(rank=3, message="no notification from rank 2", step=17, exit_code=3, kind="DeadlineExceeded")
 
 EVERY_RECORD = [
-    *(STARTED, PROGRESS, ITERATED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED),
+    *(STARTED, PROGRESS, ITERATED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED, PROBED),
     *(SNAPSHOT_WRITTEN, WARNING, FINISHED, FAILED),
 ]

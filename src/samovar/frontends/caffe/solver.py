@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.text import TextMessage, read_text
+from samovar.formats.caffe.text import TextMessage, field_names, read_text
 from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.paths import find_named
 from samovar.frontends.caffe.solver_checks import check_solver, only_for_caffe, solver_warnings
@@ -85,6 +85,7 @@ def load_solver(path: Path) -> CaffeSolver:
 
     Fields that only NVCaffe or Intel Caffe have are skipped with a warning.
     """
+    _require_no_net(path)
     text = read_text(path, "SolverParameter", FOREIGN_FIELDS)
     solver = text.message
     check_solver(text)
@@ -107,6 +108,11 @@ def load_solver(path: Path) -> CaffeSolver:
     )
     _check_config(text, loaded)
     return loaded
+
+
+def _require_no_net(path: Path) -> None:
+    if not {"layer", "layers"}.isdisjoint(field_names(path)):
+        raise InputError(f"{path}: is a net (it has layers), not a solver; give the solver whose net: names it")
 
 
 def solver_config(solver: CaffeSolver) -> SolverConfig:

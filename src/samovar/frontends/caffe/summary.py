@@ -72,7 +72,7 @@ def costs(net: Net) -> NetCost:
                 tops,
                 is_in_place=bool(tops) and not new,
                 num_parameters=sum(sizes.pop(name, 0) for name in layer.parameter_names),
-                multiply_adds=_multiply_adds(layer, inputs),
+                multiply_adds=multiply_adds_of(layer, inputs),
                 activation_bytes=_BYTES_PER_VALUE * sum(map(prod, new)),
             )
         )
@@ -83,7 +83,7 @@ def _input(name: str, shape: Shape) -> LayerCost:
     return LayerCost(name, "(input)", ((name, shape),), False, 0, 0, _BYTES_PER_VALUE * prod(shape))
 
 
-def _multiply_adds(layer: Layer, inputs: list[Shape]) -> int:
+def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
     """Each weight of a filter is used once at every place, of a product once in every row or time step."""
     if isinstance(layer, Convolution):
         places = inputs if isinstance(layer, Deconvolution) else layer.top_shapes

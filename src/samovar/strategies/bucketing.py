@@ -1,0 +1,104 @@
+"""`--bucket auto`: which parameters travel together, so that least of the exchange is left when backward has ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeModel:
+    """An exchange of B bytes takes `latency_s` + B / `bytes_per_s`.
+
+    While the backward pass runs, exchanges get on at `hidden_fraction` of that pace: 1 where each rank has a core to
+    spare for them, 0 where none has; then whatever they do, the backward pass waits for, and nothing is hidden.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+    hidden_fraction: float
+
+    def __post_init__(self) -> None:
+        assert self.latency_s >= 0, self
+        assert self.bytes_per_s > 0, self
+        assert 0 <= self.hidden_fraction <= 1, self
+
+
+def exposed_s(
+    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
+) -> float:
+    """How long after the end of the backward pass the last exchange ends.
+
+    Bucket i has the next lengths[i] parameters. T_k is when parameter k's gradient is final, T the end of the backward
+    pass, h the hidden_fraction. In work that exchanges can have done: start_i = max(h T_last(i), end_{i-1}),
+    end_i = start_i + latency_s + bytes_i / bytes_per_s, exposed = end_last - h T.
+    """
+    finals_s, bytes_before = _finals_s(backward_s, model), _bytes_before(sizes_bytes)
+    first, end_s = 0, 0.0
+    for length in lengths:
+        stop = first + length
+        num_bytes = bytes_before[stop] - bytes_before[first]
+        end_s = max(end_s, finals_s[stop]) + (model.latency_s + num_bytes / model.bytes_per_s)
+        first = stop
+    return end_s - finals_s[-1]
+
+
+def least_exposed(sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel) -> tuple[int, ...]:
+    """The lengths of buckets with the least `exposed_s`; of several such cuts one with the fewest buckets.
+
+    Both sequences (n) are in the order in which backward finishes parameters; `backward_s[k]` are the seconds between
+    the gradients of k - 1 and k. A pure function: every rank, and every resumed run, cuts the same. Cost: O(n^2) for
+    the least time (an exchange ends the sooner, the sooner the one before did), and O(n^2) for each bucket there is.
+    """
+    if not sizes_bytes:
+        return ()
+    finals_s, costs_s = np.array(_finals_s(backward_s, model)), _costs_s(sizes_bytes, model)
+    least_s = _least_end_s(finals_s, costs_s)
+    ends_s = np.full(len(finals_s), np.inf)
+    ends_s[0] = 0.0
+    before: list[npt.NDArray[np.int64]] = []
+    # Paths are compared in the very arithmetic that gave the least, so it is met exactly.
+    while ends_s[-1] > least_s:
+        through_s = np.maximum(ends_s[:, None], finals_s[None, :]) + costs_s
+        before.append(through_s.argmin(axis=0))
+        ends_s = through_s.min(axis=0)
+    return _lengths(before)
+
+
+def _finals_s(backward_s: Sequence[float], model: ExchangeModel) -> list[float]:
+    """In work that exchanges can have done by then, (n + 1): when parameters before k are final."""
+    return [model.hidden_fraction * final_s for final_s in accumulate(backward_s, initial=0.0)]
+
+
+def _bytes_before(sizes_bytes: Sequence[int]) -> list[int]:
+    return list(accumulate(sizes_bytes, initial=0))
+
+
+def _costs_s(sizes_bytes: Sequence[int], model: ExchangeModel) -> Seconds:
+    """(n + 1, n + 1): the exchange of parameters first to stop; infinite where there are none."""
+    bytes_before = np.array(_bytes_before(sizes_bytes), np.float64)
+    costs_s: Seconds = model.latency_s + (bytes_before[None, :] - bytes_before[:, None]) / model.bytes_per_s
+    costs_s[np.tril_indices(len(bytes_before))] = np.inf
+    return costs_s
+
+
+def _least_end_s(finals_s: Seconds, costs_s: Seconds) -> float:
+    ends_s = np.zeros(len(finals_s))
+    for stop in range(1, len(finals_s)):
+        ends_s[stop] = (np.maximum(ends_s[:stop], finals_s[stop]) + costs_s[:stop, stop]).min()
+    return float(ends_s[-1])
+
+
+def _lengths(before: Sequence[npt.NDArray[Any]]) -> tuple[int, ...]:
+    """Back from the last parameter, bucket by bucket."""
+    lengths, stop = [], len(before[0]) - 1
+    for starts in reversed(before):
+        first = int(starts[stop])
+        lengths.append(stop - first)
+        stop = first
+    return tuple(reversed(lengths))
