@@ -11,7 +11,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import AUTO, StrategyConfig
 
-# What a core does of a net's products in float32: between LeNet's 36e9 and AlexNet's 81e9 (`make bench-nets`, AMD EPYC).
+# What a core does of a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
 MULTIPLY_ADDS_PER_S = 50e9
 _REDUCE_AND_BROADCAST = "tree"
 
