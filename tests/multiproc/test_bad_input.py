@@ -114,7 +114,7 @@ def net_is_a_caffemodel(place: Place) -> Bad:
 
 @case
 def solver_is_a_net(place: Place) -> Bad:
-    return ["train", "--solver", place.net], rf"^{place.net}:1:1: unknown field 'name' of SolverParameter"
+    return ["train", "--solver", place.net], rf"^{place.net}: is a net \(it has layers\), not a solver"
 
 
 @case
@@ -167,7 +167,7 @@ def no_threads(place: Place) -> Bad:
 
 @case
 def negative_threads(place: Place) -> Bad:
-    return train(place, "--threads-per-worker", -1), r"^--threads-per-worker: got -1; give at least 1"
+    return train(place, "--threads-per-worker", -1), r"^--threads-per-worker: got '-1'; give a number or 'auto'"
 
 
 @case

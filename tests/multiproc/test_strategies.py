@@ -128,7 +128,7 @@ def test_wrong_settings_are_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+@pytest.mark.parametrize("strategy", ["sync", pytest.param("local-sgd", marks=pytest.mark.slow)])
 def test_statistics_are_the_ranks_mean_where_they_are_evaluated(strategy: str, digits: Path, tmp_path: Path) -> None:
     """Each rank's BatchNorm has its own; resumed from the middle, the same bits come out."""
     net = write_net(tmp_path, digits)

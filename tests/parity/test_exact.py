@@ -16,16 +16,18 @@ def sha256(train: Trainer, workers: int, iter_size: int = 1) -> str:
     return train(workers, BATCH, "--exact", "8", iter_size=iter_size).result["weights_sha256"]
 
 
-@pytest.mark.parametrize("workers", [2, 3, *(pytest.param(workers, marks=SLOW) for workers in (4, 5, 8))])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=SLOW) for workers in (2, 4, 5, 8))])
 def test_any_number_of_workers_ends_with_the_same_bits(train: Trainer, workers: int) -> None:
     assert sha256(train, workers) == sha256(train, 1)
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("workers", [2, 3])
 def test_so_it_is_with_several_batches_a_step(train: Trainer, workers: int) -> None:
     assert sha256(train, workers, iter_size=3) == sha256(train, 1, iter_size=3)
 
 
+@SLOW
 def test_it_learns_what_the_whole_batch_does(train: Trainer) -> None:
     exact, plain = train(1, BATCH, "--exact", "8"), train(1, BATCH)
     assert 0 < relative_difference(exact, plain) < 1e-6

@@ -10,8 +10,7 @@ TOLERANCE = 1e-6  # of the smooth net; see test_workers
 SLOW = pytest.mark.slow
 COMBINATIONS = [
     (2, "backward", "ring", "layer"),
-    (2, "full", "auto", "layer"),
-    (3, "full", "auto", "4096"),
+    (3, "full", "auto", "layer"),
     *(
         pytest.param(workers, overlap, plan, bucket, marks=SLOW)
         for workers in (2, 3, 4)

@@ -37,8 +37,8 @@ SELDOM = [
     (4, "two-level", "model"),
 ]
 COMBINATIONS = [*OFTEN, *(pytest.param(*case, marks=pytest.mark.slow) for case in SELDOM)]
-# Test passes of a run, their batches, and the outputs of a batch (accuracy, loss).
-NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 2
+# Test passes of a run, their batches, and the numbers of a batch (accuracy, loss, weighted sum of losses).
+NUM_TESTS, NUM_TEST_BATCHES, NUM_OUTPUTS = 2, 6, 3
 RECORD_BYTES = 5 * 8  # what every rank tells every other after a step: five numbers
 
 
