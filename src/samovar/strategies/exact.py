@@ -1,6 +1,6 @@
 """Synchronous SGD whose weights do not depend on the number of workers, to the last bit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,8 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.slice_tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Exchanged, Update
+from samovar.strategies.base import Update
+from samovar.strategies.gradients import EqualWeights
 from samovar.transports.base import Array, Region
 
 
@@ -64,7 +64,7 @@ class _Action:
     adds: bool
 
 
-class ExactSync:
+class ExactSync(EqualWeights):
     """g = (1/K) sum over K slices of the global batch, in one binary tree over the slice's index; x -= solver(g).
 
     The tree is the same wherever the slices were computed, so the weights are bitwise equal for any number of
@@ -90,38 +90,7 @@ class ExactSync:
         self._buckets = buckets
         self._deadline = deadline
 
-    @property
-    def exchanges(self) -> Exchanged:
-        return "gradients"
-
-    def begin_step(self, step: int) -> None:
-        """Nothing: the weights are already equal everywhere."""
-
-    def before_forward(self, bucket: Bucket) -> None:
-        """Nothing: the update ran at the end of the last step."""
-
-    def gradient_final(self, bucket: Bucket) -> None:
-        """Nothing: the sums of slices are complete at the end of the step."""
-
     def finish_step(self, _step: int, update: Update) -> None:
         self._all_reduce.run(self._deadline())
         for bucket in self._buckets:
             update(bucket, self._gradient_scale)
-
-    def exchanges_at(self, _step: int) -> bool:
-        return True
-
-    def drain(self) -> None:
-        """Nothing: no exchange outlives its step."""
-
-    def gather_histories(self) -> None:
-        """Nothing: every rank makes every update."""
-
-    def center(self) -> Array | None:
-        return None
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Nothing to take back."""

@@ -1,15 +1,14 @@
 """Synchronous SGD with owners: each bucket is summed, updated and sent out by one rank."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Buffers, Exchanged, Update
-from samovar.transports.base import Array
+from samovar.strategies.base import Buffers, Update
+from samovar.strategies.gradients import EqualWeights
 
 
 @dataclass(slots=True)
@@ -24,7 +23,7 @@ class _Share:
     is_under_way: bool = False
 
 
-class OwnedSync:
+class OwnedSync(EqualWeights):
     """g = (1/P) sum_i g_i in the tree's fixed order on the bucket's owner; x -= solver(g) there; then x to all.
 
     A bucket's sum begins behind the backward pass, its new weights travel behind what follows: a rank waits for a
@@ -54,10 +53,6 @@ class OwnedSync:
         self._final: set[int] = set()
         self._num_started = 0
 
-    @property
-    def exchanges(self) -> Exchanged:
-        return "gradients"
-
     def begin_step(self, step: int) -> None:
         """Nothing: weights are awaited layer by layer."""
 
@@ -85,9 +80,6 @@ class OwnedSync:
             share.broadcast.start()
             share.is_under_way = True
 
-    def exchanges_at(self, _step: int) -> bool:
-        return True
-
     def drain(self) -> None:
         """Wait for all weights."""
         for share in reversed(self._shares):
@@ -98,15 +90,6 @@ class OwnedSync:
         for share in self._shares:
             for history in share.histories:
                 history.run(self._deadline())
-
-    def center(self) -> Array | None:
-        return None
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Nothing to take back."""
 
     def _await_weights(self, share: _Share) -> None:
         if share.is_under_way:

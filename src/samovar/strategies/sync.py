@@ -1,16 +1,16 @@
 """Synchronous SGD: every worker applies the mean of all gradients."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Exchanged, Update
-from samovar.transports.base import Array, Region
+from samovar.strategies.base import Update
+from samovar.strategies.gradients import EqualWeights
+from samovar.transports.base import Region
 
 
-class Sync:
+class Sync(EqualWeights):
     """g = (1/P) sum_i g_i, added in the plan's fixed order; x -= solver(g) on every rank.
 
     Weights stay bitwise equal on all ranks: each sum is made once and copied. Every rank's weights are the
@@ -42,16 +42,6 @@ class Sync:
         self._final: set[int] = set()
         self._num_started = 0
 
-    @property
-    def exchanges(self) -> Exchanged:
-        return "gradients"
-
-    def begin_step(self, step: int) -> None:
-        """Nothing: the weights are already equal everywhere."""
-
-    def before_forward(self, bucket: Bucket) -> None:
-        """Nothing: the update ran at the end of the last step."""
-
     def gradient_final(self, bucket: Bucket) -> None:
         """Start exchanges in the order of buckets, behind what is left of the backward pass."""
         self._final.add(bucket.index)
@@ -70,21 +60,3 @@ class Sync:
             else:
                 channel.run(deadline)
             update(bucket, self._gradient_scale)
-
-    def exchanges_at(self, _step: int) -> bool:
-        return True
-
-    def drain(self) -> None:
-        """Nothing: no exchange outlives its step."""
-
-    def gather_histories(self) -> None:
-        """Nothing: every rank makes every update."""
-
-    def center(self) -> Array | None:
-        return None
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Nothing to take back."""

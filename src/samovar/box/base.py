@@ -1,0 +1,54 @@
+"""What strategies ask of parameters that workers change together, each at its own speed."""
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.clock import Deadline
+from samovar.transports.base import Array, Pending
+
+# int64 (num_chunks,): how many updates each chunk holds.
+Versions: TypeAlias = npt.NDArray[np.int64]
+
+
+class Center(Protocol):
+    """The center c, float32 (N,), as one member sees it; cut into chunks of `chunk_elements` (the last may be smaller).
+
+    A chunk is read and changed as a whole, in one order for all members, unless the member takes no locks. An update
+    carries a `sequence` number, one more than the member's last: a chunk that holds it already is left as it is, so
+    that an update may be tried again after any failure. Arrays are float32 (N,), contiguous. Errors:
+    DeadlineExceeded, RankFailed.
+    """
+
+    @property
+    def num_elements(self) -> int: ...
+
+    @property
+    def chunk_elements(self) -> int: ...
+
+    def write(self, values: Array, deadline: Deadline) -> None:
+        """c = values; for the start, before others read it. Versions do not change."""
+        ...
+
+    def read(self, destination: Array, deadline: Deadline) -> Versions:
+        """destination = c; returns the version of each chunk that was read."""
+        ...
+
+    def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
+        """c += difference, or with momentum m and the center's own velocity v: v = m v + difference; c += v.
+
+        Returns each chunk's version with this update in it.
+        """
+        ...
+
+    def accumulate_in_background(self, sequence: int, difference: Array) -> Pending:
+        """Begin `accumulate`; never waits. The array must not be touched until the wait for it is over."""
+        ...
+
+    def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
+        """d = moving_rate (x - c); x -= d; c += d, for x = weights.
+
+        Returns each chunk's version with this update in it.
+        """
+        ...
