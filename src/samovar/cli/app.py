@@ -27,7 +27,6 @@ from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.precision import FP32
-from samovar.launch.placement import place
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
@@ -166,21 +165,9 @@ def test(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Mean outputs of a net over a number of test batches."""
-    placement = place(max(workers, 1), threads_per_worker)
-    config = RunConfig(
-        job="test",
-        model=model,
-        weights=parse_weights(weights),
-        workers=workers,
-        threads_per_worker=placement.threads_per_worker,
-        cpus=placement.cpus,
-        oversubscribed=placement.oversubscribed,
-        iterations=iterations,
-        timeout_s=timeout,
-        hdf5_out=out,
-        precision=precision,
-    )
-    raise typer.Exit(run_without_folder(config, Console(sys.stdout, sys.stderr)))
+    config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
+    config = replace(config, timeout_s=timeout, hdf5_out=out, precision=precision)
+    raise typer.Exit(run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr)))
 
 
 def _print_version(wanted: bool) -> None:

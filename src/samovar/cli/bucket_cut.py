@@ -8,6 +8,7 @@ from samovar.config import RunConfig
 from samovar.core.layout import Bucket, Layout
 from samovar.frontends.caffe.backward_cost import backward_multiply_adds
 from samovar.frontends.caffe.net import CaffeNet
+from samovar.report.wording import counted
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import AUTO, StrategyConfig
 
@@ -77,7 +78,7 @@ def described(config: RunConfig, buckets: Sequence[Bucket]) -> str:
     """The cut in words, "3 buckets (auto)"; empty where the model is not cut."""
     if config.strategy.exchanges_weights or config.exact is not None:
         return ""
-    text = f"{len(buckets):,} bucket" + ("" if len(buckets) == 1 else "s")
+    text = counted(len(buckets), "bucket")
     return f"{text} ({AUTO})" if config.strategy.automatic_buckets else text
 
 

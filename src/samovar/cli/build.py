@@ -79,7 +79,7 @@ def build_learner(
     solver = _solver(caffe, net, weights, memory)
     if start is not None:
         _load_start(start, model, solver, config)
-    collective = chosen_collective(config, memory.gradients, buckets)
+    collective = chosen_collective(config, memory, buckets)
     collectives = _collectives(transport, collective, trace)
     deadline = partial(Deadline.after, config.timeout_s)
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline)

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from samovar.cli.caffe_flags import COMMANDS, CaffeFlags, parse_caffe_flags
+from samovar.cli.placing import placed
 from samovar.cli.start import remove_unfinished, run_without_folder
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
-from samovar.launch.placement import place
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
 from samovar.report.caffe_log import CaffeLog
 from samovar.strategies.config import StrategyConfig
@@ -104,17 +104,8 @@ def _run(
     config: RunConfig, given: CaffeFlags, log: CaffeLog, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
 ) -> int:
     """The job, in the state and on the cores that the flags ask for."""
-    placement = place(config.workers, given.threads_per_worker)
-    config = replace(
-        config,
-        threads_per_worker=placement.threads_per_worker,
-        cpus=placement.cpus,
-        oversubscribed=placement.oversubscribed,
-        level=given.level,
-        stages=given.stage,
-        by_caffe=True,
-    )
-    return run_without_folder(config, log, effects)
+    config = replace(config, level=given.level, stages=given.stage, by_caffe=True)
+    return run_without_folder(placed(config, config.workers, given.threads_per_worker), log, effects)
 
 
 def _use_cpu(given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.slice_tree import own_nodes
 from samovar.config import RunConfig
@@ -74,8 +74,12 @@ class Slices:
         return tuple((first * self.num_batches, stop * self.num_batches) for first, stop in self.ranges)
 
     @property
+    def num_leaves(self) -> int:
+        return self.num_slices * self.num_batches
+
+    @property
     def num_rows(self) -> int:
-        return max(len(own_nodes(own, self.num_slices * self.num_batches)) for own in self.leaves)
+        return max(len(own_nodes(own, self.num_leaves)) for own in self.leaves)
 
 
 def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig, tuple[str, ...]]:
@@ -126,7 +130,7 @@ def step_parts(config: RunConfig, caffe: CaffeSolver, memory: Memory, slices: Sl
         return Parts(caffe.iter_size, config.workers, caffe.iter_size)
     first, stop = own = slices.leaves[rank]
     rows = memory.sums.array.reshape(-1, len(memory.gradients.array))
-    sums = SliceSums(memory.gradients.array, rows, own, slices.num_slices * slices.num_batches)
+    sums = SliceSums(memory.gradients.array, rows, own, slices.num_leaves)
     return Parts(stop - first, slices.num_slices, 1, sums)
 
 
@@ -142,7 +146,7 @@ def portions(group: Group, global_batch: int, slices: Slices | None) -> Portions
     return slice_portions(global_batch, slices.num_slices, slices.ranges[group.rank], slices.num_batches)
 
 
-def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bucket]) -> str:
+def chosen_collective(config: RunConfig, memory: Memory, buckets: Sequence[Bucket]) -> str:
     """The plan by name: --collective, or for `auto` the best one for the largest bucket.
 
     A pure function of the configuration and the net, so that every rank and every resumed run finds the same.
@@ -151,6 +155,5 @@ def chosen_collective(config: RunConfig, gradients: Region, buckets: Sequence[Bu
         return "slice-tree"
     if config.strategy.collective != AUTO:
         return config.strategy.collective
-    num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * gradients.array.itemsize
-    mapped = isinstance(gradients.window, MappedWindow)
-    return choose_all_reduce(config.calibration, config.workers, num_bytes, mapped, config.oversubscribed)
+    num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * ELEMENT_BYTES
+    return choose_all_reduce(config.calibration, config.workers, num_bytes, memory.is_mapped, config.oversubscribed)

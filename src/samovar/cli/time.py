@@ -1,6 +1,7 @@
 """`samovar time`: how long each layer of a net takes."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,12 @@ import rich.console
 import rich.table
 import typer
 
+from samovar.cli import strategy_flags as flags
+from samovar.cli.placing import placed
 from samovar.cli.start import run_without_folder
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.launch.placement import place
+from samovar.core.precision import FP32
 from samovar.report.console import Console
 from samovar.report.plain import json_line, to_plain
 from samovar.report.records import READING, LayerTime, Record, Timed
@@ -29,6 +32,7 @@ def time_net(
     iterations: Annotated[int, typer.Option(help="Passes that are measured.")] = 50,
     phase: Annotated[str, typer.Option(help="TRAIN or TEST: which of the net's layers.")] = "TRAIN",
     threads_per_worker: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
+    precision: flags.Precision = FP32,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON lines.")] = None,
 ) -> None:
     """Mean time of each layer of a net, forward and backward."""
@@ -37,18 +41,9 @@ def time_net(
         raise InputError("give --model with a net's prototxt or --solver with a solver's, one of the two")
     if out is not None and (not out.parent.is_dir() or out.is_dir()):
         raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
-    placement = place(1, threads_per_worker)
-    config = RunConfig(
-        job="time",
-        model=path,
-        is_solver=solver is not None,
-        threads_per_worker=placement.threads_per_worker,
-        cpus=placement.cpus,
-        oversubscribed=placement.oversubscribed,
-        iterations=iterations,
-        phase=phase,
-    )
-    raise typer.Exit(run_without_folder(config, TimeDisplay(out)))
+    config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
+    config = replace(config, precision=precision)
+    raise typer.Exit(run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out)))
 
 
 class TimeDisplay:

@@ -4,6 +4,7 @@ import time
 
 from samovar.cli import build
 from samovar.cli.rank_process import RankContext
+from samovar.core.precision import BF16
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.layers.registry import DATA_TYPES
@@ -12,6 +13,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.sources import load_source
 from samovar.frontends.caffe.spec import Phase
 from samovar.frontends.caffe.timing import LayerSeconds, NetTimer
+from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import READING, LayerTime, Notice, Timed
 
 DEFAULT_NUM_ITERATIONS = 50  # Caffe's
@@ -25,6 +27,8 @@ def run_timing(context: RankContext) -> None:
     with build.open_reader(definition, phase, config, 0) as reader:
         net = build.net_for(definition, reader, 0)
         timer = NetTimer(net)
+        if config.precision == BF16:
+            use_half(info.parameter for info in net.parameter_infos)
         reading = LayerSeconds("+".join(_data_layers(net)), READING)
         initial_loss = timer.warm_up(reader.read(0, reader.batch_size))
         for iteration in range(config.iterations or DEFAULT_NUM_ITERATIONS):
@@ -33,7 +37,7 @@ def run_timing(context: RankContext) -> None:
             batch = reader.read(iteration * reader.batch_size, reader.batch_size)
             reading.forward_s += time.perf_counter() - started_s
             timer.run(batch)
-    for text in definition.warnings:
+    for text in (*definition.warnings, *precision_warnings(config.precision)):
         context.writer.write(Notice(level="warning", text=text))
     context.writer.write(_timed(context, net, reader, timer, reading, initial_loss))
 

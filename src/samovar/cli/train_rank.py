@@ -11,10 +11,10 @@ from samovar import __version__
 from samovar.cli import bucket_cut, build
 from samovar.cli.caffe_observer import CaffeObserver
 from samovar.cli.observer import RunObserver, SilentObserver
+from samovar.cli.opening import Opened, open_training
 from samovar.cli.rank_process import RankContext
 from samovar.cli.resume import resume_from
 from samovar.cli.schedule import first_step, make_schedule
-from samovar.cli.sharing import portions
 from samovar.cli.snapshots import make_saver
 from samovar.cli.tracing import NoTracing, Tracing, tracing_of
 from samovar.cli.train_tests import TestPart, evaluate_function, forward_function, test_parts
@@ -22,10 +22,7 @@ from samovar.collectives.choose import ELEMENT_BYTES
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
 from samovar.data.reader import BatchReader
-from samovar.data.stream import BatchStream
-from samovar.frontends.caffe.large_batch import with_large_batch
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
-from samovar.frontends.caffe.sources import load_source
+from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
@@ -40,14 +37,9 @@ from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedu
 def run_training(context: RankContext) -> None:
     """Train, save, test, and tell the result; raises SamovarError."""
     config = context.config
-    caffe = load_solver(config.model)
-    definition = load_source(caffe.net, config.level, config.stages)
-    seed = build.run_seed(config, caffe)
     with contextlib.ExitStack() as stack:
-        reader = build.open_reader(definition, "TRAIN", config, seed)
-        stack.callback(reader.close)
-        caffe = for_large_batch(context, caffe, reader)
-        net = build.net_for(definition, reader, seed)
+        opened = stack.enter_context(open_training(context))
+        caffe, net = opened.caffe, opened.net
         rank = context.transport.group.rank
         start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
         tracing = tracing_of(context)
@@ -55,13 +47,10 @@ def run_training(context: RankContext) -> None:
         tests = test_parts(context, caffe, net, stack)
         schedule = make_schedule(config, caffe, start.step if start is not None else 0)
         context.at_boundary(schedule.first_step)
-        global_batch = build.global_batch_size(config, reader, caffe.iter_size)
-        notices = (*caffe.warnings, *definition.warnings, *learner.notices, *(start.notices if start else ()))
         if context.is_first:
-            _announce(context, caffe, learner, reader, tests, schedule, global_batch, notices)
-        own = portions(context.transport.group, global_batch, learner.slices)
-        stream = BatchStream(reader, own, first_step(config, schedule) * learner.parts.count)
-        stack.callback(stream.close)
+            _announce(opened, learner, tests, schedule, start.notices if start else ())
+        first_batch = first_step(config, schedule) * learner.parts.count
+        stream = stack.enter_context(opened.stream(learner.slices, first_batch))
         worker = build.build_worker(learner, stream, config, *tracing.attach(learner, schedule.first_step))
         training = Training(
             worker,
@@ -75,31 +64,19 @@ def run_training(context: RankContext) -> None:
             config.timeout_s,
         )
         outcome = training.run()
-        _finish(context, learner, outcome, global_batch * caffe.iter_size, tracing)
-
-
-def for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
-    """The solver for the steps that --large-batch asks for; tells what it changes."""
-    large = context.config.large_batch
-    if large is None:
-        return caffe
-    changed, words = with_large_batch(caffe, reader.batch_size, large)
-    if context.is_first:
-        context.writer.write(Notice(level="info", text=words))
-    return changed
+        _finish(context, learner, outcome, opened.global_batch * caffe.iter_size, tracing)
 
 
 def _announce(
-    context: RankContext,
-    caffe: CaffeSolver,
+    opened: Opened,
     learner: build.Learner,
-    reader: BatchReader,
     tests: tuple[TestPart, ...],
     schedule: Schedule,
-    global_batch: int,
-    notices: tuple[str, ...],
+    start_notices: tuple[str, ...],
 ) -> None:
+    context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
     config = context.config
+    notices = (*caffe.warnings, *opened.definition.warnings, *learner.notices, *start_notices)
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
         num_parameters=learner.num_parameters,

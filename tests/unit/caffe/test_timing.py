@@ -7,6 +7,7 @@ import torch
 
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.timing import NetTimer
+from samovar.model.half import use_half
 
 CONVOLUTION = """
 layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
@@ -73,6 +74,18 @@ def test_each_layer_has_its_time(net_of: Callable[..., CaffeNet]) -> None:
     assert [layer.name for layer in seconds.layers if layer.backward_s == 0] == ["accuracy"]
     assert sum(seconds.passes_s) == pytest.approx(seconds.forward_s + seconds.backward_s)
     assert len(seconds.passes_s) == 2
+
+
+def test_in_bf16_between_layers_that_take_it_and_others(net_of: Callable[..., CaffeNet]) -> None:
+    net = net_of(CONVOLUTION + LOSSES, SHAPES)
+    plain_loss = float(net(batch()).loss.detach())
+    timer = NetTimer(net)
+    use_half(info.parameter for info in net.parameter_infos)
+    loss = timer.warm_up(batch())
+    assert loss != plain_loss
+    assert loss == pytest.approx(plain_loss, rel=0.02)
+    timer.run(batch())
+    assert len(gradients_of(net)) == 6
 
 
 def test_a_net_without_a_loss(net_of: Callable[..., CaffeNet]) -> None:

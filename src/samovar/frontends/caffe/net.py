@@ -144,11 +144,7 @@ def build_net(definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping
 
 
 def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    bottoms = [blobs[name] for name in step.bottoms]
-    if not step.layer.takes_half:
-        bottoms = [_not_half(b) for b in bottoms]
-    if not step.layer.takes_integers:
-        bottoms = [b if b.is_floating_point() else b.float() for b in bottoms]
+    bottoms = [step.layer.taken(blobs[name]) for name in step.bottoms]
     if any(step.detached):
         bottoms = [b.detach() if stop else b for b, stop in zip(bottoms, step.detached, strict=True)]
     return bottoms

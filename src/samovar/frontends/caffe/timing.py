@@ -86,10 +86,10 @@ class NetTimer:
         blobs: Tensors = {name: batch[name] for name in self._net.input_names}
         turns = []
         for step, seconds in zip(self._net.steps, self.seconds.layers, strict=True):
-            leaves = [_cut(step, blobs[name], stop) for name, stop in _bottoms_of(step)]
+            leaves = [_cut(blobs[name], stop) for name, stop in _bottoms_of(step)]
             given = [_writable(leaf) if step.layer.overwrites_bottom else leaf for leaf in leaves]
             started_s = time.perf_counter()
-            tops = step.layer(*given)
+            tops = step.layer(*(step.layer.taken(bottom) for bottom in given))
             seconds.forward_s += time.perf_counter() - started_s
             blobs.update(zip(step.tops, tops, strict=True))
             turns.append(_Turn(step, leaves, tops))
@@ -138,12 +138,9 @@ def _bottoms_of(step: Step) -> list[tuple[str, bool]]:
     return list(zip(step.bottoms, detached, strict=True))
 
 
-def _cut(step: Step, blob: torch.Tensor, stop: bool) -> torch.Tensor:
+def _cut(blob: torch.Tensor, stop: bool) -> torch.Tensor:
     """The blob without its history."""
-    leaf = blob.detach()
-    if not leaf.is_floating_point():
-        return leaf if step.layer.takes_integers else leaf.float()
-    return leaf.requires_grad_(blob.requires_grad and not stop)
+    return blob.detach().requires_grad_(blob.requires_grad and not stop)
 
 
 def _lay_out(net: CaffeNet) -> None:

@@ -68,6 +68,12 @@ class Layer(nn.Module):
         if is_statistic:
             self.statistic_names.append(attribute)
 
+    def taken(self, bottom: torch.Tensor) -> torch.Tensor:
+        """The bottom as this layer takes it: float32 where it takes neither integers nor bfloat16."""
+        if bottom.dtype == torch.bfloat16:
+            return bottom if self.takes_half else bottom.float()
+        return bottom if self.takes_integers or bottom.is_floating_point() else bottom.float()
+
     def caffe_parameters(self) -> list[nn.Parameter]:
         """The parameters in Caffe's order (weight, bias)."""
         return [attrgetter(attribute)(self) for attribute in self.attribute_names]

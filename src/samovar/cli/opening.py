@@ -1,0 +1,63 @@
+"""What a rank opens before it can train: solver, data and net."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from samovar.cli import build
+from samovar.cli.rank_process import RankContext
+from samovar.cli.sharing import Slices, portions
+from samovar.data.reader import BatchReader
+from samovar.data.stream import BatchStream
+from samovar.frontends.caffe.definition import CaffeNetDefinition
+from samovar.frontends.caffe.large_batch import with_large_batch
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.sources import load_source
+from samovar.report.records import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A solver (that for larger steps, where --large-batch asks for them), its training data, and the net for it."""
+
+    caffe: CaffeSolver
+    definition: CaffeNetDefinition
+    reader: BatchReader
+    net: CaffeNet
+    context: RankContext
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all workers in a part of a step."""
+        return build.global_batch_size(self.context.config, self.reader, self.caffe.iter_size)
+
+    @contextlib.contextmanager
+    def stream(self, slices: Slices | None, first_batch: int) -> Iterator[BatchStream]:
+        """This rank's batches, from `first_batch` on; closed at the end."""
+        own = portions(self.context.transport.group, self.global_batch, slices)
+        with contextlib.closing(BatchStream(self.reader, own, first_batch)) as stream:
+            yield stream
+
+
+@contextlib.contextmanager
+def open_training(context: RankContext) -> Iterator[Opened]:
+    """The parts of the training job in `context.config`; the data is closed at the end. Raises SamovarError."""
+    config = context.config
+    caffe = load_solver(config.model)
+    definition = load_source(caffe.net, config.level, config.stages)
+    seed = build.run_seed(config, caffe)
+    with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
+        caffe = _for_large_batch(context, caffe, reader)
+        yield Opened(caffe, definition, reader, build.net_for(definition, reader, seed), context)
+
+
+def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
+    """The solver for the steps that --large-batch asks for; tells what it changes."""
+    large = context.config.large_batch
+    if large is None:
+        return caffe
+    changed, words = with_large_batch(caffe, reader.batch_size, large)
+    if context.is_first:
+        context.writer.write(Notice(level="info", text=words))
+    return changed
