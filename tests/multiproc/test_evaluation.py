@@ -51,3 +51,16 @@ def test_one_worker_measures_the_same_bits_as_two(net: Path, trained: Path) -> N
     assert measured(alone) == measured(trained)
     assert result_of(alone)["weights_sha256"] == result_of(trained)["weights_sha256"]
     assert metrics_of(alone, "train") == []
+
+
+def test_a_net_that_reads_nothing_says_so(trained: Path, tmp_path: Path) -> None:
+    (model,) = trained.glob("snapshots/*/*.caffemodel")
+    net = tmp_path / "deploy.prototxt"
+    net.write_text(
+        'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 32 } } }\n'
+        'layer { name: "ip2" type: "InnerProduct" bottom: "data" top: "ip2" inner_product_param { num_output: 10 } }\n'
+    )
+    flags = ("--iterations", 1, "--threads-per-worker", 1)
+    ended = succeed("test", "--model", net, "--weights", model, *flags, folder=tmp_path)
+    assert "'data' are zeros, so that these outputs measure nothing" in ended.output + ended.errors
+    assert "at step" not in ended.output

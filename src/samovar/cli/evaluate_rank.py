@@ -7,7 +7,8 @@ from samovar.cli import build
 from samovar.cli.rank_process import RankContext
 from samovar.cli.weights import load_weights
 from samovar.core.precision import BF16
-from samovar.frontends.caffe.definition import load_net
+from samovar.data.reader import BatchReader
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.half import precision_warnings, use_half
@@ -26,7 +27,7 @@ def run_evaluation(context: RankContext) -> None:
         stack.callback(reader.close)
         net = build.net_for(definition, reader, 0)
         notices = (*definition.warnings, *load_weights(net, config.weights))
-        notices += precision_warnings(config.precision)
+        notices += (*precision_warnings(config.precision), *_without_data(definition, reader))
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)
         outputs = _kept_outputs(net, config.hdf5_out)
@@ -43,6 +44,16 @@ def run_evaluation(context: RankContext) -> None:
         _tell(context, result, net.loss_weights)
 
 
+def _without_data(definition: CaffeNetDefinition, reader: BatchReader) -> tuple[str, ...]:
+    """That the outputs say nothing, where the net is fed by a program and not from files."""
+    if reader.sources or not (inputs := definition.input_shapes("TEST")):
+        return ()
+    return (
+        f"{definition.path}: its TEST phase reads no data, and {', '.join(map(repr, inputs))} are zeros, so that these "
+        "outputs measure nothing; give a net with data layers",
+    )
+
+
 def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
     """The HDF5Output layers, which keep what they take where there is a folder to write into."""
     found = [layer for layer in net.layers if isinstance(layer, HDF5Output)]
@@ -54,8 +65,8 @@ def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
 def _tell(context: RankContext, result: TestResult, loss_weights: dict[str, float]) -> None:
     """Caffe also shows each batch, and the loss."""
     if not context.config.by_caffe:
-        context.writer.write(Tested(step=0, outputs=result.outputs))
+        context.writer.write(Tested(step=None, outputs=result.outputs))
         return
     for number, outputs in enumerate(result.batches):
         context.writer.write(TestedBatch(batch=number, outputs=outputs))
-    context.writer.write(Tested(step=0, outputs=result.outputs, loss=result.loss, loss_weights=loss_weights))
+    context.writer.write(Tested(step=None, outputs=result.outputs, loss=result.loss, loss_weights=loss_weights))

@@ -10,7 +10,7 @@ _DRAW_HELP = "Of a net: draw its graph into this file, .dot (text), or .svg or .
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A net, solver, weights, solver state, mean, LMDB or snapshot.")],
+    file: Annotated[Path, typer.Argument(help="A net, solver, weights, solver state, mean, LMDB, snapshot or run.")],
     phase: Annotated[str, typer.Option(help="Of a net: the layers of TEST or TRAIN.")] = "TEST",
     shape: Annotated[
         list[str] | None, typer.Option(help="Of a net: an input's shape, NAME=N,C,H,W; may be repeated.")

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import typer
 
 from samovar.checkpoint.manifest import MANIFEST_NAME
-from samovar.checkpoint.reading import verify
 from samovar.cli.conversion import MEAN, STATE, kind_of, read_mean_file
 from samovar.cli.description import Description, Table, Value, show
 from samovar.cli.inspection_nets import Wanted, describe_net, describe_solver, draw_net, is_net
+from samovar.cli.inspection_runs import describe_result, describe_run, describe_snapshot, is_result, is_run
 from samovar.core.errors import InputError
 from samovar.formats.caffe.caffemodel import read_stored_net
 from samovar.formats.caffe.datum import decode_datum
@@ -45,6 +45,8 @@ def describe(path: Path, wanted: Wanted) -> Description:
     """What there is to say of the file or folder at `path`."""
     if path.is_dir():
         return _describe_folder(path, wanted)
+    if is_result(path):
+        return describe_result(path)
     if _is_text(path):
         return describe_net(path, wanted) if is_net(path) else describe_solver(path)
     kind = kind_of(path)
@@ -103,29 +105,13 @@ def _describe_mean(path: Path) -> Description:
 
 
 def _describe_folder(path: Path, wanted: Wanted) -> Description:
+    if is_run(path):
+        return describe_run(path)
     if (path / MANIFEST_NAME).exists():
-        return _describe_snapshot(path)
+        return describe_snapshot(path)
     if (path / "data.mdb").exists() or (path / "CURRENT").exists():
         return _describe_lmdb(path, wanted.num_records)
-    raise InputError(f"{path}: a folder that is neither an LMDB nor a snapshot; give snapshots/step_N of a run folder")
-
-
-def _describe_snapshot(path: Path) -> Description:
-    """All files are read and held to their hashes."""
-    manifest = verify(path)
-    strategy = manifest.config.get("strategy")
-    facts: list[tuple[str, Value]] = [
-        ("folder", str(path)),
-        ("steps done", manifest.step),
-        ("solver", str(manifest.config.get("solver"))),
-        ("workers", str(manifest.config.get("workers"))),
-        ("strategy", str(strategy.get("name") if isinstance(strategy, dict) else strategy)),
-        ("hashes", "all right"),
-    ]
-    files = [(name, mark.size_bytes, mark.sha256[:12]) for name, mark in manifest.files.items()]
-    parts = [(part, len(values)) for part, values in manifest.parts.items()]
-    tables = [Table("files", ("name", "bytes", "sha256"), files), Table("parts", ("part", "values"), parts)]
-    return Description("snapshot", facts, tables)
+    raise InputError(f"{path}: a folder that is neither an LMDB, nor a run, nor a snapshot; give one of these")
 
 
 def _describe_lmdb(path: Path, num_records: int) -> Description:

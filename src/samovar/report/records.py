@@ -58,11 +58,13 @@ class Progress:
 class Tested:
     """Mean outputs of a test pass over test net `net` after `step` steps, by name; value k of several is "name[k]".
 
+    `step` is None where a net was tested that nothing trains.
+
     `loss` is the mean of the weighted sum of losses, None where it was not asked for. `loss_weights` has the outputs
     that count as loss.
     """
 
-    step: int
+    step: int | None
     outputs: Mapping[str, float]
     net: int = 0
     loss: float | None = None

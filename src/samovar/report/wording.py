@@ -43,7 +43,8 @@ def test_line(tested: Tested) -> str:
     if tested.loss is not None:
         figures.append(f"all losses {number(tested.loss)}")
     which = f" of net {tested.net}" if tested.net else ""
-    return " · ".join([f"test{which} at step {tested.step}", *figures])
+    when = "" if tested.step is None else f" at step {tested.step}"
+    return " · ".join([f"test{which}{when}", *figures])
 
 
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:

@@ -17,7 +17,10 @@ from samovar.formats.caffe.datum import encode_datum
 from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
 from samovar.formats.lmdb_file import write_lmdb
+from samovar.report.result import write_result
+from samovar.report.run_folder import RunFolder
 from tests.multiproc.command import run
+from tests.unit.report import examples
 
 NET = """
 name: "branchy"
@@ -159,11 +162,36 @@ def test_a_snapshot_is_held_to_its_hashes(tmp_path: Path) -> None:
     )
     description = describe(folder, NO_FLAGS)
     facts = dict(description.facts)
-    assert (facts["steps done"], facts["workers"], facts["strategy"]) == (5, "2", "sync")
+    assert (facts["steps done"], facts["workers"], facts["strategy"]) == (5, 2, "sync")
     assert "a.caffemodel" in rows(description, "files")
     (folder / "a.caffemodel").write_bytes(b"y")
     with pytest.raises(InputError, match="is damaged"):
         describe(folder, NO_FLAGS)
+
+
+def test_a_run(tmp_path: Path) -> None:
+    """What was asked for, what came of it, and its snapshots; one that was cut short says so."""
+    folder = RunFolder(tmp_path)
+    config = {"model": "solver.prototxt", "workers": 2, "strategy": {"name": "sync"}, "of_a_later_version": 1}
+    folder.config.write_text(json.dumps(config))
+    for step in (10, 5):
+        SnapshotStore(folder.snapshots).save(step, {"weights": {"ip/0": np.ones(3, np.float32)}}, {}, config)
+    description = describe(tmp_path, NO_FLAGS)
+    assert dict(description.facts) | {"solver": "solver.prototxt", "workers": 2} == dict(description.facts)
+    assert [(row["name"], row["steps done"]) for row in rows(description, "snapshots").values()] == [
+        ("step_00000005", 5),
+        ("step_00000010", 10),
+    ]
+    assert "has not ended" in description.notes[0]
+    write_result(folder.result, examples.RESULT)
+    for found in (describe(tmp_path, NO_FLAGS), describe(folder.result, NO_FLAGS)):
+        assert dict(found.facts)["weights sha256"] == examples.RESULT.weights_sha256
+        assert not found.notes
+    (folder.snapshots / "step_00000005" / "manifest.json").write_text("{}")
+    assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[0]
+    folder.config.write_text("[]")
+    with pytest.raises(InputError, match="no run's configuration"):
+        describe(tmp_path, NO_FLAGS)
 
 
 def test_what_is_nothing_of_this(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""What `samovar inspect` says of what a run leaves: its folder, its result, its snapshots."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from samovar.checkpoint.manifest import MANIFEST_NAME
+from samovar.checkpoint.reading import read_manifest, verify
+from samovar.cli.description import Description, Table, Value
+from samovar.core.errors import InputError
+from samovar.report.plain import to_plain
+from samovar.report.result import RunResult, read_result
+from samovar.report.run_folder import RunFolder
+
+_SHOWN_FILES = ("config", "metrics", "result", "log", "trace")
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder is a run's."""
+    return RunFolder(path).config.is_file()
+
+
+def is_result(path: Path) -> bool:
+    """Whether the file is what a run came to."""
+    return path.is_file() and path.name == RunFolder(path.parent).result.name
+
+
+def describe_run(path: Path) -> Description:
+    """What was asked for, what came of it, and the snapshots; InputError where a file of it cannot be read."""
+    folder = RunFolder(path)
+    ended = folder.result.is_file()
+    facts: list[tuple[str, Value]] = [
+        ("folder", str(path)),
+        *_config_facts(folder.config),
+        ("files", ", ".join(file.name for name in _SHOWN_FILES if (file := getattr(folder, name)).is_file())),
+    ]
+    if ended:
+        known = {name for name, _ in facts}
+        facts += [(name, value) for name, value in _result_facts(read_result(folder.result)) if name not in known]
+    snapshots, damaged = _snapshots(folder.snapshots)
+    notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
+    return Description(
+        "run", facts, [Table("snapshots", ("name", "steps done", "bytes"), snapshots)], (*notes, *damaged)
+    )
+
+
+def describe_result(path: Path) -> Description:
+    return Description("result of a run", [("file", str(path)), *_result_facts(read_result(path))])
+
+
+def describe_snapshot(path: Path) -> Description:
+    """All files are read and held to their hashes."""
+    manifest = verify(path)
+    facts: list[tuple[str, Value]] = [
+        ("folder", str(path)),
+        ("steps done", manifest.step),
+        *_settings(manifest.config),
+        ("hashes", "all right"),
+    ]
+    files = [(name, mark.size_bytes, mark.sha256[:12]) for name, mark in manifest.files.items()]
+    parts = [(part, len(values)) for part, values in manifest.parts.items()]
+    tables = [Table("files", ("name", "bytes", "sha256"), files), Table("parts", ("part", "values"), parts)]
+    return Description("snapshot", facts, tables)
+
+
+def _config_facts(path: Path) -> list[tuple[str, Value]]:
+    """Of any version's configuration."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: is no run's configuration; give the folder of a run")
+    return _settings(config)
+
+
+def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
+    strategy = config.get("strategy")
+    name = strategy.get("name") if isinstance(strategy, dict) else strategy
+    found = {"solver": config.get("model"), "strategy": name}
+    found |= {name.replace("_", " "): config.get(name) for name in ("workers", "threads_per_worker", "seed")}
+    return [(name, value) for name, value in found.items() if isinstance(value, str | int)]
+
+
+def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
+    """What has a value, in the order of the fields, spelled as in the file but for underscores."""
+    return [
+        (name.replace("_", " "), value)
+        for name, value in to_plain(result).items()
+        if isinstance(value, str | int | float) and value != ""
+    ]
+
+
+def _snapshots(folder: Path) -> tuple[list[tuple[Value, ...]], tuple[str, ...]]:
+    """Name, step and size of each, by step; and a sentence for each that cannot be read. Hashes are not looked at."""
+    rows: list[tuple[Value, ...]] = []
+    damaged = []
+    for path in sorted(folder.glob(f"*/{MANIFEST_NAME}")):
+        if path.parent.is_symlink() or path.parent.name.startswith("."):
+            continue
+        try:
+            manifest = read_manifest(path.parent)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        rows.append((path.parent.name, manifest.step, sum(mark.size_bytes for mark in manifest.files.values())))
+    return sorted(rows, key=lambda row: (row[1], row[0])), tuple(damaged)
