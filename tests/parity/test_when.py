@@ -1,77 +1,31 @@
 """When things happen in a step: by waiting for what must come in time, not by clocks. LeNet, ranks as threads."""
 
-import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from samovar.collectives.engine import PlannedCollectives
-from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
-from samovar.core.group import Group
 from samovar.core.layout import Bucket
-from samovar.frontends.caffe.definition import load_net
-from samovar.frontends.caffe.net import build_net
-from samovar.model.model import Model, layout_of
-from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.owned import OwnedSync
 from samovar.strategies.sync import Sync
-from samovar.transports.base import Region
-from samovar.transports.shm import ShmTransport, create_segment
+from samovar.transports.shm import ShmTransport
+from tests.parity.lenet import Lenet, random_batch
+from tests.threads import on_threads
 
 TIMEOUT_S = 20.0
-BATCH = 4
-NET = Path(__file__).parents[2] / "examples" / "lenet" / "digits_train_test.prototxt"
 
 
-@dataclass
-class Rank:
-    """LeNet on one thread, a bucket for each parameter."""
-
-    group: Group
-    model: Model
-    strategy: Strategy
-    buckets: tuple[Bucket, ...]
-    weights: np.ndarray
-    gradients: np.ndarray
-
-    @classmethod
-    def make(cls, overlap: str, transport: ShmTransport) -> "Rank":
-        net = build_net(load_net(NET), "TRAIN", {"data": (BATCH, 1, 28, 28), "label": (BATCH,)}, 1)
-        parameters = {info.name: info.parameter for info in net.parameter_infos}
-        layout = layout_of(parameters)
-        size = layout.num_elements
-        window = transport.open_window("model", 2 * size * 4, 0)
-        weights, gradients = (Region.of(window, half * size * 4, size, np.float32) for half in range(2))
-        buckets = layout.buckets(1)
-        flat = FlatBuffer(layout, weights.array), FlatBuffer(layout, gradients.array)
-        model = Model(net, parameters, *flat, buckets)
-        strategy = build_strategy(
-            StrategyConfig("sync", "tree", 1, overlap=overlap),
-            PlannedCollectives(transport, lambda _num_bytes: "tree"),
-            buckets,
-            Buffers(weights, gradients),
-            partial(Deadline.after, TIMEOUT_S),
-        )
-        return cls(transport.group, model, strategy, buckets, weights.array, gradients.array)
+class Rank(Lenet):
+    """A bucket for each parameter."""
 
     def forward_backward(self, before_forward: Callable[[Bucket], None], gradient_final: Callable[[Bucket], None]):
-        generator = torch.Generator().manual_seed(self.group.rank)
-        batch = {
-            "data": torch.rand(BATCH, 1, 28, 28, generator=generator),
-            "label": torch.randint(0, 10, (BATCH,), generator=generator),
-        }
         self.model.forward_backward(
-            batch,
+            random_batch(torch.Generator().manual_seed(1)),
             loss_scale=1.0,
             first_part=True,
             last_part=True,
@@ -84,23 +38,21 @@ class Rank:
         self.weights[part] -= np.float32(0.01 * scale) * self.gradients[part]
 
 
-def on_ranks(world_size: int, overlap: str, work: Callable[[Rank], None]) -> None:
-    descriptor = create_segment(world_size)
-    transports = [ShmTransport(descriptor, Group(rank, world_size), oversubscribed=True) for rank in range(world_size)]
-    try:
-        with ThreadPoolExecutor(world_size) as pool:
-            list(pool.map(lambda transport: work(Rank.make(overlap, transport)), transports))
-    finally:
-        for transport in transports:
-            transport.close()
-        os.close(descriptor)
+def on_ranks(world_size: int, overlap: str, work: Callable[[Rank, int], None]) -> None:
+    """work(the rank's net, its number) on every rank."""
+
+    def start(transport: ShmTransport) -> None:
+        config = StrategyConfig("sync", "tree", 1, overlap=overlap)
+        work(Rank.make(transport, config, TIMEOUT_S), transport.group.rank)
+
+    on_threads(world_size, start)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_last_layers_gradient_is_exchanged_before_the_first_layers_backward_ends(world_size: int) -> None:
     """Every rank holds its backward pass, in its last hook, until the first bucket's sum has come from all others."""
 
-    def work(rank: Rank) -> None:
+    def work(rank: Rank, _own: int) -> None:
         strategy = rank.strategy
         assert isinstance(strategy, Sync)
 
@@ -122,8 +74,8 @@ def test_a_layers_weights_come_after_the_forward_pass_has_begun_and_nothing_wait
     num_steps = 3
     begun = [[threading.Event() for _ in range(world_size)] for _ in range(num_steps + 1)]
 
-    def work(rank: Rank) -> None:
-        strategy, own = rank.strategy, rank.group.rank
+    def work(rank: Rank, own: int) -> None:
+        strategy = rank.strategy
         assert isinstance(strategy, OwnedSync)
         met = []
 

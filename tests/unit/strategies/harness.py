@@ -1,9 +1,7 @@
 """Ranks that train a small problem with a strategy: as threads over shared memory, or simulated."""
 
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,15 +11,14 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import Channel
 from samovar.collectives.plan import Plan
 from samovar.core.clock import Deadline
-from samovar.core.group import Group
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.stateful import State
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
-from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.sim.world import SimConfig, simulate
+from tests.threads import on_threads
 
 Array = npt.NDArray[np.float32]
 # gradient(rank, step, x) of a rank's weights, of the dtype of x
@@ -130,15 +127,7 @@ def copied(array: Array | None) -> Array | None:
 
 def on_shm(job: Job, world_size: int, engine: type[PlannedCollectives] = PlannedCollectives) -> list[Left]:
     """Every rank a thread on one segment."""
-    descriptor = create_segment(world_size)
-    transports = [ShmTransport(descriptor, Group(rank, world_size), oversubscribed=True) for rank in range(world_size)]
-    try:
-        with ThreadPoolExecutor(world_size) as pool:
-            return list(pool.map(lambda transport: train(job, transport, engine), transports))
-    finally:
-        for transport in transports:
-            transport.close()
-        os.close(descriptor)
+    return on_threads(world_size, lambda transport: train(job, transport, engine))
 
 
 def on_sim(job: Job, world_size: int, seed: int) -> list[Left]:
