@@ -4,7 +4,7 @@ SEEDS ?= 1000
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-torch docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-data bench-box docs sanitize clean
 
 setup: $(GROUND)
 
@@ -23,6 +23,9 @@ test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
+bench-sync: $(GROUND) ; $(BIN)/python benchmarks/run.py sync
 bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
+bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
+bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

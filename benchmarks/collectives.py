@@ -18,6 +18,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from figures import Figure, compare
+from ranks import Ranks, own_cpus
 
 from samovar.collectives.choose import choose_all_reduce
 from samovar.collectives.plan import Operation
@@ -38,18 +39,19 @@ MAX_STAGING_BYTES = 2 << 30
 Times = Mapping[str, Sequence[float]]  # side -> seconds of one all-reduce, a pair each
 
 
-def run() -> list[Figure]:
-    return [*run_pair(), *run_sweep(), *run_round_trips()]
+def run(short: bool = False) -> list[Figure]:
+    return [*run_pair(short), *run_sweep(short), *run_round_trips(short)]
 
 
-def run_pair() -> list[Figure]:
+def run_pair(short: bool = False) -> list[Figure]:
     """Rows 1 and 2: two ranks on a core each."""
+    bars = {size: bar for size, bar in PAIR_BARS.items() if not short or size < LARGE_BYTES}
     cells = [
-        cell(size, ["direct", "gloo", "copy"] if size == max(PAIR_BARS) else ["direct", "gloo"], 11)
-        for size in PAIR_BARS
+        cell(size, ["direct", "gloo", "copy"] if size == max(bars) else ["direct", "gloo"], 2 if short else 11)
+        for size in bars
     ]
     figures = []
-    for times, (size, bar) in zip(measure(2, cells, with_mpi=False), PAIR_BARS.items(), strict=True):
+    for times, (size, bar) in zip(measure(2, cells, with_mpi=False), bars.items(), strict=True):
         rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
         figures.append(compare(f"all-reduce {shown(size)}, 2 ranks / gloo", rates["direct"], rates["gloo"], "1/s", bar))
         if "copy" in rates:
@@ -63,23 +65,24 @@ def in_gigabytes(rates: Sequence[float], num_bytes: int) -> list[float]:
     return [rate * num_bytes / 1e9 for rate in rates]
 
 
-def run_sweep() -> list[Figure]:
+def run_sweep(short: bool = False) -> list[Figure]:
     """Row 3: the chosen plan against gloo, MPI and the other plans."""
-    figures = [figure for world_size in WORLD_SIZES for figure in sweep(world_size)]
+    world_sizes, sizes = (WORLD_SIZES[:1], SIZES[:2]) if short else (WORLD_SIZES, SIZES)
+    figures = [figure for world_size in world_sizes for figure in sweep(world_size, sizes)]
     outside = [figure.ratio for figure in figures if figure.bar == 0.95]
     over_all = geometric_mean(outside)
     name = f"geometric mean over {len(outside)} cells / better of {' and '.join(others())}"
     return [*figures, Figure(name, over_all, 1.0, "x", over_all, min(outside), max(outside), len(outside), 1.0)]
 
 
-def sweep(world_size: int) -> list[Figure]:
+def sweep(world_size: int, sizes: Sequence[int]) -> list[Figure]:
     oversubscribed = place(world_size, 1).oversubscribed
-    chosen_plans = [choose_all_reduce(NOMINAL, world_size, size, True, oversubscribed) for size in SIZES]
-    candidates = [plans(world_size, size, chosen) for size, chosen in zip(SIZES, chosen_plans, strict=True)]
-    cells = [cell(size, [*names, *others()], num_pairs(size)) for size, names in zip(SIZES, candidates, strict=True)]
+    chosen_plans = [choose_all_reduce(NOMINAL, world_size, size, True, oversubscribed) for size in sizes]
+    candidates = [plans(world_size, size, chosen) for size, chosen in zip(sizes, chosen_plans, strict=True)]
+    cells = [cell(size, [*names, *others()], num_pairs(size)) for size, names in zip(sizes, candidates, strict=True)]
     figures = []
     measured = measure(world_size, cells, with_mpi="mpi" in others())
-    for size, chosen, names, times in zip(SIZES, chosen_plans, candidates, measured, strict=True):
+    for size, chosen, names, times in zip(sizes, chosen_plans, candidates, measured, strict=True):
         rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
         where = f"{shown(size)}, {world_size} ranks"
         other = max(others(), key=lambda side: median(rates[side]))
@@ -159,12 +162,12 @@ def together(ranks: Sequence[Mapping[str, Sequence[tuple[float, float]]]], num_r
     }
 
 
-def run_round_trips() -> list[Figure]:
+def run_round_trips(short: bool = False) -> list[Figure]:
     """Row 4: ratios are theirs / ours in time, so 1 / 1.3 is the bar of 1.3x."""
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
         bare = Path(folder, "futex_ping_pong")
         subprocess.run(["g++", "-O2", "-std=c++17", str(FOLDER / "futex_ping_pong.cpp"), "-o", str(bare)], check=True)
-        times = measure_round_trips(bare, Path(folder, "times.json"))
+        times = measure_round_trips(bare, *((10, 2) if short else (1000, 15)))
     rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
     limit = [1 / 2e-6] * len(rates["spinning"])
     return [
@@ -173,17 +176,11 @@ def run_round_trips() -> list[Figure]:
     ]
 
 
-def measure_round_trips(bare: Path, output: Path) -> Times:
-    cpus = sorted(os.sched_getaffinity(0))
-    if len(cpus) < 2:
-        raise SystemExit("round trips need two cores")
+def measure_round_trips(bare: Path, num_runs: int, num_pairs: int) -> Times:
     segments = [create_segment(2) for _ in range(2)]
-    program = [sys.executable, str(FOLDER / "round_trip_rank.py")]
-    rest = [*map(str, segments), *map(str, cpus[:2]), str(bare), str(output)]
-    processes = [subprocess.Popen([*program, str(rank), *rest], pass_fds=segments) for rank in range(2)]
-    for segment in segments:
-        os.close(segment)
-    for process in processes:
-        process.wait(TIMEOUT_S)
-    times: Times = json.loads(output.read_text())
+    job = {"segments": segments, "cpus": own_cpus(2), "bare": str(bare), "num_runs": num_runs, "num_pairs": num_pairs}
+    with Ranks("round_trip_rank.py", [{**job, "rank": rank} for rank in range(2)], segments) as ranks:
+        for segment in segments:
+            os.close(segment)
+        times: Times = ranks.answers()[0]
     return times

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed
+from turns import open_barrier
 
 from samovar import _native
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.execute import open_channel
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.clock import Deadline
@@ -94,7 +94,7 @@ class Rank:
         self.store = torch.distributed.FileStore(f"{job['folder']}/store", self.group.world_size)
         torch.distributed.init_process_group("gloo", store=self.store, rank=rank, world_size=self.group.world_size)
         self._num_segments = 0
-        self.barrier = self._barrier(self.transport())
+        self.barrier = open_barrier(self.transport())
 
     def transport(self) -> ShmTransport:
         """A segment of its own, so that its memory is free again when its windows are."""
@@ -109,12 +109,6 @@ class Rank:
             descriptor, _ = join_segment(self.store.get(key).decode(), Deadline.after(TIMEOUT_S))
             torch.distributed.barrier()
         return ShmTransport(descriptor, self.group, oversubscribed=self.oversubscribed)
-
-    def _barrier(self, transport: ShmTransport) -> Callable[[], None]:
-        window = transport.open_window("nothing", 0, 0)
-        plan = dissemination_barrier(self.group.rank, self.group.world_size)
-        channel = open_channel("barrier", plan, transport, Region.of(window, 0, 0, np.float32))
-        return lambda: channel.run(Deadline.after(TIMEOUT_S))
 
 
 def blocks(array: Array) -> Iterator[Array]:

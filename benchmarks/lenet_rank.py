@@ -1,23 +1,28 @@
-"""One rank of the LeNet benchmark: blocks of steps of each side in turn, rates as JSON on standard output."""
+"""One rank of the LeNet benchmark, on digits from a database: steps of each side on request.
+
+    lenet_rank.py JOB
+
+JOB is JSON: the solver, the folder its data is in, this rank's place, and the sides: `ours`, `off` (ranks do not
+exchange), `alone` (the same, asked of one rank), `torch` (a plain loop, found to learn the same). Answers when it is
+ready, then serves (see `turns.py`); at the end it answers with a digest of the weights of `ours`.
+"""
 
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from nets_rank import NoExchange
 from torch_nets import lenet
+from turns import answer, open_barrier, serve
+from verified import digest, relative_distance
 
 from samovar import _native
 from samovar.cli import build
-from samovar.collectives.barrier import dissemination_barrier
-from samovar.collectives.execute import open_channel
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -25,38 +30,29 @@ from samovar.data.order import batch_portions
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.solver import load_solver
-from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport
-from samovar.worker.replicas import require_equal
 from samovar.worker.step import Worker
 
-BATCH = 64
-STEPS_PER_BLOCK = 25
-NUM_PAIRS = 24
-WARM_UP_BLOCKS = 2
+NUM_VERIFIED_STEPS = 25
 TIMEOUT_S = 60.0
 
 
 class Bench:
     """What the sides share: data, initial weights, solver. Every side has its own copy of the weights."""
 
-    def __init__(self, solver: Path, group: Group, segment: int) -> None:
+    def __init__(self, solver: Path, group: Group, segment: int, batch: int) -> None:
         self.group = group
+        self._batch = batch
         self.transport = ShmTransport(segment, group, oversubscribed=False)
         self.config = RunConfig(job="train", model=solver, workers=group.world_size)
         # A fixed rate: torch keeps it outside its momentum, Caffe inside, which is the same only then.
         self.caffe = replace(load_solver(solver), lr_policy="fixed")
         self.definition = load_net(self.caffe.net_path)
-        window = self.transport.open_window("nothing", 0, 0)
-        plan = dissemination_barrier(group.rank, group.world_size)
-        self._barrier = open_channel("barrier", plan, self.transport, Region.of(window, 0, 0, np.float32))
-
-    def barrier(self) -> None:
-        self._barrier.run(Deadline.after(TIMEOUT_S))
+        self.barrier = open_barrier(self.transport)
 
     def stream(self) -> BatchStream:
         reader = build.open_reader(self.definition, "TRAIN", self.config, 0)
-        return BatchStream(reader, batch_portions(self.group, BATCH * self.group.world_size))
+        return BatchStream(reader, batch_portions(self.group, self._batch * self.group.world_size))
 
     def learner(self, exchange: bool) -> tuple[build.Learner, Worker, BatchStream]:
         stream = self.stream()
@@ -67,20 +63,27 @@ class Bench:
         if not exchange:
             buckets = learner.model.weights.layout.buckets()
             learner = replace(learner, strategy=NoExchange(buckets))
-        return learner, build.build_worker(learner, stream, self.config), stream
+        return learner, build.build_worker(learner, stream, self.config, learner.solver, None), stream
 
 
 class Ours:
-    """Steps of Samovar's worker, with or without its exchange."""
+    """Samovar's worker, with or without its exchange; where it is `alone`, no other rank makes its steps."""
 
-    def __init__(self, bench: Bench, exchange: bool) -> None:
+    def __init__(self, bench: Bench, exchange: bool, alone: bool = False) -> None:
         self.learner, self._worker, self.stream = bench.learner(exchange)
+        self._barrier = None if alone else bench.barrier
         self._step = 0
 
-    def block(self) -> None:
-        for _ in range(STEPS_PER_BLOCK):
-            self._worker.step(self._step)
-            self._step += 1
+    def begin(self) -> None:
+        if self._barrier is not None:
+            self._barrier()
+
+    def step(self) -> None:
+        self._worker.step(self._step)
+        self._step += 1
+
+    def drain(self) -> None:
+        """Nothing is left under way."""
 
     def weights(self) -> list[torch.Tensor]:
         return [info.parameter.detach() for info in self.learner.net.parameter_infos]
@@ -105,71 +108,53 @@ class Theirs:
         )
         self.stream = bench.stream()
 
-    def block(self) -> None:
-        for _ in range(STEPS_PER_BLOCK):
-            batch = self.stream.next(Deadline.after(TIMEOUT_S)).tensors
-            self._optimizer.zero_grad()
-            F.cross_entropy(self._net(batch["data"]), batch["label"]).backward()
-            self._optimizer.step()
+    def begin(self) -> None:
+        """Nobody to wait for."""
+
+    def step(self) -> None:
+        batch = self.stream.next(Deadline.after(TIMEOUT_S)).tensors
+        self._optimizer.zero_grad()
+        F.cross_entropy(self._net(batch["data"]), batch["label"]).backward()
+        self._optimizer.step()
+
+    def drain(self) -> None:
+        """Nothing is left under way."""
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self._net.parameters()]
 
 
-def rate(bench: Bench, block: Callable[[], None]) -> float:
-    """This rank's samples per second in one block that all ranks begin together."""
-    bench.barrier()
-    started_s = time.perf_counter()
-    block()
-    return BATCH * STEPS_PER_BLOCK / (time.perf_counter() - started_s)
+def verify(ours: Ours | Theirs, theirs: Ours | Theirs) -> None:
+    for _ in range(NUM_VERIFIED_STEPS):
+        ours.step()
+        theirs.step()
+    distance = relative_distance(zip(ours.weights(), theirs.weights(), strict=True))
+    assert distance < 1e-4, f"after {NUM_VERIFIED_STEPS} steps the two sides differ by {distance:.2g}"
 
 
-def alone(bench: Bench, block: Callable[[], None]) -> float:
-    """Rank 0's rate while the other ranks wait."""
-    measured = rate(bench, block if bench.group.rank == 0 else lambda: None)
-    bench.barrier()
-    return measured
-
-
-def relative_distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
-    difference = sum(float((a - b).double().square().sum()) for a, b in zip(ours, theirs, strict=True))
-    return (difference / sum(float(b.double().square().sum()) for b in theirs)) ** 0.5
-
-
-def against_torch(bench: Bench) -> dict[str, list[float]]:
-    ours = Ours(bench, exchange=True)
-    theirs = Theirs(bench, ours)
-    rates: dict[str, list[float]] = {"ours": [], "torch": []}
-    with ours.stream, theirs.stream:
-        for pair in range(WARM_UP_BLOCKS + NUM_PAIRS):
-            rates["ours"].append(rate(bench, ours.block))
-            rates["torch"].append(rate(bench, theirs.block))
-            if pair == 0:
-                distance = relative_distance(ours.weights(), theirs.weights())
-                assert distance < 1e-4, f"after {STEPS_PER_BLOCK} steps the two sides differ by {distance:.2g}"
-    return {side: values[WARM_UP_BLOCKS:] for side, values in rates.items()}
-
-
-def against_no_exchange(bench: Bench) -> dict[str, list[float]]:
-    together, apart, single = (Ours(bench, exchange) for exchange in (True, False, False))
-    rates: dict[str, list[float]] = {"ours": [], "no exchange": [], "alone": []}
-    with together.stream, apart.stream, single.stream:
-        for _ in range(WARM_UP_BLOCKS + NUM_PAIRS):
-            rates["ours"].append(rate(bench, together.block))
-            rates["no exchange"].append(rate(bench, apart.block))
-            rates["alone"].append(alone(bench, single.block))
-    require_equal(bench.transport, together.learner.model.weights.sha256(), TIMEOUT_S)
-    return {side: values[WARM_UP_BLOCKS:] for side, values in rates.items()}
+def open_sides(bench: Bench, names: list[str], stack: ExitStack) -> dict[str, Ours | Theirs]:
+    sides: dict[str, Ours | Theirs] = {}
+    for name in names:
+        side = Theirs(bench, sides["ours"]) if name == "torch" else Ours(bench, name == "ours", name == "alone")
+        stack.enter_context(side.stream)
+        sides[name] = side
+    if "torch" in sides:
+        verify(sides["ours"], sides["torch"])
+    return sides
 
 
 def main() -> None:
-    solver, (rank, world_size, segment, cpu) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    job = json.loads(sys.argv[1])
     _native.die_with_parent()
-    os.sched_setaffinity(0, {cpu})
+    os.chdir(job["folder"])
+    os.sched_setaffinity(0, {job["cpu"]})
     torch.set_num_threads(1)
-    bench = Bench(solver, Group(rank, world_size), segment)
-    rates = against_torch(bench) if world_size == 1 else against_no_exchange(bench)
-    sys.stdout.write(json.dumps(rates))
+    bench = Bench(Path(job["solver"]), Group(job["rank"], job["world_size"]), job["segment"], job["batch"])
+    with ExitStack() as stack:
+        sides = open_sides(bench, job["sides"], stack)
+        answer("ready")
+        serve(sides)
+        answer(digest(sides["ours"].weights()))
 
 
 if __name__ == "__main__":

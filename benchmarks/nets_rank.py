@@ -1,25 +1,25 @@
 """One side of one net's benchmark: steps (forward, backward, update) on one thread, on request.
 
-    nets_rank.py FOLDER SIDE CPU BATCH CHANNELS SIZE MOVES
+    nets_rank.py JOB
 
-FOLDER holds train_val.prototxt and solver.prototxt, SIDE is `torch` (stock modules), or Samovar's precision. The
-batch is random numbers. Makes the first step, without dropout, writes its update to MOVES (.npz) and its loss to
-standard output; then, for each line with a number of steps on standard input, makes these and writes the seconds:
-those that this process computed, so that other processes' turns on the core do not count.
+JOB is JSON: `side` is `torch` (stock modules), or Samovar's precision; `folder` holds train_val.prototxt and
+solver.prototxt; a cpu, the shape of a batch of random numbers, and the file for the first step's update (.npz), which
+is made without dropout. Answers with that step's loss, then serves (see `turns.py`).
 """
 
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch_twin import Twin
+from turns import Stepping, answer, serve
 
 from samovar import _native
 from samovar.cli import build
@@ -38,7 +38,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.strategies.base import Update
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.strategies.sync import Sync
+from samovar.strategies.gradients import EqualWeights
 from samovar.transports.base import Transport
 from samovar.transports.shm import ShmTransport, create_segment
 
@@ -46,7 +46,7 @@ TORCH = "torch"
 Tensors = dict[str, torch.Tensor]
 
 
-class Side(Protocol):
+class Side(Stepping, Protocol):
     def step(self) -> float: ...
     def weights(self) -> list[torch.Tensor]: ...
     def set_dropout(self, is_on: bool) -> None: ...
@@ -83,14 +83,11 @@ class Sharing:
 ALONE = Sharing()
 
 
-class NoExchange(Sync):
+class NoExchange(EqualWeights):
     """Every rank trains alone: the same work without communication."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
-
-    def gradient_final(self, bucket: Bucket) -> None:
-        """Gradients stay here."""
 
     def finish_step(self, _step: int, update: Update) -> None:
         for bucket in self._buckets:
@@ -132,8 +129,12 @@ class Ours:
             buckets = self.learner.model.weights.layout.buckets()
             self.learner = replace(self.learner, strategy=NoExchange(buckets))
         stream = SameBatch(task.batch, transport.group.world_size)
-        self._worker = build.build_worker(self.learner, stream, config)  # type: ignore[arg-type]
+        self.worker_with = partial(build.build_worker, self.learner, stream, config, self.learner.solver)
+        self._worker = self.worker_with(None)
         self._step = 0
+
+    def begin(self) -> None:
+        """Nobody to wait for."""
 
     def drain(self) -> None:
         self.learner.strategy.drain()
@@ -178,6 +179,12 @@ class Theirs:
             momentum=config.momentum,
         )
 
+    def begin(self) -> None:
+        """Nobody to wait for."""
+
+    def drain(self) -> None:
+        """Nothing is left under way."""
+
     def step(self) -> float:
         self._optimizer.zero_grad()
         loss = self._net(self._batch)
@@ -197,6 +204,7 @@ def first_step(side: Side) -> tuple[float, list[np.ndarray]]:
     before = [weight.clone() for weight in side.weights()]
     side.set_dropout(False)
     loss = side.step()
+    side.drain()
     side.set_dropout(True)
     pairs = zip(side.weights(), before, strict=True)
     return loss, [(after - start).contiguous().numpy().ravel() for after, start in pairs]
@@ -214,22 +222,18 @@ def open_side(name: str, task: Task) -> Side:
 
 
 def main() -> None:
-    name, cpu, batch, channels, size = sys.argv[2], *map(int, sys.argv[3:7])
+    job = json.loads(sys.argv[1])
     _native.die_with_parent()
-    os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, {job["cpu"]})
     torch.set_num_threads(1)
-    if name != TORCH:
+    if job["side"] != TORCH:
         keep_freed_memory()  # as every rank of a run does
-    side = open_side(name, task_of(Path(sys.argv[1]), batch, channels, size))
+    side = open_side(job["side"], task_of(Path(job["folder"]), job["batch"], job["channels"], job["size"]))
     loss, moves = first_step(side)
-    np.savez(sys.argv[7], *moves)
+    np.savez(job["moves"], *moves)
     del moves
-    print(json.dumps(loss), flush=True)
-    for line in sys.stdin:
-        started_s = time.process_time()
-        for _ in range(int(line)):
-            side.step()
-        print(time.process_time() - started_s, flush=True)
+    answer(loss)
+    serve({job["side"]: side})
 
 
 if __name__ == "__main__":

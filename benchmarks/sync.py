@@ -1,13 +1,12 @@
 """Synchronous training of two ranks, a core and a thread each: against the same two without exchange, and against DDP.
 
-Every side is a pair of processes; they make blocks of steps in turn while the others wait, in an order drawn anew for
-each block. All read random numbers of a fixed batch. DDP gets the bucket size that serves it best.
+Samovar's sides, with the exchange and without, are in the same two processes; DDP's are in two others, since a user of
+plain torch has malloc as it is. Sides make blocks of steps in turn, while the others wait, in an order drawn anew for
+each block; what is under way at a block's end counts. All read random numbers of a fixed batch. DDP gets the bucket
+size that serves it best. The first update of every side is compared with that of one process with the whole batch.
 """
 
 import os
-import random
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,153 +14,129 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from figures import Figure, compare
-from nets import ZOO
+from figures import Figure, compare_both
+from ranks import Net, Ranks, Rates, own_cpus, take_turns
 
 from samovar.transports.shm import create_segment
 
-RANK_PROGRAM = Path(__file__).with_name("sync_rank.py")
 WORLD_SIZE = 2
-WARM_UP_BLOCKS = 2
-TIMEOUT_S = 120.0
-ALONE, OFF = "alone", "off"
-DDP = ("ddp:1", "ddp:25", "ddp:100")
+ALONE, OFF, DEFAULT = "alone", "off", "none"  # no flag gives `none`: no worker has a core to spare
+TORCH = ("torch:1", "torch:2")  # threads
 
 
 @dataclass(frozen=True)
-class Net:
-    """A net of the zoo at its published batch, in all; `exposed` and `speedup` are the bars, None for none."""
+class Contest:
+    """A net, how its ranks exchange (the bars are the first way's), DDP's buckets in MB, and the bars (None: none)."""
 
-    name: str
-    title: str
-    batch: int
-    channels: int
-    size: int
-    steps_per_block: int
-    num_blocks: int
+    net: Net
     overlaps: tuple[str, ...]
+    ddp: tuple[str, ...]
     exposed: float
     speedup: float | None
 
 
-NETS = (
-    Net("lenet", "LeNet", 64, 1, 28, 24, 24, ("none", "full:400000"), 0.97, 1.6),
-    Net("cifar10_full", "CIFAR-10 full", 100, 3, 32, 6, 24, ("none", "backward:60000", "full:60000"), 0.97, 1.8),
-    Net("alexnet", "AlexNet", 16, 3, 227, 1, 20, ("none", "backward:16000000", "full:16000000"), 0.94, None),
+CONTESTS = (
+    Contest(Net("lenet", "LeNet", 64, 1, 28, 12, 40), (DEFAULT, "full:400000"), ("ddp:1", "ddp:25"), 0.97, 1.6),
+    Contest(
+        Net("cifar10_full", "CIFAR-10 full", 100, 3, 32, 4, 32),
+        (DEFAULT, "backward:60000", "full:60000"),
+        ("ddp:0.1", "ddp:25"),
+        0.97,
+        1.8,
+    ),
+    Contest(
+        Net("alexnet", "AlexNet", 16, 3, 227, 2, 12),
+        ("full:16000000", DEFAULT),
+        ("ddp:25", "ddp:100"),
+        0.94,
+        None,
+    ),
 )
 
 
-def run(names: Sequence[str] = ()) -> list[Figure]:
-    return [figure for net in NETS if not names or net.name in names for figure in figures_of(net)]
+def run(short: bool = False) -> list[Figure]:
+    return [figure for contest in CONTESTS[: 1 if short else None] for figure in figures_of(contest, short)]
 
 
-def figures_of(net: Net) -> list[Figure]:
-    """Each rank at the published batch; then both together at it (strong scaling)."""
-    rates = measure(net, (OFF, *net.overlaps, *DDP))
-    best, ddp = _best(rates, net.overlaps), _best(rates, DDP)
-    title = f"{net.title}, {net.batch} each"
-    figures = [
-        compare(f"{title}, {best} / exchange off", rates[best], rates[OFF], "samples/s", net.exposed),
-        compare(f"{title}, {best} / DDP {ddp}", rates[best], rates[ddp], "samples/s", 1.5),
-    ]
-    others = [name for name in net.overlaps if name != best]
-    figures += [compare(f"{title}, {n} / exchange off", rates[n], rates[OFF], "samples/s", None) for n in others]
-    if net.speedup is not None:
-        rates = measure(replace(net, batch=net.batch // WORLD_SIZE), (ALONE, OFF, *net.overlaps))
-        best = _best(rates, net.overlaps)
-        title = f"{net.title}, {net.batch} in all"
-        figures += [
-            compare(f"{title}, {best} / exchange off", rates[best], rates[OFF], "samples/s", 0.95),
-            compare(f"{title}, {best} / one worker", rates[best], rates[ALONE], "samples/s", net.speedup),
-        ]
+def run_lenet(short: bool = False) -> list[Figure]:
+    return figures_of(CONTESTS[0], short)
+
+
+def run_cifar10(short: bool = False) -> list[Figure]:
+    return figures_of(CONTESTS[1], short)
+
+
+def run_alexnet(short: bool = False) -> list[Figure]:
+    return figures_of(CONTESTS[2], short)
+
+
+def figures_of(contest: Contest, short: bool) -> list[Figure]:
+    net = contest.net.shortened(short)
+    figures = at_batch_each(contest, net)
+    if contest.speedup is not None:
+        figures += in_all(contest, replace(net, batch=net.batch // WORLD_SIZE), contest.speedup)
     return figures
 
 
-def _best(rates: dict[str, list[float]], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: median(rates[name]))
+def at_batch_each(contest: Contest, net: Net) -> list[Figure]:
+    """Each rank at the published batch."""
+    rates = measure(net, (OFF, *contest.overlaps), (), contest.ddp)
+    ddp = max(contest.ddp, key=lambda name: median(rates[name].wall))
+    title = f"{net.title}, {net.batch} each"
+    first, *others = contest.overlaps
+    return [
+        compare_both(f"{title}, {first} / exchange off", rates[first], rates[OFF], contest.exposed),
+        compare_both(f"{title}, {first} / DDP {ddp}", rates[first], rates[ddp], 1.5),
+        *(compare_both(f"{title}, {name} / exchange off", rates[name], rates[OFF], None) for name in others),
+    ]
 
 
-def measure(net: Net, names: Sequence[str]) -> dict[str, list[float]]:
-    """Samples per second of all ranks of each side, block by block."""
-    rates: dict[str, list[float]] = {name: [] for name in names}
+def in_all(contest: Contest, net: Net, speedup: float) -> list[Figure]:
+    """Strong scaling: all ranks together at the published batch."""
+    rates = measure(net, (ALONE, OFF, *contest.overlaps), TORCH, ())
+    title = f"{net.title}, {net.batch * WORLD_SIZE} in all"
+    first, *others = contest.overlaps
+    return [
+        compare_both(f"{title}, {first} / exchange off", rates[first], rates[OFF], 0.95),
+        compare_both(f"{title}, {first} / one worker", rates[first], rates[ALONE], speedup),
+        compare_both(f"{title}, exchange off / one worker", rates[OFF], rates[ALONE], None),
+        *(compare_both(f"{title}, {name} / one worker", rates[name], rates[ALONE], None) for name in others),
+        compare_both(f"{title}, torch, 2 threads / 1 thread", rates[TORCH[1]], rates[TORCH[0]], None),
+    ]
+
+
+def measure(net: Net, ours: Sequence[str], torch: Sequence[str], ddp: Sequence[str]) -> dict[str, Rates]:
+    """Rates of all sides; plain torch's first update is what the others must make."""
+    together = replace(net, batch=net.batch * WORLD_SIZE)
     with ExitStack() as stack:
-        sides = {name: stack.enter_context(Side(net, name)) for name in names}
-        for block in range(WARM_UP_BLOCKS + net.num_blocks):
-            for name in random.Random(block).sample(names, len(names)):
-                num_samples = net.batch * WORLD_SIZE * net.steps_per_block
-                rates[name].append(num_samples / sides[name].seconds(net.steps_per_block))
-        for name, side in sides.items():
-            side.verify(name)
-    return {name: values[WARM_UP_BLOCKS:] for name, values in rates.items()}
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="samovar-bench-"))
+        job = {**net.job, "meeting": folder, "moves": str(Path(folder, "moves.npz"))}
+        whole = stack.enter_context(opened({**job, "sides": torch or TORCH[:1]}, 1, own_cpus(WORLD_SIZE)))
+        if not torch:
+            whole.last_answers()  # others need its memory
+        turns = {name: whole.turn(name, together) for name in torch}
+        pairs = [stack.enter_context(opened({**job, "sides": sides}, WORLD_SIZE)) for sides in (ours, ddp) if sides]
+        for pair, sides in zip(pairs, filter(None, (ours, ddp)), strict=True):
+            turns |= {name: pair.turn(name, together, 1 if name == ALONE else None) for name in sides}
+        rates = take_turns(turns, net.num_blocks)
+        for pair in pairs:
+            verify(pair.last_answers())
+    return rates
 
 
-class Side:
-    """The processes of one side; `alone` is one rank with the batch of all."""
+def opened(job: dict[str, object], world_size: int, cpus: Sequence[int] = ()) -> Ranks:
+    """The processes, after the first step of every side; all on `cpus`, or each on one of its own."""
+    segment = create_segment(WORLD_SIZE)
+    places = [list(cpus)] if cpus else [[cpu] for cpu in own_cpus(world_size)]
+    jobs = [{**job, "rank": rank, "segment": segment, "cpus": place} for rank, place in enumerate(places)]
+    ranks = Ranks("sync_rank.py", jobs, [segment])
+    os.close(segment)
+    ranks.answers()
+    return ranks
 
-    def __init__(self, net: Net, name: str) -> None:
-        self._name = name
-        self._world_size = 1 if name == ALONE else WORLD_SIZE
-        self._folder = tempfile.TemporaryDirectory(prefix="samovar-bench-")
-        segment = create_segment(self._world_size)
-        cpus = sorted(os.sched_getaffinity(0))
-        if len(cpus) < WORLD_SIZE:
-            raise SystemExit(f"this benchmark needs {WORLD_SIZE} cores; there are {len(cpus)}")
-        batch = net.batch * WORLD_SIZE // self._world_size
-        side = OFF if name == ALONE else name
-        place = self._folder.name if name.startswith("ddp") else str(segment)
-        shape = (batch, net.channels, net.size)
-        self._processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, str(RANK_PROGRAM), str(ZOO / net.name), side),
-                    *map(str, (rank, self._world_size, cpus[rank], *shape)),
-                    place,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                pass_fds=[segment],
-            )
-            for rank in range(self._world_size)
-        ]
-        os.close(segment)
 
-    def __enter__(self) -> "Side":
-        for process in self._processes:
-            self._read(process)
-        return self
-
-    def seconds(self, num_steps: int) -> float:
-        """Until the last rank has ended."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{num_steps}\n")
-            process.stdin.flush()
-        return max(self._read(process) for process in self._processes)
-
-    def verify(self, name: str) -> None:
-        """Ranks that exchange end with equal weights."""
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        totals = {self._read(process) for process in self._processes}
-        if name not in (OFF, ALONE) and len(totals) != 1:
-            raise SystemExit(f"side {name}: the ranks ended with different weights, whose sums are {sorted(totals)}")
-
-    def __exit__(self, *_error: object) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._folder.cleanup()
-
-    def _read(self, process: "subprocess.Popen[str]") -> float:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"side {self._name} of the benchmark failed; its error stands above")
-        return float(line)
+def verify(digests: list[dict[str, str]]) -> None:
+    """Ranks that exchange end with equal weights."""
+    for name, digest in digests[0].items():
+        if name not in (OFF, ALONE) and any(other[name] != digest for other in digests):
+            raise SystemExit(f"side {name}: the ranks ended with different weights")

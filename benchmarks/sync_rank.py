@@ -1,52 +1,51 @@
-"""One rank of one side of the benchmark of synchronous training, on request.
+"""One rank of the benchmark of synchronous training: steps of several sides on request.
 
-    sync_rank.py FOLDER SIDE RANK WORLD_SIZE CPU BATCH CHANNELS SIZE SEGMENT
+    sync_rank.py JOB
 
-SIDE is `off` (ranks do not exchange), `none`, `backward:BYTES`, `full:BYTES` (Samovar's overlaps), or `ddp:MB`: the
-same net of stock torch modules under DistributedDataParallel on gloo, whose ranks meet in the folder SEGMENT; for the
-others SEGMENT is an inherited descriptor. For each line with a number of steps on standard input all ranks begin
-together, make these, and write the seconds. At the end of the input, the sum of all weights.
+JOB is JSON: the net's folder, the shape of a rank's batch, this rank's place, and the sides: `off` (ranks do not
+exchange), `none`, `backward:BYTES`, `full:BYTES` (Samovar's overlaps), `alone` (one worker with all ranks' samples),
+`ddp:MB` (the same net of stock torch modules under DistributedDataParallel on gloo), `torch:THREADS` (the same in one
+process with all ranks' samples). The first step of each side is made without dropout; `torch` writes its update to the
+file `moves`, from which those of sides that learn from all samples must not differ. Answers when it is ready, then
+serves (see `turns.py`); at the end it answers with a digest of each side's weights.
 """
 
+import json
 import os
 import sys
-import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from nets_rank import Ours, Sharing, Side, Task, Theirs, task_of
+from nets_rank import Ours, Sharing, Side, Task, Theirs, first_step, task_of
 from torch.nn.parallel import DistributedDataParallel
+from turns import TIMEOUT_S, answer, open_barrier, serve
+from verified import digest, relative_distance
 
 from samovar import _native
-from samovar.collectives.barrier import dissemination_barrier
-from samovar.collectives.execute import open_channel
-from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.memory import keep_freed_memory
 from samovar.strategies.config import StrategyConfig, parse_bucket
-from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport
 
-TIMEOUT_S = 120.0
+WORLD_SIZE = 2
+TOLERANCE = 1e-3  # of the first update
 
 
 class Shared(Ours):
     """Samovar's worker as one of several."""
 
-    def __init__(self, task: Task, name: str, group: Group, segment: int) -> None:
-        keep_freed_memory()  # as every rank of a run does
-        transport = ShmTransport(segment, group, oversubscribed=False)
+    def __init__(self, task: Task, name: str, transport: ShmTransport, barrier: Callable[[], None]) -> None:
         super().__init__(task, "fp32", transport, sharing_of(name))
-        window = transport.open_window("nothing", 0, 0)
-        plan = dissemination_barrier(group.rank, group.world_size)
-        self._barrier = open_channel("barrier", plan, transport, Region.of(window, 0, 0, np.float32))
+        self._barrier = barrier
 
     def begin(self) -> None:
-        self.drain()
-        self._barrier.run(Deadline.after(TIMEOUT_S))
+        self._barrier()
 
 
 def sharing_of(name: str) -> Sharing:
@@ -59,11 +58,8 @@ def sharing_of(name: str) -> Sharing:
 class Ddp(Theirs):
     """The plain loop under DDP."""
 
-    def __init__(self, task: Task, name: str, group: Group, folder: str) -> None:
+    def __init__(self, task: Task, name: str) -> None:
         super().__init__(task, Ours(task, "fp32"))
-        store = dist.FileStore(str(Path(folder) / "meeting"), group.world_size)
-        timeout = timedelta(seconds=TIMEOUT_S)
-        dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.world_size, timeout=timeout)
         bucket_mb = float(name.partition(":")[2])
         self._net = DistributedDataParallel(self._net, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
 
@@ -71,30 +67,70 @@ class Ddp(Theirs):
         dist.barrier()
 
 
-def open_side(name: str, task: Task, group: Group, place: str) -> Shared | Ddp:
-    return Ddp(task, name, group, place) if name.startswith("ddp") else Shared(task, name, group, int(place))
+class Threaded(Theirs):
+    """The plain loop on so many threads."""
+
+    def __init__(self, task: Task, name: str) -> None:
+        super().__init__(task, Ours(task, "fp32"))
+        self._num_threads = int(name.partition(":")[2])
+
+    def begin(self) -> None:
+        torch.set_num_threads(self._num_threads)
 
 
-def total(side: Side) -> float:
-    return sum(float(weight.double().sum()) for weight in side.weights())
+def tasks_of(job: dict[str, Any]) -> tuple[Task, Task]:
+    """This rank's batch, and all ranks' in one."""
+    tasks = [
+        task_of(Path(job["folder"]), job["batch"], job["channels"], job["size"], seed=rank)
+        for rank in range(WORLD_SIZE)
+    ]
+    batches = [task.batch for task in tasks]
+    whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    return tasks[job["rank"]], Task(tasks[0].folder, whole)
+
+
+def opener_of(job: dict[str, Any]) -> Callable[[str], Side]:
+    """Makes sides by name."""
+    own, whole = tasks_of(job)
+    group = Group(job["rank"], WORLD_SIZE)
+    kind = job["sides"][0].partition(":")[0]
+    if kind == "torch":
+        return partial(Threaded, whole)
+    if kind == "ddp":
+        store = dist.FileStore(str(Path(job["meeting"], "store")), WORLD_SIZE)
+        timeout = timedelta(seconds=TIMEOUT_S)
+        dist.init_process_group("gloo", store=store, rank=group.rank, world_size=WORLD_SIZE, timeout=timeout)
+        return partial(Ddp, own)
+    keep_freed_memory()  # as every rank of a run does
+    transport = ShmTransport(job["segment"], group, oversubscribed=False)
+    barrier = open_barrier(transport)
+    return lambda name: Ours(whole, "fp32") if name == "alone" else Shared(own, name, transport, barrier)
+
+
+def first_update(name: str, side: Side, moves: Path) -> None:
+    """Make it; write it, or compare it with what was written, but for a rank that learns from its own samples alone."""
+    _, found = first_step(side)
+    if name.startswith("torch"):
+        np.savez(moves, *found)
+    elif name != "off":
+        with np.load(moves) as expected:
+            distance = relative_distance(zip(found, expected.values(), strict=True))
+        assert distance < TOLERANCE, f"{name}: the first update differs from torch's by {distance:.2g} of its size"
 
 
 def main() -> None:
-    folder, name = Path(sys.argv[1]), sys.argv[2]
-    rank, world_size, cpu, batch, channels, size = map(int, sys.argv[3:9])
+    job = json.loads(sys.argv[1])
     _native.die_with_parent()
-    os.sched_setaffinity(0, {cpu})
+    os.sched_setaffinity(0, job["cpus"])
     torch.set_num_threads(1)
-    side = open_side(name, task_of(folder, batch, channels, size, seed=rank), Group(rank, world_size), sys.argv[9])
-    print(0.0, flush=True)
-    for line in sys.stdin:
+    opened = opener_of(job)
+    sides = {name: opened(name) for name in job["sides"]}
+    for name, side in sides.items():
         side.begin()
-        started_s = time.perf_counter()
-        for _ in range(int(line)):
-            side.step()
-        print(time.perf_counter() - started_s, flush=True)
-    side.begin()
-    print(repr(total(side)), flush=True)
+        first_update(name, side, Path(job["moves"]))
+    answer("ready")
+    serve(sides)
+    answer({name: digest(side.weights()) for name, side in sides.items()})
 
 
 if __name__ == "__main__":
