@@ -32,20 +32,27 @@ class ExchangeModel:
 def exposed_s(
     lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
 ) -> float:
-    """How long after the end of the backward pass the last exchange ends.
+    """How long after the end of the backward pass the last exchange ends: end_last - h T, as `end_s` has them."""
+    return end_s(lengths, sizes_bytes, backward_s, model) - _finals_s(backward_s, model)[-1]
+
+
+def end_s(
+    lengths: Sequence[int], sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel
+) -> float:
+    """When the last exchange ends, in work that exchanges can have done by then.
 
     Bucket i has the next lengths[i] parameters. T_k is when parameter k's gradient is final, T the end of the backward
-    pass, h the hidden_fraction. In work that exchanges can have done: start_i = max(h T_last(i), end_{i-1}),
-    end_i = start_i + latency_s + bytes_i / bytes_per_s, exposed = end_last - h T.
+    pass, h the hidden_fraction: start_i = max(h T_last(i), end_{i-1}), end_i = start_i + latency_s + bytes_i /
+    bytes_per_s.
     """
     finals_s, bytes_before = _finals_s(backward_s, model), _bytes_before(sizes_bytes)
-    first, end_s = 0, 0.0
+    first, last_s = 0, 0.0
     for length in lengths:
         stop = first + length
         num_bytes = bytes_before[stop] - bytes_before[first]
-        end_s = max(end_s, finals_s[stop]) + (model.latency_s + num_bytes / model.bytes_per_s)
+        last_s = max(last_s, finals_s[stop]) + (model.latency_s + num_bytes / model.bytes_per_s)
         first = stop
-    return end_s - finals_s[-1]
+    return last_s
 
 
 def least_exposed(sizes_bytes: Sequence[int], backward_s: Sequence[float], model: ExchangeModel) -> tuple[int, ...]:

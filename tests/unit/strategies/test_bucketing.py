@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.strategies.bucketing import ExchangeModel, exposed_s, least_exposed
+from samovar.strategies.bucketing import ExchangeModel, end_s, exposed_s, least_exposed
 
 # Sizes and times of nets, zeros included: a weight's gradient is final with its bias's.
 parameters = st.lists(
@@ -54,8 +54,9 @@ def test_it_is_never_worse_than_the_two_extremes(rows: Rows, model: ExchangeMode
 def test_it_is_the_best_of_all_cuts_with_the_fewest_buckets(rows: Rows, model: ExchangeModel) -> None:
     sizes, backward_s = columns(rows)
     lengths = least_exposed(sizes, backward_s, model)
-    costs = [(exposed_s(cut, sizes, backward_s, model), len(cut)) for cut in every_cut(len(rows))]
-    assert (exposed_s(lengths, sizes, backward_s, model), len(lengths)) == min(costs)
+    # Of ends that differ by a rounding, what is exposed may be the same number.
+    costs = [(end_s(cut, sizes, backward_s, model), len(cut)) for cut in every_cut(len(rows))]
+    assert (end_s(lengths, sizes, backward_s, model), len(lengths)) == min(costs)
 
 
 @given(parameters, models)
