@@ -1,6 +1,6 @@
 """What strategies ask of parameters that workers change together, each at its own speed."""
 
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,15 @@ from samovar.transports.base import Array, Pending
 
 # int64 (num_chunks,): how many updates each chunk holds.
 Versions: TypeAlias = npt.NDArray[np.int64]
+
+
+class Push(Pending, Protocol):
+    """An update under way."""
+
+    @property
+    def versions(self) -> Versions:
+        """Each chunk's version with this update in it; once `wait` has returned."""
+        ...
 
 
 class Center(Protocol):
@@ -42,7 +51,7 @@ class Center(Protocol):
         """
         ...
 
-    def accumulate_in_background(self, sequence: int, difference: Array) -> Pending:
+    def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
         """Begin `accumulate`; never waits. The array must not be touched until the wait for it is over."""
         ...
 
@@ -51,4 +60,17 @@ class Center(Protocol):
 
         Returns each chunk's version with this update in it.
         """
+        ...
+
+
+@runtime_checkable
+class CenterWithVelocity(Center, Protocol):
+    """A center whose velocity v, float32 (N,), can be saved and loaded; both while nobody updates it."""
+
+    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
+        """destination = v."""
+        ...
+
+    def write_velocity(self, values: Array, deadline: Deadline) -> None:
+        """v = values."""
         ...

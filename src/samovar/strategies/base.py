@@ -18,12 +18,14 @@ Exchanged: TypeAlias = Literal["gradients", "weights"]
 class Buffers:
     """This rank's flat weights, gradients and solver's histories, float32 (N,) each, in memory of collectives.
 
-    `histories` may be left out where every rank updates every bucket.
+    `histories` may be left out where every rank updates every bucket. The last `num_exact` gradients are none, but
+    counts that come with them: their buckets hold nothing else, and are never compressed.
     """
 
     weights: Region
     gradients: Region
     histories: tuple[Region, ...] = ()
+    num_exact: int = 0
 
 
 class Strategy(Protocol):
@@ -34,7 +36,7 @@ class Strategy(Protocol):
         """What ranks tell each other: gradients before the update, or weights after it."""
         ...
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, /) -> None:
         """Before the first forward pass of a step."""
         ...
 
@@ -57,7 +59,8 @@ class Strategy(Protocol):
     def drain(self) -> None:
         """Complete what is under way, and find what `center` gives; training goes on with the same bits.
 
-        Waits for all ranks, which must all call it after the same step.
+        Waits for all ranks, which must all call it after the same step; where workers share a center for nobody,
+        unless the strategy says so.
         """
         ...
 

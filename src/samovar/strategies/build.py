@@ -1,20 +1,30 @@
 """Strategies by name."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from samovar.collectives.engine import Collectives, WindowCollectives
+from samovar.collectives.codecs import Codec
+from samovar.collectives.engine import Collectives, PlannedCollectives, WindowCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
+from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
+from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.broadcast_easgd import BroadcastEasgd
-from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import resolved
+from samovar.strategies.center_steps import CenterSeat, CenterSteps, Rate
+from samovar.strategies.compressed import CompressedSync, encoded_buckets
+from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.defaults import default_moving_rate, resolved
 from samovar.strategies.diloco import DiLoCo, Outer
+from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.owned import OwnedSync, spread_owners
-from samovar.strategies.sync import Sync
+from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.sync_easgd import Elastic, SyncEasgd
+from samovar.strategies.trial import Trial, Witness
+from samovar.transports.base import MappedWindow, Region
 
 
 def build_strategy(
@@ -23,16 +33,53 @@ def build_strategy(
     buckets: Sequence[Bucket],
     buffers: Buffers,
     deadline: Callable[[], Deadline],
+    seat: CenterSeat | None = None,
+    witness: Witness | None = None,
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
 
-    Raises InputError where the settings do not fit the number of workers.
+    `seat` is this worker's at the center, where `config.needs_center`; `witness` is told what the strategy finds out
+    while it runs. Raises InputError where the settings do not fit the number of workers.
     """
+    if config.needs_center:
+        if seat is None:
+            raise InputError(f"{config.name}: needs a center that workers share, and here is none; choose sync-easgd")
+        return _at_center(config, collectives, buckets, buffers, deadline, seat)
     config = resolved(config, collectives.group.world_size)
     if config.has_owners:
         return _with_owners(config, collectives, buckets, buffers, deadline)
     if config.name == "sync":
-        return Sync(collectives, buckets, buffers.gradients, config.overlap == "backward", deadline)
+        return _sync(config, collectives, buckets, buffers, deadline, witness or Witness())
+    return _with_local_steps(config, collectives, buckets, buffers, deadline)
+
+
+def _sync(
+    config: StrategyConfig,
+    collectives: Collectives,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    deadline: Callable[[], Deadline],
+    witness: Witness,
+) -> Sync:
+    """One worker sends nothing, and compresses nothing."""
+    world_size = collectives.group.world_size
+    when = (world_size, config.overlap == "backward", deadline)
+    compresses, is_always = config.codec is not None and world_size > 1, config.always_compresses
+    plain = [] if compresses and is_always else sum_channels(collectives, buckets, buffers.gradients)
+    if config.codec is None or not compresses:
+        return Sync(plain, *when)
+    encoded = encoded_buckets(collectives, buckets, buffers, Codec(config.codec))
+    trial = Trial(collectives, f"--compress {config.codec}", is_always, deadline, witness)
+    return CompressedSync(plain, encoded, config.codec, trial, *when)
+
+
+def _with_local_steps(
+    config: StrategyConfig,
+    collectives: Collectives,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    deadline: Callable[[], Deadline],
+) -> Strategy:
     assert config.sync_period_steps is not None
     local = (collectives, buckets, buffers.weights, config.sync_period_steps)
     match config.name:
@@ -48,6 +95,69 @@ def build_strategy(
         return BroadcastEasgd(*local, config.moving_rate, deadline)
     assert config.overlap is not None
     return SyncEasgd(*local, Elastic(config.moving_rate, config.overlap), deadline)
+
+
+def _at_center(
+    config: StrategyConfig,
+    collectives: Collectives,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    deadline: Callable[[], Deadline],
+    seat: CenterSeat,
+) -> CenterSteps:
+    num_workers = seat.num_workers or collectives.group.world_size
+    config = resolved(config, num_workers)
+    assert config.sync_period_steps is not None
+    place = (seat, buckets, buffers.weights, config.sync_period_steps, deadline)
+    if config.moving_rate is None:
+        return _plain(config, place)
+    rate = _rate(config, num_workers)
+    match config.name:
+        case "shm-easgd":
+            return ShmEasgd(*place, rate, bool(config.read_first), config.max_staleness_steps)
+        case "hybrid-easgd":
+            group = _group(config, collectives, buffers)
+            pushing = (rate, group, bool(config.read_first), config.max_staleness_steps)
+            return HybridEasgd(seat, buckets, buffers, config.sync_period_steps, deadline, *pushing)
+        case "round-robin-easgd":
+            ring = _planned(config, collectives).transport.open_window("turns", 0, 1)
+            return RoundRobinEasgd(*place, rate, ring, collectives.group)
+    return {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}[config.name](
+        *place, rate
+    )
+
+
+def _plain(
+    config: StrategyConfig, place: tuple[CenterSeat, Sequence[Bucket], Region, int, Callable[[], Deadline]]
+) -> AsyncSgd:
+    if config.name == "async-msgd":
+        assert config.center_momentum is not None
+        return AsyncMsgd(*place, config.max_staleness_steps, config.center_momentum)
+    return {"async-sgd": AsyncSgd, "hogwild-sgd": HogwildSgd}[config.name](*place, config.max_staleness_steps)
+
+
+def _rate(config: StrategyConfig, num_workers: int) -> Rate:
+    """A moving rate that is the default follows the number of workers."""
+    assert config.moving_rate is not None
+    is_default = config.moving_rate == default_moving_rate(config, num_workers)
+    return Rate(config.moving_rate, partial(default_moving_rate, config) if is_default else None)
+
+
+def _group(config: StrategyConfig, collectives: Collectives, buffers: Buffers) -> GroupCollectives:
+    """Where memory is mapped a group adds up in place."""
+    assert config.group_size is not None
+    best = "direct" if isinstance(buffers.gradients.window, MappedWindow) else "tree"
+    name = best if config.collective == AUTO else config.collective
+    return GroupCollectives(_planned(config, collectives), config.group_size, name)
+
+
+def _planned(config: StrategyConfig, collectives: Collectives) -> PlannedCollectives:
+    if not isinstance(collectives, PlannedCollectives):
+        raise InputError(
+            f"{config.name}: needs windows that every rank can write to, and between hosts there are none yet; "
+            "choose async-easgd or shm-easgd"
+        )
+    return collectives
 
 
 def _with_owners(

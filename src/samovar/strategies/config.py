@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from samovar.collectives.codecs import CODECS
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
 
@@ -10,14 +11,26 @@ AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 VARIANTS = ("reduce", "broadcast")
 OWNERS = ("spread", "root")
+NONE = "none"
+COMPRESSIONS = (NONE, *CODECS)
 
 # What may be set beside the collective, and what --overlap may be, strategy by strategy.
 _SETTINGS: dict[str, tuple[str, ...]] = {
-    "sync": ("bucket_size_bytes", "overlap", "owner"),
+    "sync": ("bucket_size_bytes", "overlap", "owner", "compress"),
     "local-sgd": ("sync_period_steps",),
     "diloco": ("sync_period_steps", "outer_rate", "outer_momentum"),
     "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant"),
+    "async-sgd": ("sync_period_steps", "max_staleness_steps"),
+    "async-msgd": ("sync_period_steps", "max_staleness_steps", "center_momentum"),
+    "hogwild-sgd": ("sync_period_steps", "max_staleness_steps"),
+    "round-robin-easgd": ("sync_period_steps", "moving_rate"),
+    "async-easgd": ("sync_period_steps", "moving_rate"),
+    "async-measgd": ("sync_period_steps", "moving_rate"),
+    "hogwild-easgd": ("sync_period_steps", "moving_rate"),
+    "shm-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first"),
+    "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size"),
 }
+_AT_A_CENTER = tuple(name for name in _SETTINGS if name not in ("sync", "local-sgd", "diloco", "sync-easgd"))
 _OVERLAPS = {"sync": ("none", "backward", "full"), "sync-easgd": ("none", "step", "period")}
 _FLAGS = {
     "bucket_size_bytes": "--bucket",
@@ -28,6 +41,11 @@ _FLAGS = {
     "variant": "--variant",
     "outer_rate": "--outer-rate",
     "outer_momentum": "--outer-momentum",
+    "max_staleness_steps": "--max-staleness",
+    "group_size": "--group-size",
+    "read_first": "--read-first",
+    "center_momentum": "--center-momentum",
+    "compress": "--compress",
 }
 STRATEGIES = tuple(_SETTINGS)
 
@@ -51,6 +69,12 @@ class StrategyConfig:
     outer_momentum: float | None = None
     owner: str | None = None
     automatic_buckets: bool = False
+    max_staleness_steps: int | None = None
+    group_size: int | None = None
+    read_first: bool | None = None
+    center_momentum: float | None = None
+    compress: str | None = None
+    always_compresses: bool = False
 
     def __post_init__(self) -> None:
         _require_choice("--strategy", self.name, STRATEGIES)
@@ -63,9 +87,19 @@ class StrategyConfig:
             raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
         _require_between("--moving-rate", self.moving_rate, 0.0, 1.0)
         _require_between("--outer-rate", self.outer_rate, 0.0, math.inf)
-        if self.outer_momentum is not None and not 0 <= self.outer_momentum < 1:
-            raise InputError(f"--outer-momentum: got {self.outer_momentum}; give at least 0 and less than 1")
+        _require_momentum("--outer-momentum", self.outer_momentum)
+        _require_momentum("--center-momentum", self.center_momentum)
+        if self.max_staleness_steps is not None and self.max_staleness_steps < 0:
+            raise InputError(f"--max-staleness: got {self.max_staleness_steps} steps; give at least 0")
+        if self.group_size is not None and self.group_size < 1:
+            raise InputError(f"--group-size: got {self.group_size} workers; give at least 1")
         self._check_overlap()
+        self._check_compression()
+
+    @property
+    def codec(self) -> str | None:
+        """How gradients are compressed; None where they are not."""
+        return None if self.compress == NONE else self.compress
 
     @property
     def exchanges_weights(self) -> bool:
@@ -77,6 +111,21 @@ class StrategyConfig:
         """Whether each bucket is updated by one rank alone."""
         return self.overlap == "full"
 
+    @property
+    def needs_center(self) -> bool:
+        """Whether workers share a center that lies in one place, each at its own speed."""
+        return self.name in _AT_A_CENTER
+
+    @property
+    def center_has_locks(self) -> bool:
+        """Whether updates of the center wait for each other."""
+        return not self.name.startswith("hogwild-")
+
+    @property
+    def center_has_velocity(self) -> bool:
+        """Whether the center keeps a momentum of its own."""
+        return self.name == "async-msgd"
+
     def _refuse_what_belongs_to_others(self) -> None:
         for name, flag in _FLAGS.items():
             if getattr(self, name) is not None and name not in _SETTINGS[self.name]:
@@ -84,6 +133,17 @@ class StrategyConfig:
                 raise InputError(
                     f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
                 )
+
+    def _check_compression(self) -> None:
+        if self.compress is not None:
+            _require_choice("--compress", self.compress, COMPRESSIONS)
+        if self.always_compresses and self.codec is None:
+            raise InputError("--compress-always: there is nothing to compress; give --compress too, or leave it out")
+        if self.codec is not None and self.has_owners:
+            raise InputError(
+                f"--compress {self.compress}: with --overlap full owners send weights, which are never compressed; "
+                "choose --overlap backward or none, or leave --compress out"
+            )
 
     def _check_overlap(self) -> None:
         if self.overlap is not None:
@@ -120,6 +180,11 @@ def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
 def _require_choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
+
+
+def _require_momentum(flag: str, value: float | None) -> None:
+    if value is not None and not 0 <= value < 1:
+        raise InputError(f"{flag}: got {value}; give at least 0 and less than 1")
 
 
 def _require_between(flag: str, value: float | None, above: float, most: float) -> None:

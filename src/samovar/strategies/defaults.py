@@ -1,24 +1,31 @@
 """A strategy's defaults for a number of workers, and what to tell the user about its settings."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
 from samovar.strategies.config import OWNERS, StrategyConfig
 
-SYNC_PERIOD_STEPS = {"local-sgd": 8, "diloco": 50, "sync-easgd": 8}
+# Pushing strategies move at half the rate of the other elastic ones, and twice as often.
+SYNC_PERIOD_STEPS = {"diloco": 50, "async-sgd": 1, "async-msgd": 1, "hogwild-sgd": 1, "shm-easgd": 4, "hybrid-easgd": 4}
+OTHERS_PERIOD_STEPS = 8
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo's paper
+WORKERS_MOMENTUM = 0.9  # of a solver that says nothing
+PUSHING = ("shm-easgd", "hybrid-easgd")
+MOST_OF_A_GROUP = 4  # the GPUs of a ShmCaffe node
 
 
 def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     """`config` with every setting of its strategy given; resolving twice changes nothing.
 
-    Raises InputError where the moving rate a makes elastic averaging diverge: with P workers the distance between
-    the center and the workers' mean is multiplied by 1 - a (P + 1) at every exchange.
+    Raises InputError where the moving rate a makes elastic averaging diverge (with P workers in step the distance
+    between the center and the workers' mean is multiplied by 1 - a (P + 1) at every exchange, with one at a time the
+    distance between center and worker by 1 - 2a), and where groups do not come out even.
     """
     if not config.exchanges_weights:
         overlap = config.overlap or ("none" if config.bucket_size_bytes is None else "backward")
         return replace(config, overlap=overlap, owner=(config.owner or OWNERS[0]) if overlap == "full" else None)
-    config = replace(config, sync_period_steps=config.sync_period_steps or SYNC_PERIOD_STEPS[config.name])
+    period = config.sync_period_steps or SYNC_PERIOD_STEPS.get(config.name, OTHERS_PERIOD_STEPS)
+    config = replace(config, sync_period_steps=period)
     match config.name:
         case "diloco":
             return replace(
@@ -28,18 +35,63 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
             )
         case "sync-easgd":
             return _resolved_elastic(config, world_size)
-    return config
+        case "local-sgd" | "async-sgd" | "hogwild-sgd":
+            return config
+        case "async-msgd":
+            default = default_center_momentum(WORKERS_MOMENTUM, world_size)
+            return replace(
+                config, center_momentum=default if config.center_momentum is None else config.center_momentum
+            )
+    return _resolved_at_a_center(config, world_size)
 
 
 def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
     """What may go wrong with a resolved `config`, a sentence each."""
     rate = config.moving_rate
-    if rate is None or rate * world_size <= 1:
+    if rate is None:
         return ()
-    return (
-        f"--moving-rate {rate:g} with {world_size} workers moves the center past the workers' mean, to and fro; "
-        f"up to {1 / world_size:.4g} it does not (default {_moving_rate(world_size):.4g})",
-    )
+    default = default_moving_rate(config, world_size)
+    if config.name in PUSHING:
+        limit = 2 / (num_pushers(config, world_size) + 1)
+        is_swinging = rate >= limit
+        consequence = "diverges where all read the center before any has pushed"
+        words = f"under {limit:.4g} it does not"
+    elif config.needs_center:
+        is_swinging = rate > 0.5
+        consequence = "takes a worker and the center past each other at every exchange"
+        words = "up to 0.5 it does not"
+    else:
+        is_swinging = rate * world_size > 1
+        consequence = "moves the center past the workers' mean, to and fro"
+        words = f"up to {1 / world_size:.4g} it does not"
+    sentence = f"--moving-rate {rate:g} with {world_size} workers {consequence}; {words} (default {default:.4g})"
+    return (sentence,) if is_swinging else ()
+
+
+def default_moving_rate(config: StrategyConfig, world_size: int) -> float:
+    """In step 0.9 / (P + 1); one at a time 0.9 / P, at most 0.5; pushed 0.5 / P, of P groups where there are groups.
+
+    In step the center and the workers' mean then close nine tenths of their distance at an exchange.
+    """
+    if config.name == "sync-easgd":
+        return 0.9 / (world_size + 1)
+    if config.name in PUSHING:
+        return 0.5 / num_pushers(config, world_size)
+    return min(0.9 / world_size, 0.5)
+
+
+def default_center_momentum(momentum: float, world_size: int) -> float:
+    """max(0, 1 - P (1 - mu)): with P times as many steps the center then moves as fast as one worker with mu.
+
+    The total rate P eta / (1 - mu_c) is that worker's, eta / (1 - mu). Asynchrony acts like momentum by itself
+    (Mitliagkas, Zhang, Hadjis and Re, 2016).
+    """
+    return max(0.0, round(1.0 - world_size * (1.0 - momentum), 6))
+
+
+def num_pushers(config: StrategyConfig, world_size: int) -> int:
+    """How many change the center: workers, or groups of them."""
+    return max(1, world_size // (config.group_size or 1))
 
 
 def described(config: StrategyConfig) -> str:
@@ -51,27 +103,100 @@ def described(config: StrategyConfig) -> str:
         )
     if config.moving_rate is not None:
         parts.append(f"moving rate {config.moving_rate:.4g}")
+    if config.group_size is not None:
+        parts.append(f"groups of {config.group_size}")
+    if config.center_momentum is not None:
+        parts.append(f"momentum {config.center_momentum:g} at the center")
+    if config.max_staleness_steps is not None:
+        parts.append(f"staleness up to {config.max_staleness_steps} steps")
+    if config.read_first:
+        parts.append("the center read before the push is awaited")
     if config.outer_rate is not None:
         parts.append(f"outer rate {config.outer_rate:g}, outer momentum {config.outer_momentum:g}")
     if config.overlap is not None:
         parts.append(f"overlap {config.overlap}")
     if config.variant is not None:
         parts.append(f"variant {config.variant}")
+    parts += _compression(config)
     return f"{config.name}: {', '.join(parts)}"
 
 
+def _compression(config: StrategyConfig) -> list[str]:
+    if config.codec is None:
+        return []
+    return [f"gradients as {config.codec}" + ("" if config.always_compresses else " where it helps")]
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumShares:
+    """Who keeps momentum: the center as `config` says, a worker's solver with `worker`; `notices` for the user.
+
+    `refusal` is for an optimizer whose momentum is not `worker` and cannot be changed.
+    """
+
+    config: StrategyConfig
+    worker: float
+    notices: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 1) -> MomentumShares:
+    """What becomes of the `momentum` of a solver; 0 is none. Call before `resolved`, which knows a default only.
+
+    Where the center sums up steps these are plain ones: a worker's velocity would go on from where the center no longer
+    is.
+    Raises InputError where the strategy is named for a momentum that is not there.
+    """
+    if config.name == "async-measgd" and momentum == 0:
+        raise InputError("async-measgd: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
+    if config.name not in ("async-sgd", "async-msgd", "hogwild-sgd"):
+        return MomentumShares(config, momentum)
+    refusal = (
+        f"{config.name}: the optimizer has momentum {momentum:g}, which workers must not have where the center adds "
+        "up their steps; make it with momentum=0"
+    )
+    if config.name == "async-msgd":
+        if config.center_momentum is None and momentum:
+            config = replace(config, center_momentum=default_center_momentum(momentum, num_workers))
+        return MomentumShares(config, 0.0, refusal=f"{refusal}, and give center_momentum")
+    notice = f"{config.name}: the solver's momentum {momentum:g} is off; choose async-msgd to have it at the center"
+    return MomentumShares(config, 0.0, (notice,) if momentum else (), refusal)
+
+
+def _resolved_at_a_center(config: StrategyConfig, world_size: int) -> StrategyConfig:
+    if config.name in PUSHING:
+        config = replace(config, read_first=bool(config.read_first))
+    if config.name == "hybrid-easgd":
+        config = replace(config, group_size=config.group_size or _group_size(world_size))
+        assert config.group_size is not None
+        if world_size % config.group_size:
+            raise InputError(
+                f"--group-size {config.group_size}: {world_size} workers are no whole number of such groups; "
+                f"give a divisor of {world_size} (default {_group_size(world_size)})"
+            )
+    default = default_moving_rate(config, world_size)
+    rate = default if config.moving_rate is None else config.moving_rate
+    if rate >= 1:
+        raise InputError(
+            f"--moving-rate: got {rate:g}, with which a worker and the center change places at every exchange; "
+            f"give less than 1 (default {default:.4g})"
+        )
+    return replace(config, moving_rate=rate)
+
+
+def _group_size(world_size: int) -> int:
+    """The largest that divides the workers, up to 4 and to half of them; 1 where there is none."""
+    sizes = range(1, min(MOST_OF_A_GROUP, world_size // 2) + 1)
+    return max((size for size in sizes if world_size % size == 0), default=1)
+
+
 def _resolved_elastic(config: StrategyConfig, world_size: int) -> StrategyConfig:
-    rate = _moving_rate(world_size) if config.moving_rate is None else config.moving_rate
+    rate = default_moving_rate(config, world_size) if config.moving_rate is None else config.moving_rate
     if rate * (world_size + 1) >= 2:
         raise InputError(
             f"--moving-rate: got {rate:g}, with which {world_size} workers and their center move apart; give less than "
-            f"{2 / (world_size + 1):.4g} (default {_moving_rate(world_size):.4g})"
+            f"{2 / (world_size + 1):.4g} (default {default_moving_rate(config, world_size):.4g})"
         )
     variant = config.variant or "reduce"
     overlap = config.overlap or ("period" if variant == "reduce" else "none")
     return replace(config, moving_rate=rate, overlap=overlap, variant=variant)
-
-
-def _moving_rate(world_size: int) -> float:
-    """0.9 / (P + 1): the center and the workers' mean close nine tenths of their distance at an exchange."""
-    return 0.9 / (world_size + 1)

@@ -1,13 +1,25 @@
 """Synchronous SGD: every worker applies the mean of all gradients."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from samovar.collectives.engine import Collectives
+from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Update
 from samovar.strategies.gradients import EqualWeights
 from samovar.transports.base import Region
+
+Channels: TypeAlias = Sequence[tuple[Bucket, PlanRunner]]
+
+
+def sum_channels(collectives: Collectives, buckets: Sequence[Bucket], gradients: Region) -> Channels:
+    """An all-reduce for each bucket."""
+    return [
+        (bucket, collectives.all_reduce(f"bucket {bucket.index}", gradients.part(bucket.start, bucket.stop)))
+        for bucket in buckets
+    ]
 
 
 class Sync(EqualWeights):
@@ -21,23 +33,12 @@ class Sync(EqualWeights):
     """
 
     def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        gradients: Region,
-        overlaps_backward: bool,
-        deadline: Callable[[], Deadline],
+        self, channels: Channels, world_size: int, overlaps_backward: bool, deadline: Callable[[], Deadline]
     ) -> None:
-        self._channels = [
-            (
-                bucket,
-                collectives.all_reduce(f"bucket {bucket.index}", gradients.part(bucket.start, bucket.stop)),
-            )
-            for bucket in buckets
-        ]
+        self._channels = channels
         # One bucket is final when backward ends: nothing is left to hide its exchange behind.
-        self._in_background = overlaps_backward and len(self._channels) > 1
-        self._gradient_scale = 1.0 / collectives.group.world_size
+        self._in_background = overlaps_backward and len(channels) > 1
+        self._gradient_scale = 1.0 / world_size
         self._deadline = deadline
         self._final: set[int] = set()
         self._num_started = 0

@@ -9,7 +9,7 @@ import pytest
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.strategies.config import STRATEGIES, StrategyConfig
-from samovar.strategies.defaults import described, resolved, warnings
+from samovar.strategies.defaults import described, resolved, shared_momentum, warnings
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,14 @@ from samovar.strategies.defaults import described, resolved, warnings
         ({"name": "diloco", "outer_rate": -1.0}, "--outer-rate: got -1.0; give more than 0$"),
         ({"name": "diloco", "outer_rate": float("inf")}, "--outer-rate: got inf"),
         ({"name": "diloco", "outer_momentum": 1.0}, "--outer-momentum: got 1.0; give at least 0 and less than 1"),
+        ({"name": "async-msgd", "center_momentum": -0.1}, "--center-momentum: got -0.1; give at least 0 and less"),
+        ({"name": "async-sgd", "center_momentum": 0.9}, "--center-momentum is no setting of .* choose async-msgd$"),
+        ({"name": "async-sgd", "moving_rate": 0.1}, "--moving-rate is no setting of --strategy async-sgd"),
+        ({"name": "shm-easgd", "max_staleness_steps": -1}, "--max-staleness: got -1 steps; give at least 0"),
+        ({"name": "async-easgd", "max_staleness_steps": 3}, "--max-staleness is no setting of --strategy async-easgd"),
+        ({"name": "hybrid-easgd", "group_size": 0}, "--group-size: got 0 workers; give at least 1"),
+        ({"name": "shm-easgd", "group_size": 2}, "--group-size is no setting of .* or choose hybrid-easgd$"),
+        ({"name": "sync-easgd", "read_first": True}, "--read-first is no setting of .* choose shm-easgd or hybrid"),
     ],
 )
 def test_refusals_are_one_sentence(settings: dict[str, Any], message: str) -> None:
@@ -58,6 +66,15 @@ def test_defaults_and_their_words() -> None:
         "local-sgd: an exchange every 8 steps",
         "diloco: an exchange every 50 steps, outer rate 0.7, outer momentum 0.9",
         "sync-easgd: an exchange every 8 steps, moving rate 0.18, overlap period, variant reduce",
+        "async-sgd: an exchange every step",
+        "async-msgd: an exchange every step, momentum 0.6 at the center",
+        "hogwild-sgd: an exchange every step",
+        "round-robin-easgd: an exchange every 8 steps, moving rate 0.225",
+        "async-easgd: an exchange every 8 steps, moving rate 0.225",
+        "async-measgd: an exchange every 8 steps, moving rate 0.225",
+        "hogwild-easgd: an exchange every 8 steps, moving rate 0.225",
+        "shm-easgd: an exchange every 4 steps, moving rate 0.125",
+        "hybrid-easgd: an exchange every 4 steps, moving rate 0.25, groups of 2",
     ]
     assert resolved(StrategyConfig("sync", bucket_size_bytes=64), 4).overlap == "backward"
     assert resolved(StrategyConfig("sync-easgd", variant="broadcast"), 4).overlap == "none"
@@ -75,6 +92,69 @@ def test_a_moving_rate_that_diverges_is_refused_and_one_that_swings_is_warned_of
     (sentence,) = warnings(resolved(config(0.3), 4), 4)
     assert sentence.startswith("--moving-rate 0.3 with 4 workers moves the center past the workers' mean")
     assert "up to 0.25 it does not" in sentence
+
+
+@pytest.mark.parametrize(
+    ("world_size", "alone", "pushed", "group_size"),
+    [(1, 0.5, 0.5, 1), (2, 0.45, 0.25, 1), (6, 0.15, 0.5 / 6, 3), (8, 0.1125, 0.0625, 4), (16, 0.05625, 0.03125, 4)],
+)
+def test_moving_rates_and_groups_of_a_number_of_workers(
+    world_size: int, alone: float, pushed: float, group_size: int
+) -> None:
+    for name in ("round-robin-easgd", "async-easgd", "async-measgd", "hogwild-easgd"):
+        assert resolved(StrategyConfig(name), world_size).moving_rate == pytest.approx(alone)
+    assert resolved(StrategyConfig("shm-easgd"), world_size).moving_rate == pytest.approx(pushed)
+    hybrid = resolved(StrategyConfig("hybrid-easgd"), world_size)
+    assert hybrid.group_size == group_size
+    assert hybrid.moving_rate == pytest.approx(0.5 / (world_size // group_size))
+
+
+def test_what_is_refused_and_warned_of_at_a_center() -> None:
+    with pytest.raises(InputError, match=r"--moving-rate: got 1, .* change places .* less than 1 \(default 0\.225"):
+        resolved(StrategyConfig("async-easgd", moving_rate=1.0), 4)
+    with pytest.raises(InputError, match=r"--group-size 3: 8 workers are no whole number .* of 8 \(default 4\)"):
+        resolved(StrategyConfig("hybrid-easgd", group_size=3), 8)
+    (sentence,) = warnings(resolved(StrategyConfig("async-easgd", moving_rate=0.6), 2), 2)
+    assert sentence.startswith("--moving-rate 0.6 with 2 workers takes a worker and the center past each other")
+    papers = StrategyConfig("shm-easgd", moving_rate=0.2)
+    assert warnings(resolved(papers, 8), 8) == ()
+    (sentence,) = warnings(resolved(papers, 16), 16)
+    assert "diverges where all read the center before any has pushed; under 0.1176 it does not" in sentence
+    in_groups = StrategyConfig("hybrid-easgd", moving_rate=0.2, group_size=4)
+    assert warnings(resolved(in_groups, 16), 16) == ()
+
+
+def test_momentum_belongs_to_the_worker_or_to_the_center() -> None:
+    for name in ("sync", "async-easgd", "async-measgd", "shm-easgd"):
+        assert shared_momentum(StrategyConfig(name), 0.9).worker == 0.9
+    for name in ("async-sgd", "hogwild-sgd"):
+        shares = shared_momentum(StrategyConfig(name), 0.9)
+        assert shares.worker == 0.0
+        assert shares.notices == (
+            f"{name}: the solver's momentum 0.9 is off; choose async-msgd to have it at the center",
+        )
+        assert shared_momentum(StrategyConfig(name), 0.0).notices == ()
+        assert "make it with momentum=0" in shares.refusal
+    shares = shared_momentum(StrategyConfig("async-msgd"), 0.95)
+    assert (shares.worker, shares.config.center_momentum, shares.notices) == (0.0, 0.95, ())
+    assert shared_momentum(StrategyConfig("async-msgd", center_momentum=0.5), 0.95).config.center_momentum == 0.5
+    assert resolved(shared_momentum(StrategyConfig("async-msgd"), 0.0).config, 2).center_momentum == 0.8
+    for num_workers, momentum in ((1, 0.95), (4, 0.8), (20, 0.0), (64, 0.0)):
+        assert shared_momentum(StrategyConfig("async-msgd"), 0.95, num_workers).config.center_momentum == momentum
+    with pytest.raises(InputError, match="async-measgd: the solver has no momentum; give it one"):
+        shared_momentum(StrategyConfig("async-measgd"), 0.0)
+
+
+def test_which_strategies_need_what_of_a_center() -> None:
+    configs = [StrategyConfig(name) for name in STRATEGIES]
+    assert [config.name for config in configs if not config.needs_center] == [
+        "sync",
+        "local-sgd",
+        "diloco",
+        "sync-easgd",
+    ]
+    assert [config.name for config in configs if not config.center_has_locks] == ["hogwild-sgd", "hogwild-easgd"]
+    assert [config.name for config in configs if config.center_has_velocity] == ["async-msgd"]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -1,0 +1,182 @@
+"""What strategies have in common whose workers share a center, each at its own speed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from samovar.box.base import Center, Versions
+from samovar.core.clock import Deadline
+from samovar.core.layout import Bucket
+from samovar.core.stateful import State, StateValue
+from samovar.strategies.base import Exchanged, Update
+from samovar.strategies.local_steps import take_array
+from samovar.strategies.staleness import Staleness
+from samovar.transports.base import Array, Region
+
+
+@dataclass(frozen=True, slots=True)
+class CenterSeat:
+    """This worker's access to the center, the same for one life of the worker.
+
+    The first worker gives the center its weights, or a snapshot's; the caller has the others wait for that. Of
+    `num_workers` in all; None: those of the group.
+    """
+
+    center: Center
+    is_first: bool
+    num_workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The moving rate: the default for a number of workers, or what the user gave."""
+
+    value: float
+    default_for: Callable[[int], float] | None = None
+
+
+class CenterSteps:
+    """Every worker updates its own x_i; after every `sync_period_steps`-th step of its own: `_exchange` with c.
+
+    Nobody waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c from
+    1, over the life of this object. Evaluated and saved: c, read anew where it is asked for.
+    """
+
+    def __init__(
+        self,
+        seat: CenterSeat,
+        buckets: Sequence[Bucket],
+        weights: Region,
+        sync_period_steps: int,
+        deadline: Callable[[], Deadline],
+    ) -> None:
+        self.staleness = Staleness()
+        self._center = seat.center
+        self._is_first = seat.is_first
+        self._buckets = buckets
+        self._weights = weights.array
+        self._sync_period_steps = sync_period_steps
+        self._deadline = deadline
+        self._sequence = 0
+        self._seen: Versions | None = None  # the center's versions when this worker last saw it
+        self._copy = np.empty_like(self._weights)  # of c, as it was last read
+        self._notices: list[str] = []
+        if self._is_first:
+            self._center.write(self._weights, deadline())
+
+    @property
+    def exchanges(self) -> Exchanged:
+        return "weights"
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of this worker's that the center has, or that are on their way there."""
+        return self._sequence
+
+    @property
+    def moving_rate(self) -> float:
+        """The one in use; 0 where the rule has none."""
+        return 0.0
+
+    def resize(self, num_workers: int) -> None:
+        """So many workers share the center from now on: a default moving rate follows, a given one stays."""
+
+    def take_notices(self) -> tuple[str, ...]:
+        """What the user should know, said since the last call."""
+        notices, self._notices = tuple(self._notices), []
+        return notices
+
+    def begin_step(self, step: int) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def before_forward(self, bucket: Bucket) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        """Nothing: gradients stay here."""
+
+    def gather_histories(self) -> None:
+        """Nothing: every worker's solver is its own."""
+
+    def exchanges_at(self, _step: int) -> bool:
+        """Never: no other worker's step is waited for."""
+        return False
+
+    def is_due(self, step: int) -> bool:
+        """Whether the step ends with an exchange with the center."""
+        return (step + 1) % self._sync_period_steps == 0
+
+    def finish_step(self, step: int, update: Update) -> None:
+        for bucket in self._buckets:
+            update(bucket, 1.0)
+        if self.is_due(step):
+            self._exchange()
+
+    def drain(self) -> None:
+        """Nothing: no update outlives its step."""
+
+    def adopt_center(self) -> None:
+        """x = c: a worker that joins starts from what the others have learned."""
+        self.drain()
+        self._seen = self._center.read(self._weights, self._deadline())
+
+    def center(self) -> Array | None:
+        """c as it is now, with all updates of this worker's after `drain`."""
+        self._center.read(self._copy, self._deadline())
+        return self._copy
+
+    def state_dict(self) -> State:
+        """c, on the first worker alone."""
+        self.drain()
+        center = self.center() if self._is_first else None
+        return {} if center is None else {"center": center.copy()}
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """On the first worker: c = the state's, or these weights. The others must not go on before."""
+        self.drain()
+        if self._is_first:
+            if state:
+                take_array(state, "center", self._copy)
+            else:
+                self._copy[:] = self._weights
+            self._center.write(self._copy, self._deadline())
+
+    def _exchange(self) -> None:
+        """This worker has made its steps and meets the center."""
+        raise NotImplementedError
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _note_update(self, updated: Versions) -> None:
+        """An update with which the chunks have these versions; this worker has seen the center with it."""
+        if self._seen is not None:
+            self.staleness.note(self._seen, updated)
+        self._seen = updated
+
+
+class ElasticSteps(CenterSteps):
+    """A worker and the center pull at each other: d = alpha (x - c)."""
+
+    def __init__(
+        self,
+        seat: CenterSeat,
+        buckets: Sequence[Bucket],
+        weights: Region,
+        sync_period_steps: int,
+        deadline: Callable[[], Deadline],
+        rate: Rate,
+    ) -> None:
+        super().__init__(seat, buckets, weights, sync_period_steps, deadline)
+        self._rate = rate.value
+        self._default_rate_for = rate.default_for
+
+    @property
+    def moving_rate(self) -> float:
+        return self._rate
+
+    def resize(self, num_workers: int) -> None:
+        if self._default_rate_for is not None:
+            self._rate = self._default_rate_for(num_workers)

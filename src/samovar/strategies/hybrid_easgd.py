@@ -1,0 +1,86 @@
+"""Groups that train in step, and elastic averaging through shared memory between them."""
+
+from collections.abc import Callable, Sequence
+
+from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.execute import PlanRunner
+from samovar.collectives.nested import renumbered
+from samovar.collectives.plan import Plan
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.core.layout import Bucket
+from samovar.strategies.base import Buffers, Update
+from samovar.strategies.center_steps import CenterSeat, Rate
+from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.strategies.sync import Sync, sum_channels
+from samovar.transports.base import Region
+
+
+class GroupCollectives(PlannedCollectives):
+    """Collectives among the ranks kG ... kG + G - 1 to which this one belongs, for all such groups at once."""
+
+    def __init__(self, whole: PlannedCollectives, group_size: int, all_reduce_name: str) -> None:
+        super().__init__(whole.transport, lambda _num_bytes: all_reduce_name)
+        self._whole = whole
+        first = whole.group.rank // group_size * group_size
+        self._ranks = range(first, first + group_size)
+
+    @property
+    def group(self) -> Group:
+        return Group(self._whole.group.rank - self._ranks.start, len(self._ranks))
+
+    def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
+        return self._whole.planned(name, renumbered(plan, self._ranks), buffer)
+
+
+class HybridEasgd(ShmEasgd):
+    """ShmCaffe-H: G workers are a group. g = (1/G) sum of the group's g_i; every worker of it makes the same step.
+
+    Every `sync_period_steps` steps the group's first worker does what `ShmEasgd` says for all of them, and sends
+    its weights x - d to the others before their next step. So a group's weights are always the same bits. P
+    counts groups: the center sees that many workers. Each step waits for the group, no group for another.
+
+    Cost: `Sync`'s in a group at each step; `ShmEasgd`'s between groups, so its traffic divided by G; a broadcast of N
+    floats in the group per exchange.
+
+    Source: Ahn et al. 2018 (ShmCaffe): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
+    """
+
+    def __init__(
+        self,
+        seat: CenterSeat,
+        buckets: Sequence[Bucket],
+        buffers: Buffers,
+        sync_period_steps: int,
+        deadline: Callable[[], Deadline],
+        rate: Rate,
+        group: GroupCollectives,
+        reads_first: bool = False,
+        max_staleness_steps: int | None = None,
+    ) -> None:
+        super().__init__(
+            seat, buckets, buffers.weights, sync_period_steps, deadline, rate, reads_first, max_staleness_steps
+        )
+        self._is_leader = group.group.rank == 0
+        self._sync = Sync(sum_channels(group, buckets, buffers.gradients), group.group.world_size, False, deadline)
+        self._broadcast = group.broadcast("group's weights", buffers.weights)
+
+    def exchanges_at(self, _step: int) -> bool:
+        """Always: a step waits for its group."""
+        return True
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        self._sync.gradient_final(bucket)
+
+    def finish_step(self, step: int, update: Update) -> None:
+        self._sync.finish_step(step, update)
+        if self.is_due(step):
+            if self._is_leader:
+                self._exchange()
+            self._broadcast.run(self._deadline())
+
+    def adopt_center(self) -> None:
+        """x = c of one moment in the whole group, which must all call it."""
+        if self._is_leader:
+            super().adopt_center()
+        self._broadcast.run(self._deadline())

@@ -1,0 +1,231 @@
+"""What a worker at a center measures, bounds, says and keeps."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from samovar.box.window_center import WindowCenter
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.errors import InputError
+from samovar.strategies.base import Buffers
+from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSeat, CenterSteps
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.staleness import Staleness
+from samovar.transports.base import Region
+from samovar.transports.sim.transport import SimTransport
+from samovar.transports.sim.world import SimConfig, simulate
+from tests.unit.strategies.center_harness import Work, on_sim
+from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS
+from tests.unit.strategies.test_definitions import gradient
+
+SLOW_S, QUICK_S = 10.0, 1.0
+
+
+class Worker:
+    """A worker whose step adds `gain` to every weight."""
+
+    def __init__(self, config: StrategyConfig, transport: SimTransport, num_workers: int | None = None) -> None:
+        self.rank = transport.group.rank
+        window = transport.open_window("model", 2 * NUM_ELEMENTS * 4, 0)
+        weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
+        self.weights = weights.array
+        self.center = WindowCenter(transport, NUM_ELEMENTS, with_velocity=config.center_has_velocity)
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
+        seat = CenterSeat(self.center, self.rank == 0, num_workers)
+        self.deadline = lambda: transport.deadline(math.inf)
+        self.strategy: CenterSteps = build_strategy(
+            config, collectives, LAYOUT.buckets(), Buffers(weights, gradients), self.deadline, seat
+        )
+        self.transport = transport
+        self.num_steps = 0
+
+    def step(self, step_s: float = QUICK_S, gain: float = 1.0) -> None:
+        self.strategy.begin_step(self.num_steps)
+        self.transport.sleep(step_s)
+
+        def update(_bucket, _scale: float) -> None:
+            self.weights += np.float32(gain)
+
+        self.strategy.finish_step(self.num_steps, update)
+        self.num_steps += 1
+
+    @property
+    def c(self) -> float:
+        """The center, where all elements are the same."""
+        values = np.empty(NUM_ELEMENTS, np.float32)
+        self.center.read(values, self.deadline())
+        assert (values == values[0]).all()
+        return float(values[0])
+
+
+def run(program: Callable[[Worker], object], config: StrategyConfig, world_size: int = 2) -> list[object]:
+    return simulate(lambda transport: program(Worker(config, transport)), world_size, SimConfig()).results
+
+
+def slow_and_quick(worker: Worker) -> CenterSteps:
+    """Rank 0 makes one step while rank 1 makes five, then one more in peace."""
+    if worker.rank == 1:
+        for _ in range(5):
+            worker.step()
+    else:
+        worker.step(SLOW_S)
+        worker.step(QUICK_S)
+    worker.strategy.drain()
+    return worker.strategy
+
+
+def test_staleness_counts_what_others_did_between_read_and_update() -> None:
+    slow, quick = run(slow_and_quick, StrategyConfig("async-sgd"))
+    assert slow.staleness.histogram == {5: 1, 0: 1}
+    assert (slow.staleness.last, slow.staleness.largest, slow.staleness.mean) == (0, 5, 2.5)
+    assert quick.staleness.histogram == {0: 5}
+    assert (slow.num_updates, quick.num_updates) == (2, 5)
+
+
+def test_elastic_staleness_counts_exchanges_since_the_own_last_one() -> None:
+    slow, _ = run(slow_and_quick, StrategyConfig("async-easgd", sync_period_steps=1))
+    assert slow.staleness.histogram == {0: 1}  # the first exchange has no read before it
+
+
+def test_staleness_is_that_of_the_fullest_chunk() -> None:
+    staleness = Staleness()
+    staleness.note(np.array([3, 3, 3]), np.array([4, 9, 5]))
+    assert staleness.last == 5
+    staleness.note(np.array([9, 9, 9]), np.array([10, 10, 10]))
+    assert (staleness.last, staleness.mean, staleness.histogram) == (0, 2.5, {5: 1, 0: 1})
+    assert Staleness().mean == 0.0
+
+
+@pytest.mark.parametrize(("most", "num_updates", "c"), [(4, 1, 6.0), (5, 2, 7.0)])
+def test_a_step_staler_than_allowed_is_set_aside_and_the_center_read_again(
+    most: int, num_updates: int, c: float
+) -> None:
+    def program(worker: Worker) -> tuple[CenterSteps, float, float]:
+        return slow_and_quick(worker), worker.c, float(worker.weights[0])
+
+    config = StrategyConfig("async-sgd", max_staleness_steps=most)
+    (slow, found, own), _ = run(program, config)
+    assert (slow.num_updates, slow.num_set_aside, found, own) == (num_updates, 2 - num_updates, c, c)
+    assert slow.staleness.largest <= most
+    notices = slow.take_notices()
+    assert len(notices) == 2 - num_updates
+    assert all(text.startswith("--max-staleness 4: others made 5 updates while") for text in notices)
+    assert slow.take_notices() == ()
+
+
+def test_after_a_push_staler_than_allowed_the_next_exchange_changes_the_center_where_it_is() -> None:
+    config = StrategyConfig("shm-easgd", sync_period_steps=1, max_staleness_steps=0)
+    workers = on_sim(Work(config, gradient, 12, seed=1, longest_step_s=1e-3), 4)
+    for worker in workers:
+        kinds = [event.kind for event in worker.events if event.chunk == 0 and event.num_steps > 0]
+        assert "exchange" in kinds
+    assert sum(worker.strategy.staleness.histogram.get(0, 0) for worker in workers) > 12
+
+
+def test_a_default_rate_is_taken_down_while_pushes_are_stale_and_a_given_one_is_not() -> None:
+    def program(worker: Worker) -> tuple[float, tuple[str, ...]]:
+        none = np.zeros(1, np.int64)
+        worker.strategy.staleness.note(none, none + 8)  # seven of others
+        worker.step(gain=16.0)
+        worker.step(gain=0.0)
+        worker.strategy.drain()
+        return worker.c, worker.strategy.take_notices()
+
+    config = StrategyConfig("shm-easgd", sync_period_steps=1)
+    ((c, notices),) = run(program, config, 1)
+    assert c == pytest.approx(16 / 8 + (16 - 4) / (1 + 7 / 2), rel=1e-6)
+    assert notices == (
+        "moving rate 0.5: others make 7.0 updates between this worker's read of the center and its push; more than "
+        "0.125 is too much then, which is used while pushes are as stale",
+    )
+    ((c, notices),) = run(program, replace(config, moving_rate=0.25), 1)
+    assert c == 16 / 4 + (12 - 4) / 4
+    assert notices[0].endswith("and the center may swing; the rate is used as it was given")
+    assert len(notices) == 1
+
+
+def test_a_default_rate_follows_the_number_of_workers_and_a_given_one_stays() -> None:
+    def rates(worker: Worker) -> list[float]:
+        found = [worker.strategy.moving_rate]
+        worker.strategy.resize(4)
+        return [*found, worker.strategy.moving_rate]
+
+    assert run(rates, StrategyConfig("async-easgd")) == [[0.45, 0.225]] * 2
+    assert run(rates, StrategyConfig("async-easgd", moving_rate=0.3)) == [[0.3, 0.3]] * 2
+    assert run(rates, StrategyConfig("shm-easgd")) == [[0.25, 0.125]] * 2
+    assert run(rates, StrategyConfig("hybrid-easgd", group_size=2)) == [[0.5, 0.25]] * 2
+    assert run(rates, StrategyConfig("async-sgd")) == [[0.0, 0.0]] * 2
+
+
+def test_a_worker_of_a_larger_run_takes_the_rate_of_all() -> None:
+    def rate(transport: SimTransport) -> float:
+        return Worker(StrategyConfig("shm-easgd"), transport, num_workers=10).strategy.moving_rate
+
+    assert simulate(rate, 1, SimConfig()).results == [0.05]
+
+
+@pytest.mark.parametrize("name", ["async-sgd", "async-msgd", "async-easgd", "shm-easgd"])
+def test_the_first_worker_keeps_the_center_and_a_joining_one_takes_it(name: str) -> None:
+    config = StrategyConfig(name, sync_period_steps=1)
+
+    def trained(worker: Worker) -> dict:
+        for _ in range(3):
+            worker.step()
+        worker.strategy.drain()
+        worker.transport.sleep(100.0)
+        return worker.strategy.state_dict()
+
+    def resumed(worker: Worker) -> tuple[float, float]:
+        if worker.rank == 0:
+            worker.strategy.load_state_dict(states[0])
+            state = worker.strategy.state_dict()
+            assert all((state[key] == value).all() for key, value in states[0].items())
+        worker.transport.sleep(10.0)
+        if worker.rank == 1:
+            worker.strategy.load_state_dict(states[1])
+            worker.strategy.adopt_center()
+        return worker.c, float(worker.weights[0])
+
+    states = run(trained, config)
+    assert states[1] == {}
+    assert sorted(states[0]) == (["center", "velocity"] if name == "async-msgd" else ["center"])
+    c = float(states[0]["center"][0])
+    assert c > 0
+    assert run(resumed, config) == [(c, 0.0), (c, c)]
+
+
+def test_an_empty_state_starts_from_the_weights_and_a_foreign_one_is_refused() -> None:
+    def program(worker: Worker) -> float:
+        worker.weights[:] = 7.0
+        worker.strategy.load_state_dict({})
+        with pytest.raises(InputError, match=r"'center' is of shape \(3,\), not \("):
+            worker.strategy.load_state_dict({"center": np.zeros(3, np.float32)})
+        return worker.c
+
+    assert run(program, StrategyConfig("async-easgd"), 1) == [7.0]
+
+
+def test_drain_brings_the_push_home_and_what_is_asked_then_is_all_of_it() -> None:
+    def program(worker: Worker) -> tuple[float, float]:
+        worker.step(gain=8.0)
+        before = worker.c
+        worker.strategy.drain()
+        return before, float(worker.strategy.center()[0])
+
+    assert run(program, StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.5), 1) == [(0.0, 4.0)]
+
+
+@pytest.mark.parametrize("name", ["async-sgd", "round-robin-easgd", "async-easgd", "shm-easgd", "hybrid-easgd"])
+def test_who_waits_for_whom(name: str) -> None:
+    def steps(worker: Worker) -> tuple[list[int], list[int]]:
+        strategy = worker.strategy
+        waits = [step for step in range(6) if strategy.exchanges_at(step)]
+        return waits, [step for step in range(6) if strategy.is_due(step)]
+
+    waits, due = run(steps, StrategyConfig(name, sync_period_steps=3))[0]
+    assert due == [2, 5]
+    assert waits == {"round-robin-easgd": [2, 5], "hybrid-easgd": [0, 1, 2, 3, 4, 5]}.get(name, [])
