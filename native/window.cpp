@@ -164,10 +164,15 @@ Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64
   if (bytes_per_rank > kLargestFileBytes / world_size())
     throw std::system_error(EFBIG, std::generic_category(), "shared memory cannot be allocated");
   const std::uint64_t size = file_bytes(world_size(), num_slots, bytes_per_rank);
-  grow_file(segment_->fd(), file_offset, size);
+  // A page of the file lies in the memory of whoever allocates it, so every rank allocates its own part. The last page
+  // gives the file its size: parts of ranks that have not come yet are mapped, and take memory when they are touched.
+  grow_file(segment_->fd(), file_offset + size - kPageBytes, kPageBytes);
   mapping_ = std::make_unique<Mapping>(segment_->fd(), file_offset, size);
   agree_on_sizes();
-  if (bytes_per_rank > 0) mapping_->prefault(static_cast<std::size_t>(memory(rank) - mapping_->data()), bytes_per_rank);
+  if (bytes_per_rank == 0) return;
+  const auto own = static_cast<std::uint64_t>(memory(rank) - mapping_->data());
+  grow_file(segment_->fd(), file_offset + own, bytes_per_rank);
+  mapping_->prefault(static_cast<std::size_t>(own), bytes_per_rank);
 }
 
 void Window::agree_on_sizes() const {

@@ -25,7 +25,7 @@ def train(folder: Path, solver: Path, *flags: object) -> Ended:
 @pytest.mark.timeout(TIMEOUT_S)
 def test_one_of_the_settings_is_kept(tmp_path: Path, digits: Path) -> None:
     solver = write_solver(write_net(tmp_path, digits), 4)
-    settings = sweep_settings(num_available_cpus(), threads_per_worker=1, most_workers=2)  # the bits of --exact 2
+    settings = sweep_settings([num_available_cpus()], threads_per_worker=1, most_workers=2)  # the bits of --exact 2
     ended = train(tmp_path, solver, "--exact", 2)
     result, config = result_of(tmp_path / "out"), RunConfig.load(tmp_path / "out/config.json")
     figures = result["sweep"]
@@ -72,5 +72,5 @@ def test_more_workers_than_samples_are_left_out(tmp_path: Path, digits: Path) ->
     result = result_of(tmp_path / "out")
     assert result["workers"] == 1
     assert [figure["samples_per_second"] is None for figure in result["sweep"]] == [
-        workers > 1 for workers, _ in sweep_settings(num_available_cpus())
+        workers > 1 for workers, _ in sweep_settings([num_available_cpus()])
     ]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
+from samovar.launch import placement
 from samovar.launch.placement import num_available_cpus, place
 from samovar.launch.processes import Launch, RankEnd
 from samovar.transports.shm import Board, create_segment
@@ -28,6 +29,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine of six cores, of which this process may use five."""
     available = [1, 2, 3, 5, 8]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(available))
+    monkeypatch.setattr(placement, "numa_nodes", lambda: (tuple(available),))
     return available
 
 
@@ -45,19 +47,19 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_workers_get_neighbouring_cores_of_their_own(
     workers: int, threads: int | None, expected_threads: int, cpus: tuple[tuple[int, ...], ...]
 ) -> None:
-    placement = place(workers, threads)
-    assert (placement.threads_per_worker, placement.cpus) == (expected_threads, cpus)
-    assert not placement.oversubscribed
+    found = place(workers, threads)
+    assert (found.threads_per_worker, found.cpus) == (expected_threads, cpus)
+    assert not found.oversubscribed
 
 
 @pytest.mark.parametrize(("workers", "threads", "expected_threads"), [(6, None, 1), (2, 3, 3), (1, 6, 6)])
 def test_with_too_few_cores_all_share_all(
     cores: list[int], workers: int, threads: int | None, expected_threads: int
 ) -> None:
-    placement = place(workers, threads)
-    assert placement.oversubscribed
-    assert placement.threads_per_worker == expected_threads
-    assert placement.cpus == (tuple(cores),) * workers
+    found = place(workers, threads)
+    assert found.oversubscribed
+    assert found.threads_per_worker == expected_threads
+    assert found.cpus == (tuple(cores),) * workers
     assert num_available_cpus() == 5
 
 

@@ -13,6 +13,7 @@ from samovar.cli.strategy_flags import count_of
 from samovar.cli.sweep import fastest, sweep_lines, with_fastest_workers
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.launch.placement import place
 from samovar.launch.sweep import sweep_settings
 from samovar.report.console import Console
 from samovar.report.result import SweptSetting
@@ -20,7 +21,7 @@ from samovar.strategies.config import StrategyConfig
 
 
 def swept(*rates: float | None) -> list[SweptSetting]:
-    settings = sweep_settings(16)
+    settings = sweep_settings([16])
     return [
         SweptSetting(workers=workers, threads_per_worker=threads, samples_per_second=rate)
         for (workers, threads), rate in zip(settings, rates, strict=False)
@@ -28,25 +29,53 @@ def swept(*rates: float | None) -> list[SweptSetting]:
 
 
 def test_the_plan() -> None:
-    assert sweep_settings(1) == ((1, 1),)
-    assert sweep_settings(2) == ((1, 2), (2, 1))
-    assert sweep_settings(16) == ((1, 16), (2, 8), (4, 4), (8, 2), (16, 1))
-    assert sweep_settings(6) == ((1, 6), (2, 3), (3, 2), (6, 1))
-    assert sweep_settings(16, most_workers=4) == ((1, 16), (2, 8), (4, 4))
-    assert sweep_settings(16, threads_per_worker=4) == ((1, 4), (2, 4), (4, 4))
-    assert sweep_settings(7, threads_per_worker=3) == ((1, 3), (2, 3))
-    assert sweep_settings(2, threads_per_worker=4) == ((1, 4),)
+    assert sweep_settings([1]) == ((1, 1),)
+    assert sweep_settings([2]) == ((1, 2), (2, 1))
+    assert sweep_settings([16]) == ((1, 16), (2, 8), (4, 4), (8, 2), (16, 1))
+    assert sweep_settings([6]) == ((1, 6), (2, 3), (3, 2), (6, 1))
+    assert sweep_settings([16], most_workers=4) == ((1, 16), (2, 8), (4, 4))
+    assert sweep_settings([16], threads_per_worker=4) == ((1, 4), (2, 4), (4, 4))
+    assert sweep_settings([7], threads_per_worker=3) == ((1, 3), (2, 3))
+    assert sweep_settings([2], threads_per_worker=4) == ((1, 4),)
 
 
 @given(st.integers(1, 256), st.none() | st.integers(1, 64), st.none() | st.integers(1, 64))
 def test_no_setting_has_more_threads_than_cores(cores: int, threads: int | None, most: int | None) -> None:
-    settings = sweep_settings(cores, threads, most)
+    settings = sweep_settings([cores], threads, most)
     assert settings[0][0] == 1
     assert list(settings) == sorted(set(settings))
     for workers, each in settings:
         assert workers * each <= cores or (workers, each) == (1, threads)
         assert most is None or workers <= most
         assert each == threads if threads is not None else workers * each == cores
+
+
+def test_workers_lie_inside_nodes_or_have_whole_ones() -> None:
+    assert sweep_settings([8, 8]) == ((1, 16), (2, 8), (4, 4), (8, 2), (16, 1))
+    assert sweep_settings([6, 6]) == ((1, 12), (2, 6), (4, 3), (6, 2), (12, 1))  # not 3 x 4
+    assert sweep_settings([4] * 4) == ((1, 16), (2, 8), (4, 4), (8, 2), (16, 1))
+    assert sweep_settings([6, 10]) == ((1, 16), (2, 6), (4, 3), (8, 2), (16, 1))
+    assert sweep_settings([6, 7]) == ((1, 13), (2, 6), (4, 3), (6, 2), (13, 1))
+    assert sweep_settings([1, 3], most_workers=2) == ((1, 4), (2, 1))
+    assert sweep_settings([6, 10], threads_per_worker=4) == ((1, 4), (3, 4))
+    assert sweep_settings([8, 8], threads_per_worker=12) == ((1, 12),)
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=8))
+def test_placed_workers_of_a_setting_lie_as_it_says(sizes: list[int]) -> None:
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    nodes = [tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    settings = sweep_settings(sizes)
+    assert settings[0] == (1, sum(sizes))
+    assert len({threads for _, threads in settings}) == len(settings)
+    for workers, threads in settings:
+        placement = place(workers, threads, nodes=nodes)
+        assert not placement.oversubscribed
+        cpus = [cpu for own in placement.cpus for cpu in own]
+        assert len(cpus) == len(set(cpus)) == workers * threads
+        for own in placement.cpus:
+            met = [len(set(own) & set(node)) for node in nodes]
+            assert workers == 1 or max(met) == threads or all(count in (0, sizes[0]) for count in met)
 
 
 def test_the_fastest_is_kept_and_of_equals_the_fewest_workers() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from samovar.cli.data_images import images
 from samovar.data.cifar10 import write_cifar10
 from samovar.data.digits import write_digits
 from samovar.data.image_database import WrittenDatabase
@@ -14,6 +15,7 @@ from samovar.data.mnist import FASHION_MNIST, write_mnist
 data_app = typer.Typer(help="Make data sets as Caffe databases (LMDB).", no_args_is_help=True)
 IdxSource = Annotated[Path, typer.Option(help="Folder with the four published IDX files (.gz or not).")]
 Out = Annotated[Path, typer.Option(help="Folder to put the databases into.")]
+data_app.command()(images)
 
 
 @data_app.command()

@@ -13,6 +13,7 @@ from samovar.cli.train_plan import find_snapshot
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.caffe.solver import load_solver
+from samovar.launch.numa import numa_nodes, spread
 from samovar.launch.placement import num_available_cpus
 from samovar.launch.sweep import Setting, sweep_settings
 from samovar.report.console import Console
@@ -37,15 +38,18 @@ def with_fastest_workers(
         text = f"{_FLAG}: {_named(earlier.workers, earlier.threads_per_worker)}, as the run that saved {found}"
         console.show(Notice(level="info", text=text))
         return earlier
-    settings = sweep_settings(num_available_cpus(), threads_per_worker, config.exact)
+    nodes = numa_nodes()
+    settings = sweep_settings([len(node) for node in nodes], threads_per_worker, config.exact)
     if len(settings) > 1:
         _require_same_training(config, settings)
         figures = _sweep(config, settings, console)
     else:
         figures = [SweptSetting(workers=settings[0][0], threads_per_worker=settings[0][1], samples_per_second=None)]
     best = fastest(figures)
-    console.show(Notice(level="info", text=_kept(best)))
-    return replace(placed(config, best.workers, best.threads_per_worker), sweep=tuple(figures))
+    kept = replace(placed(config, best.workers, best.threads_per_worker), sweep=tuple(figures))
+    lies = spread(kept.cpus, nodes)
+    console.show(Notice(level="info", text=f"{_kept(best)}, {lies}" if lies else _kept(best)))
+    return kept
 
 
 def fastest(figures: Sequence[SweptSetting]) -> SweptSetting:

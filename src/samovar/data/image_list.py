@@ -31,7 +31,7 @@ class ImageListDataset:
         self._new_size = config.new_size
         self._channels: Channels = "color" if config.is_color else "gray"
         self._content = read_file(config.source, "image list", MAX_LIST_BYTES)
-        self._starts, self._ends, self._labels = _parse(self._content, config.source)
+        self._starts, self._ends, self._labels = parse_list(self._content, config.source)
         if not len(self._starts):
             raise InputError(f"{self.source}: lists no image. Write a line 'path label' for each.")
         channels, height, width = self._image(0).shape
@@ -77,8 +77,11 @@ class ImageListDataset:
         return f"{self.source}:{line}"
 
 
-def _parse(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
-    """Start and end of each path in `content`, and its label; blank lines are left out."""
+def parse_list(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
+    """Start and end of each path in `content`, and its label; blank lines are left out.
+
+    Raises: InputError, with file and line, for a line that is no "path label".
+    """
     starts, ends, labels = [], [], []
     position = 0
     for number, line in enumerate(content.split(b"\n"), start=1):

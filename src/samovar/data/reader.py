@@ -9,6 +9,7 @@ import torch
 
 from samovar.core.errors import InputError
 from samovar.data.config import LayerConfig
+from samovar.data.held import Holding, held_bytes
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.sources import Source, Tensors, open_source
 
@@ -91,6 +92,29 @@ class BatchReader:
             tensors[name] = torch.zeros((count, *shape[1:]) if whole else shape)
         tensors[SAMPLE_NUMBERS] = torch.arange(first_sample, first_sample + count)
         return tensors
+
+    @property
+    def bytes_to_hold(self) -> int:
+        """What all ranks together would `hold`, as far as the first record of each source tells."""
+        return sum(held_bytes(source.loaded()) for source in self._open)
+
+    def hold(self, holding: Holding) -> None:
+        """Read all records once, into the memory of all ranks, and take them from there from now on: the same batches.
+
+        All ranks must call it together. Raises: InputError where a record is damaged or memory is short.
+        """
+        for source in self._open:
+            source.hold(holding)
+
+    @property
+    def held_bytes(self) -> int:
+        """What this rank holds."""
+        return sum(source.held.held_bytes for source in self._open if source.held is not None)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """What this rank has read from other ranks' memory so far."""
+        return sum(source.held.fetched_bytes for source in self._open if source.held is not None)
 
     def close(self) -> None:
         """Give the files back; may be called again."""

@@ -8,6 +8,8 @@ from samovar.core.errors import InputError
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig
 from samovar.data.dataset import ImageDataset, LmdbDataset
 from samovar.data.hdf5_rows import Hdf5Source
+from samovar.data.held import HeldRecords, Holding, Loaded
+from samovar.data.held_images import HeldImages, LoadedImages
 from samovar.data.image_list import ImageListDataset
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.data.transform import Transform
@@ -20,9 +22,20 @@ class Source(Protocol):
 
     sample_shapes: dict[str, tuple[int, ...]]
     """Shape of one sample of each top, in the layer's order."""
+    held: HeldRecords | None
+    """The records, once they are held."""
 
     def __len__(self) -> int:
         """The number of records."""
+
+    def loaded(self) -> Loaded:
+        """The records, as `hold` would load them."""
+
+    def hold(self, holding: Holding) -> None:
+        """From now on take records from the memory of all ranks, which must call this together; the files are closed.
+
+        Raises: InputError for a damaged record, or where memory is short.
+        """
 
     def read(self, first_sample: int, count: int) -> Tensors:
         """The global samples [first_sample, first_sample + count), by top; InputError for a damaged record."""
@@ -44,6 +57,7 @@ class ImageSource:
             self._dataset.close()
             raise
         self._order = SampleOrder(len(self._dataset), seed, shuffled)
+        self.held: HeldRecords | None = None
         self.sample_shapes = dict(zip(config.tops, (self._transform.output_shape, ()), strict=False))
 
     def __len__(self) -> int:
@@ -58,6 +72,14 @@ class ImageSource:
             stacked, labels = self._dataset.read(indices)
             transformed = self._transform(stacked, first_sample)
         return dict(zip(self._tops, (transformed, torch.from_numpy(labels)), strict=False))
+
+    def loaded(self) -> LoadedImages:
+        return LoadedImages(self._dataset, self._transform.takes_any_size)
+
+    def hold(self, holding: Holding) -> None:
+        images = HeldImages(self._dataset.sample_shape, self.loaded(), holding)
+        self._dataset.close()
+        self._dataset, self.held = images, images.records
 
     def close(self) -> None:
         self._dataset.close()

@@ -44,7 +44,8 @@ _PAGES_PER_READ = 256
 _MAX_GAP_BYTES = 1 << 20
 
 _FIRST_MAP_BYTES = 64 << 20
-_RECORDS_PER_COMMIT = 4096
+_RECORDS_PER_COMMIT, _BYTES_PER_COMMIT = 4096, 64 << 20
+_RECORDS_COMPARED = 256  # at a time
 
 
 class LmdbFile:
@@ -352,8 +353,8 @@ def _require_same(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def _all_records(file: LmdbFile) -> Iterator[tuple[bytes, bytes]]:
-    for start in range(0, len(file), _RECORDS_PER_COMMIT):
-        indices = np.arange(start, min(start + _RECORDS_PER_COMMIT, len(file)))
+    for start in range(0, len(file), _RECORDS_COMPARED):
+        indices = np.arange(start, min(start + _RECORDS_COMPARED, len(file)))
         for index, value in zip(indices.tolist(), file.values(indices), strict=True):
             yield file.key(index), value
 
@@ -361,11 +362,23 @@ def _all_records(file: LmdbFile) -> Iterator[tuple[bytes, bytes]]:
 def _fill(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
     environment = lmdb.open(str(folder), map_size=_FIRST_MAP_BYTES, lock=False, sync=False, mode=0o644)
     with contextlib.closing(environment):
-        remaining = iter(records)
-        while chunk := list(itertools.islice(remaining, _RECORDS_PER_COMMIT)):
+        for chunk in _chunks(records):
             while not _append(environment, chunk):
                 environment.set_mapsize(2 * environment.info()["map_size"])
         environment.sync(True)
+
+
+def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """What is committed together: many records, but not many large ones."""
+    chunk, num_bytes = list[tuple[bytes, bytes]](), 0
+    for record in records:
+        chunk.append(record)
+        num_bytes += len(record[1])
+        if len(chunk) == _RECORDS_PER_COMMIT or num_bytes >= _BYTES_PER_COMMIT:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
 
 
 def _append(environment: lmdb.Environment, chunk: list[tuple[bytes, bytes]]) -> bool:

@@ -89,7 +89,8 @@ class ShmTransport:
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "ShmWindow":
         """A new window behind the earlier ones.
 
-        Cost: world_size * (num_bytes + 64 * num_slots) bytes of shared memory, allocated at once. Raises
+        Cost: world_size * (num_bytes + 64 * num_slots) bytes of shared memory, of which each rank allocates its own
+        part at once, and with it in the memory of its own NUMA node. Raises
         SamovarError where another rank opened it with other sizes, InputError where memory is short.
         """
         rank, world_size = self.group.rank, self.group.world_size

@@ -15,6 +15,7 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.group import Group
 from samovar.transports.base import Notification, Region
 from samovar.transports.shm import Board, ShmTransport, create_segment
 
@@ -119,6 +120,20 @@ def files_at_most(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_every_rank_allocates_its_own_part(make_segment: MakeSegment) -> None:
+    """Pages lie in the NUMA node of whoever allocates them."""
+    descriptor, num_bytes, some_pages = make_segment(3), 1 << 20, 8 * 4096
+    transports = [ShmTransport(descriptor, Group(rank, 3), oversubscribed=True) for rank in range(3)]
+    before = os.fstat(descriptor).st_blocks * 512
+    for num_open, rank in enumerate((1, 0, 2), start=1):
+        window = transports[rank].open_window("data", num_bytes, 4)
+        allocated = os.fstat(descriptor).st_blocks * 512 - before
+        assert num_open * num_bytes <= allocated <= num_open * num_bytes + some_pages
+        assert os.fstat(descriptor).st_size >= before + 3 * num_bytes
+    window.put(0, num_bytes - 1, np.ones(1, np.uint8))
+    assert os.fstat(descriptor).st_blocks * 512 - before <= 3 * num_bytes + some_pages
 
 
 def test_short_memory_is_an_input_error_that_says_how_much_is_needed(make_transports: MakeTransports) -> None:

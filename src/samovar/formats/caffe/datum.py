@@ -52,6 +52,12 @@ def _float_image(datum: Message, shape: tuple[int, int, int]) -> npt.NDArray[np.
     return np.fromiter(datum.float_data, np.float32, size).reshape(shape)
 
 
+def encode_compressed_datum(content: bytes, label: int) -> bytes:
+    """One record from an image file's bytes and its label, in 32 bits: what Caffe's converter writes when told to."""
+    encoded: bytes = _Datum(data=content, label=label, encoded=True).SerializeToString(deterministic=True)
+    return encoded
+
+
 def encode_datum(image_CHW: npt.NDArray[np.uint8], label: int) -> bytes:
     """One record from an uint8 image (C, H, W) and its label: the bytes that Caffe's converters write.
 

@@ -1,0 +1,239 @@
+"""Image files of one's own, by a list or in a folder for each class, as the LMDB of Caffe's convert_imageset."""
+
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from samovar.core.errors import InputError
+from samovar.data.image_database import WrittenDatabase
+from samovar.data.image_list import MAX_LIST_BYTES, parse_list
+from samovar.data.listed import ListedFiles
+from samovar.data.order import permutation
+from samovar.data.resize import resized
+from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
+from samovar.formats.caffe.files import read_file
+from samovar.formats.caffe.mean import write_mean
+from samovar.formats.image import MAX_FILE_BYTES, Pixels, decode_image, read_image
+from samovar.formats.lmdb_file import write_lmdb
+
+FORMS = ("raw", "files", "png", "jpg")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm")
+_JPEG_QUALITY = 95  # OpenCV's, and with it convert_imageset's
+_MAX_KEY_BYTES = 511  # LMDB's
+_FILES_AT_ONCE = 64
+_NUM_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """A file, what it is called in keys and messages, and its label."""
+
+    path: Path
+    name: str
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What becomes of an image: its (height, width), None as it is, and which of FORMS a record has."""
+
+    size: tuple[int, int] | None = None
+    is_gray: bool = False
+    form: str = "raw"
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise InputError(f"--store: got {self.form!r}; choose one of: {', '.join(FORMS)}")
+        if self.form == "files" and (self.size is not None or self.is_gray):
+            raise InputError("--store files: keeps the files as they are; leave --resize and --gray out, or store png")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenImages:
+    """The database, (C, H, W) of its images (None where they differ), and whether the mean image was there already."""
+
+    database: WrittenDatabase
+    shape: tuple[int, ...] | None
+    mean_already_there: bool | None
+
+
+def listed_images(source: Path, root: Path | None) -> list[ImageFile]:
+    """The files of a list of "path label"; where paths start: see `ListedFiles`.
+
+    Raises: InputError for a line that cannot be read, or naming the files that are missing.
+    """
+    files = ListedFiles(source, root, "check the list, or give the folder that holds all the images as --root")
+    content = read_file(source, "image list", MAX_LIST_BYTES)
+    starts, ends, labels = parse_list(content, source)
+    names = [os.fsdecode(content[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    if not names:
+        raise InputError(f"{source}: lists no image. Write a line 'path label' for each.")
+    found: list[ImageFile] = []
+    failures: list[str] = []
+    for name, label in zip(names, labels.tolist(), strict=True):
+        try:
+            found.append(ImageFile(files.find(name), name, label))
+        except InputError as error:
+            failures.append(str(error))
+    _require_none(failures, f"{source}: {len(failures):,} of {len(names):,} images cannot be found")
+    return found
+
+
+def class_folders(folder: Path) -> tuple[list[ImageFile], tuple[str, ...]]:
+    """The images in the folders of `folder`, at any depth, and the folders' names: the labels 0, 1, ... in their order.
+
+    Files with other suffixes than SUFFIXES, and names that start with a dot, are left out.
+    Raises: InputError where there are no folders, or one without images.
+    """
+    try:
+        classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}. Give the folder that has a folder for each class.") from error
+    if not classes:
+        raise InputError(f"{folder}: has no folders in it; it needs one for each class.")
+    images: list[ImageFile] = []
+    for label, name in enumerate(classes):
+        found = [path for path in sorted((folder / name).rglob("*")) if _is_image(path, folder)]
+        if not found:
+            raise InputError(f"{folder / name}: has no image ({', '.join(SUFFIXES)}); remove the folder, or fill it.")
+        images += [ImageFile(path, str(path.relative_to(folder)), label) for path in found]
+    return images, tuple(classes)
+
+
+def shuffled(images: Sequence[ImageFile], seed: int) -> list[ImageFile]:
+    """In an order that `seed` gives: the same on every machine."""
+    return [images[index] for index in permutation(len(images), seed, 0).tolist()]
+
+
+def write_image_files(
+    folder: Path,
+    images: Sequence[ImageFile],
+    conversion: Conversion,
+    mean: Path | None = None,
+    told: Callable[[int, int], None] = lambda _done, _total: None,
+) -> WrittenImages:
+    """Write the images in this order as the LMDB `folder`, and the mean of their pixels as the file `mean`.
+
+    Keys are 00000000_NAME, as convert_imageset's. All or nothing: the folder comes when every image is in it.
+    Cost: one decoding each, on every core that this process may use; a few images in memory.
+    Raises: InputError naming the images that cannot be used, or where a mean is asked for of different shapes.
+    """
+    measured = _Measured(mean is not None)
+    written = write_lmdb(folder, _records(images, conversion, measured, told))
+    database = WrittenDatabase(folder, len(images), not written)
+    already_there = None if mean is None else not write_mean(mean, measured.mean())
+    return WrittenImages(database, measured.shape, already_there)
+
+
+class _Measured:
+    """What is known of the images that came by; threads may call `take`, in any order."""
+
+    def __init__(self, needs_mean: bool) -> None:
+        self._needs_mean = needs_mean
+        self._lock = threading.Lock()
+        self._shapes: set[tuple[int, ...]] = set()
+        self._sums = np.zeros((), np.int64)
+        self._num_images = 0
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """That of all images."""
+        return next(iter(self._shapes)) if len(self._shapes) == 1 else None
+
+    def take(self, pixels: Pixels) -> None:
+        with self._lock:
+            self._shapes.add(pixels.shape)
+            self._num_images += 1
+            if self._needs_mean and len(self._shapes) == 1:
+                self._sums = self._sums + pixels
+
+    def require_what_a_mean_needs(self) -> None:
+        """InputError where a mean is asked for of several shapes."""
+        if self._needs_mean and len(self._shapes) > 1:
+            first, second = sorted(self._shapes)[:2]
+            raise InputError(
+                f"--mean: images have {len(self._shapes)} shapes, such as {first} and {second}; nothing was written. "
+                "A mean needs one: give --resize."
+            )
+
+    def mean(self) -> npt.NDArray[np.float32]:
+        """As `formats.caffe.mean.mean_image` computes it."""
+        mean: npt.NDArray[np.float32] = self._sums.astype(np.float32) / np.float32(self._num_images)
+        return mean
+
+
+def _records(
+    images: Sequence[ImageFile], conversion: Conversion, measured: _Measured, told: Callable[[int, int], None]
+) -> Iterator[tuple[bytes, bytes]]:
+    """The first image that cannot be used ends the records; the others are looked into, to name all such."""
+    failures: list[str] = []
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, len(images), _FILES_AT_ONCE):
+            part = images[start : start + _FILES_AT_ONCE]
+            converted = pool.map(lambda image: _converted(image, conversion, measured), part)
+            for index, (image, found) in enumerate(zip(part, converted, strict=True), start):
+                if isinstance(found, InputError):
+                    failures.append(f"{image.path}: {str(found).removeprefix(f'{image.path}: ')}")
+                elif not failures:
+                    yield _key(index, image.name), found
+            told(start + len(part), len(images))
+    _require_none(failures, f"{len(failures):,} of {len(images):,} images cannot be used")
+    measured.require_what_a_mean_needs()
+
+
+def _converted(image: ImageFile, conversion: Conversion, measured: _Measured) -> bytes | InputError:
+    try:
+        record, pixels = _record(image, conversion)
+        measured.take(pixels)
+    except InputError as error:
+        return error
+    return record
+
+
+def _record(image: ImageFile, conversion: Conversion) -> tuple[bytes, Pixels]:
+    if conversion.form == "files":
+        content = read_file(image.path, "image", MAX_FILE_BYTES)
+        return encode_compressed_datum(content, image.label), decode_image(content, "stored")
+    pixels = read_image(image.path, "gray" if conversion.is_gray else "color")
+    if conversion.size is not None:
+        pixels = resized(pixels, conversion.size)
+    if conversion.form == "raw":
+        return encode_datum(pixels, image.label), pixels
+    content = _compressed(pixels, conversion.form)
+    stored = decode_image(content, "stored") if conversion.form == "jpg" else pixels
+    return encode_compressed_datum(content, image.label), stored
+
+
+def _compressed(pixels: Pixels, form: str) -> bytes:
+    """A file's bytes of pixels (C, H, W), blue, green, red or gray."""
+    turned = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels[::-1], 0, 2)
+    content = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(turned))
+    if form == "jpg":
+        image.save(content, "JPEG", quality=_JPEG_QUALITY)
+    else:
+        image.save(content, "PNG")
+    return content.getvalue()
+
+
+def _key(index: int, name: str) -> bytes:
+    return (b"%08d_" % index + os.fsencode(name))[:_MAX_KEY_BYTES]
+
+
+def _is_image(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+
+
+def _require_none(failures: Sequence[str], what: str) -> None:
+    if failures:
+        more = f"; and {len(failures) - _NUM_NAMED:,} more" if len(failures) > _NUM_NAMED else ""
+        raise InputError(f"{what}; nothing was written: {'; '.join(failures[:_NUM_NAMED])}{more}")

@@ -1,0 +1,63 @@
+"""`samovar data images` as a user runs it."""
+
+from pathlib import Path
+
+import cv2
+import pytest
+
+from tests.multiproc.command import run, succeed
+from tests.unit.data.pictures import picture
+
+BAD_INPUT = 2
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for index, name in enumerate(("roses/a.png", "roses/b.png", "tulips/c.png")):
+        (tmp_path / "flowers" / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(tmp_path / "flowers" / name), picture(20 + index, 30, seed=index))
+    return tmp_path
+
+
+def test_a_database_and_its_mean(folder: Path) -> None:
+    flags = (
+        "--folder",
+        "flowers",
+        "--out",
+        "data/flowers_lmdb",
+        "--resize",
+        "16x24",
+        "--mean",
+        "data/mean.binaryproto",
+    )
+    ended = succeed("data", "images", *flags, "--shuffle", "--seed", 2, folder=folder)
+    assert ended.output.splitlines() == [
+        "data/flowers_lmdb: 3 records, 3 x 16 x 24, written",
+        "labels, in the order of names: 0 roses, 1 tulips",
+        "data/mean.binaryproto: mean of the images, written",
+    ]
+    assert sorted(path.name for path in (folder / "data").iterdir()) == ["flowers_lmdb", "mean.binaryproto"]
+    assert "3 x 16 x 24 uint8" in succeed("inspect", "data/flowers_lmdb", folder=folder).output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--folder", "flowers"), r"2 of 4 images cannot be used; nothing was written: flowers/roses/b.png: no whole"),
+        (
+            ("--list", "list.txt"),
+            "list.txt: 1 of 2 images cannot be found; nothing was written: 'none.png' not found in",
+        ),
+        (("--folder", "flowers", "--resize", "16"), "--resize: got '16'; give HEIGHTxWIDTH, for example 256x256"),
+        (("--folder", "flowers", "--list", "list.txt"), "give --list FILE (and --root FOLDER), or --folder FOLDER"),
+        ((), "give --list FILE (and --root FOLDER), or --folder FOLDER"),
+    ],
+)
+def test_what_cannot_be_used_is_named_and_leaves_nothing(folder: Path, flags: tuple[str, ...], message: str) -> None:
+    for name in ("roses/b.png", "tulips/d.jpg"):
+        (folder / "flowers" / name).write_bytes(b"no image")
+    (folder / "list.txt").write_text("none.png 0\nflowers/roses/a.png 1\n")
+    ended = run("data", "images", "--out", "data/flowers_lmdb", *flags, folder=folder)
+    assert ended.return_code == BAD_INPUT, ended
+    assert message in ended.error
+    assert not list((folder / "data").glob("*"))
