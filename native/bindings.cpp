@@ -17,11 +17,14 @@
 #include <system_error>
 #include <vector>
 
+#include "center_bindings.hpp"
+#include "codec_bindings.hpp"
 #include "kernels.hpp"
 #include "layer_bindings.hpp"
 #include "program.hpp"
 #include "progress.hpp"
 #include "solver_bindings.hpp"
+#include "waiting.hpp"
 #include "window.hpp"
 
 namespace nb = nanobind;
@@ -30,6 +33,7 @@ using samovar::CombineOperation;
 using samovar::Program;
 using samovar::ProgressThread;
 using samovar::Segment;
+using samovar::wait_in_slices;
 using samovar::Window;
 
 namespace {
@@ -40,29 +44,6 @@ using Bytes = nb::ndarray<std::uint8_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb
 using AnyBuffer = nb::ndarray<nb::c_contig, nb::device::cpu>;
 using ConstBuffer = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
 using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
-
-// Waits are cut into slices so that Python's signal handlers run while a rank waits.
-constexpr std::uint64_t kSliceNs = 50'000'000;
-
-// Not-a-number is no time at all, infinity is 30 years.
-std::uint64_t nanoseconds(double seconds) {
-  return seconds > 0 ? static_cast<std::uint64_t>(std::min(seconds, 1e9) * 1e9) : 0;
-}
-
-template <typename Wait>
-auto wait_in_slices(Wait wait, double timeout_s) -> decltype(wait(0)) {
-  std::uint64_t left = nanoseconds(timeout_s);
-  for (;;) {
-    const std::uint64_t slice = std::min(left, kSliceNs);
-    {
-      nb::gil_scoped_release released;
-      if (auto result = wait(slice)) return result;
-    }
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (left <= slice) return std::nullopt;
-    left -= slice;
-  }
-}
 
 template <typename Number>
 void reduce(Array<Number> destination, const std::vector<Array<const Number>>& sources) {
@@ -236,6 +217,8 @@ NB_MODULE(_native, module) {
       .def("read", &Segment::read, "row"_a, "word"_a);
   bind_window(module);
   bind_program(module);
+  samovar::bind_center(module);
+  samovar::bind_codec(module);
   samovar::bind_layers(module);
   samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());

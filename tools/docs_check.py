@@ -38,7 +38,7 @@ def wrong(command: str) -> list[str]:
         return [] if words[1] in verbs else [f"no such verb: {command}"]
     flags = [word.split("=")[0] for word in words if word.startswith("--")]
     subcommands = tuple(word for word in words[1:3] if re.fullmatch(r"[a-z][a-z0-9-]*", word))
-    known = help_of(subcommands if subcommands[:1] == ("data",) else subcommands[:1])
+    known = help_of(subcommands if subcommands[:1] in (("data",), ("box",)) else subcommands[:1])
     return [f"no such flag: {flag} in {command!r}" for flag in flags if flag not in known]
 
 

@@ -19,7 +19,8 @@ run() {
   name=$1
   shift
   "${CXX:-g++}" -std=c++17 -O1 -g -Wall -Wextra -Werror -ffp-contract=off -fno-omit-frame-pointer -DSAMOVAR_SANITIZE \
-    "$@" -Inative native/stress.cpp native/stress_layers.cpp native/program.cpp native/progress.cpp native/window.cpp \
+    "$@" -Inative native/stress*.cpp native/program.cpp native/progress.cpp native/window.cpp native/owner.cpp \
+    native/center.cpp native/center_board.cpp native/center_file.cpp native/center_queue.cpp \
     native/*kernels.cpp native/parallel.cpp -o "$build/stress-$name" -pthread -rdynamic -ldl
   echo "$name: $seconds s"
   $fixed "$build/stress-$name" "$seconds" "$seed"

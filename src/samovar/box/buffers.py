@@ -1,0 +1,179 @@
+"""The named buffers of a box: a center and the board of its members each, held by the box's keeper too."""
+
+import math
+import mmap
+import os
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from samovar.box.board import MAX_MEMBERS, Board, create_board
+from samovar.box.kept import KeptMemory
+from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
+from samovar.box.memory import create_empty, seal
+from samovar.core.errors import InputError
+from samovar.transports.base import Array
+
+MAX_BUFFERS: Final = 256
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FLOAT_BYTES = 4
+# As native/center_file.cpp has them.
+_MAX_ELEMENTS, _MAX_MEMBERS, _MAX_CHUNK_ELEMENTS = 1 << 40, 1024, 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class BufferShape:
+    """What a buffer is made with (see `samovar.box.mapped.create_center`)."""
+
+    num_elements: int
+    max_members: int = MAX_MEMBERS
+    with_velocity: bool = False
+    with_locks: bool = True
+    chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "BufferShape":
+        """The shape in a message; raises InputError where it is none."""
+        return cls(
+            _number(given, "num_elements", _MAX_ELEMENTS),
+            _number(given, "max_members", _MAX_MEMBERS),
+            given.get("with_velocity") is True,
+            given.get("with_locks") is True,
+            _number(given, "chunk_elements", _MAX_CHUNK_ELEMENTS),
+        )
+
+    @classmethod
+    def of_center(cls, descriptor: int) -> "BufferShape":
+        center = MappedCenter(descriptor)
+        sizes = center.num_elements, center.max_members, center.with_velocity, center.with_locks, center.chunk_elements
+        return cls(*sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Descriptors of a buffer's two files; they belong to whoever was given the buffer."""
+
+    center: int
+    board: int
+
+    def close(self) -> None:
+        os.close(self.center)
+        os.close(self.board)
+
+
+class Buffers:
+    """All buffers of a box, by name; for several threads at once. Takes over what the keeper holds already."""
+
+    def __init__(self, memory: KeptMemory) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._descriptors = memory.get()
+        for name in self.names():
+            if f"board/{name}" not in self._descriptors:  # the last server died between the two
+                self._discard(f"center/{name}")
+
+    def names(self) -> list[str]:
+        return sorted(key.removeprefix("center/") for key in self._descriptors if key.startswith("center/"))
+
+    def create(self, name: str, shape: BufferShape) -> Buffer:
+        """A new buffer of zeros, or the one of this name and shape that is there. Raises InputError."""
+        if not _NAME.fullmatch(name):
+            raise InputError(f"a buffer cannot be called {name!r}; use letters, digits, '.', '_', '-', at most 64")
+        with self._lock:
+            if f"center/{name}" in self._descriptors:
+                return self._existing(name, shape)
+            if len(self.names()) >= MAX_BUFFERS:
+                raise InputError(f"the box has {MAX_BUFFERS} buffers already; drop one")
+            with ExitStack() as undone:
+                made = {f"center/{name}": create_center(**asdict(shape))}
+                undone.callback(os.close, made[f"center/{name}"])
+                made[f"board/{name}"] = create_board(shape.max_members)
+                undone.callback(os.close, made[f"board/{name}"])
+                for key, descriptor in made.items():
+                    self._memory.put(key, descriptor)
+                undone.pop_all()
+            self._descriptors.update(made)
+            return self._buffer(name)
+
+    def _existing(self, name: str, shape: BufferShape) -> Buffer:
+        found = BufferShape.of_center(self._descriptors[f"center/{name}"])
+        if found != shape:
+            raise InputError(
+                f"buffer {name!r} is there already and is another: {found}, not {shape}; "
+                "take another name, or drop it first"
+            )
+        return self._buffer(name)
+
+    def get(self, name: str) -> Buffer:
+        """Raises InputError where there is none of this name."""
+        with self._lock:
+            return self._buffer(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a buffer; members that have it mapped keep it. Raises InputError where there is none."""
+        with self._lock:
+            self._buffer(name)
+            for key in (f"center/{name}", f"board/{name}"):
+                self._discard(key)
+            for key in [key for key in self._descriptors if key.startswith(f"answers/{name}/")]:
+                self._discard(key)
+
+    def answers(self, name: str, index: int, num_elements: int) -> Array:
+        """float32 (num_elements,) that lives as long as the buffer: one for each row of its board."""
+        key = f"answers/{name}/{index}"
+        with self._lock:
+            if key not in self._descriptors:
+                descriptor = create_empty()
+                self._descriptors[key] = descriptor
+                os.ftruncate(descriptor, num_elements * _FLOAT_BYTES)
+                seal(descriptor)
+                self._memory.put(key, descriptor)
+            mapped = mmap.mmap(self._descriptors[key], num_elements * _FLOAT_BYTES)
+        return np.frombuffer(mapped, np.float32)
+
+    def close(self) -> None:
+        """Close this process's descriptors; what the keeper holds stays."""
+        with self._lock:
+            for descriptor in self._descriptors.values():
+                os.close(descriptor)
+            self._descriptors.clear()
+
+    def _buffer(self, name: str) -> Buffer:
+        """Raises InputError where there is none; a stranger's name is not shown as it is."""
+        if f"center/{name}" not in self._descriptors:
+            there = ", ".join(self.names()) or "none"
+            raise InputError(f"the box has no buffer {name[:64]!r}; there are: {there}")
+        return Buffer(self._descriptors[f"center/{name}"], self._descriptors[f"board/{name}"])
+
+    def _discard(self, key: str) -> None:
+        self._memory.discard(key)
+        os.close(self._descriptors.pop(key))
+
+
+def describe(name: str, buffer: Buffer) -> dict[str, Any]:
+    """A buffer and its members as JSON holds them: sizes, processes, steps, speeds, staleness."""
+    rows = Board(buffer.board).rows()
+    members = [
+        {
+            "member": row.member.index,
+            "incarnation": row.member.incarnation,
+            "process_id": row.process_id,
+            "is_alive": row.is_alive,
+            **asdict(row.progress),
+            "loss": None if math.isnan(row.progress.loss) else row.progress.loss,  # JSON has no NaN
+        }
+        for row in rows
+    ]
+    return {"name": name, **asdict(BufferShape.of_center(buffer.center)), "members": members}
+
+
+def _number(given: Mapping[str, Any], name: str, most: int) -> int:
+    number = given.get(name)
+    if type(number) is not int or not 1 <= number <= most:
+        raise InputError(f"a buffer's {name} is 1 to {most:,}, not {str(number)[:40]!r}")
+    return number

@@ -1,0 +1,271 @@
+"""A center in memory that all members of one machine map: each works on it directly, and no server stands between.
+
+A member makes a chunk's next state in a spare chunk of its own and swaps it in by one compare-and-swap; where another
+was quicker, it does that chunk again. So nobody can hold a lock: a member that is stopped or killed at any moment
+keeps nobody waiting, and every chunk holds whole updates only. (The scheme is read-copy-update with one spare per
+writer; an update reads and writes each byte of c once.)
+"""
+
+import os
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar import _native
+from samovar.box.base import Versions
+from samovar.box.board import MAX_MEMBERS, Member
+from samovar.box.memory import create_empty, is_sealed, seal
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.transports.base import Array
+
+# 256 KiB: a chunk of the center, the spare and the member's own fit into a core's second-level cache of 1 MiB together;
+# of 64 KiB, 15 % less is added in a second.
+DEFAULT_CHUNK_ELEMENTS: Final = 65_536
+
+
+def create_center(
+    num_elements: int,
+    max_members: int = MAX_MEMBERS,
+    with_velocity: bool = False,
+    with_locks: bool = True,
+    chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+) -> int:
+    """A new center, all zeros; returns its descriptor, which the caller owns.
+
+    Without locks (Hogwild; Recht, Re, Wright, Niu, 2011) members change chunks where they are: elements are whole,
+    but of two updates at once one may be lost in part. Cost: 4 bytes an element (8 with velocity), one chunk a member,
+    and 32 bytes for each pair of a chunk and a member. Raises InputError where shared memory is short.
+    """
+    descriptor = create_empty()
+    try:
+        fill_center(descriptor, num_elements, max_members, with_velocity, with_locks, chunk_elements)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def fill_center(
+    descriptor: int,
+    num_elements: int,
+    max_members: int = MAX_MEMBERS,
+    with_velocity: bool = False,
+    with_locks: bool = True,
+    chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+) -> None:
+    """Make a center of a file by `create_empty`; of one that somebody died filling, anew; of a center, nothing.
+
+    Only one process at a time may do so; the file is a center for others once `is_filled`.
+    """
+    if is_filled(descriptor):
+        return
+    try:
+        os.ftruncate(descriptor, 0)
+        _native.Center.create(descriptor, num_elements, chunk_elements, max_members, with_velocity, with_locks)
+        seal(descriptor)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"shared memory for a center of {num_elements:,} elements cannot be had: {error}; "
+            "raise the memory limit or train a smaller net"
+        ) from error
+
+
+def is_filled(descriptor: int) -> bool:
+    """Whether the file is a center by now."""
+    return is_sealed(descriptor)
+
+
+class MappedCenter:
+    """The center behind `descriptor` as `member` sees it (see `samovar.box.base.Center`); nobody may only read it.
+
+    The descriptor may be closed afterwards. One object is one member: its updates run one after the other, those in
+    the background first. Raises InputError where the file is no center or damaged, RankFailed where the member's row
+    belongs to a newer incarnation or to a living process.
+    """
+
+    def __init__(self, descriptor: int, member: Member | None = None) -> None:
+        self._name = "the box" if member is None else f"member {member.index} of the box"
+        try:
+            self._native = _native.Center(descriptor)
+            if member is not None:
+                self._native.attach(member.index, member.incarnation)
+        except ValueError as error:
+            raise InputError(f"{self._name}: {error}; start the box anew") from error
+        except (_native.Fenced, OSError) as error:
+            raise RankFailed(f"{self._name} cannot take its place in the center: {error}; join anew") from error
+        self.member = member
+        self._pushed: dict[int, Array] = {}
+
+    @property
+    def num_elements(self) -> int:
+        return self._native.num_elements
+
+    @property
+    def chunk_elements(self) -> int:
+        return self._native.chunk_elements
+
+    @property
+    def num_chunks(self) -> int:
+        return self._native.num_chunks
+
+    @property
+    def max_members(self) -> int:
+        return self._native.max_members
+
+    @property
+    def with_velocity(self) -> bool:
+        return self._native.has_velocity
+
+    @property
+    def with_locks(self) -> bool:
+        return self._native.has_locks
+
+    @property
+    def lock_wait_s(self) -> float:
+        """Seconds that this member lost to others so far: tries at chunks that another changed first."""
+        return self._native.lost_s
+
+    def close(self) -> None:
+        """End the thread after the chunk at hand and give the row back."""
+        self._native.close()
+        self._pushed.clear()
+
+    def __enter__(self) -> "MappedCenter":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def write(self, values: Array, deadline: Deadline) -> None:
+        self.write_chunks(0, values, deadline)
+
+    def read(self, destination: Array, deadline: Deadline) -> Versions:
+        return self.read_chunks(0, destination, deadline)
+
+    def write_velocity(self, values: Array, _deadline: Deadline) -> None:
+        self._native.write(0, values, True)
+
+    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
+        versions = self._versions(destination)
+        done = self._native.read(0, destination, True, versions, deadline.remaining_s())
+        self._check(done, "read the velocity")
+
+    def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
+        return self.accumulate_chunks(0, sequence, difference, deadline, momentum)
+
+    def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
+        return self.exchange_chunks(0, sequence, weights, moving_rate, deadline)
+
+    def write_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        """`write` for the chunks from `first_chunk` on that `values` has the elements of: whole chunks."""
+        self._native.write(first_chunk, values, False)
+
+    def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
+        """`read` of as many chunks as `destination` has the elements of."""
+        versions = self._versions(destination)
+        done = self._native.read(first_chunk, destination, False, versions, deadline.remaining_s())
+        self._check(done, "read the center")
+        return versions
+
+    def accumulate_chunks(
+        self, first_chunk: int, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0
+    ) -> Versions:
+        """`accumulate` into a part of the chunks; parts of one sequence may come in any order, and again."""
+        self._check_momentum(momentum)
+        versions, waiting_s = self._versions(difference), deadline.remaining_s()
+        try:
+            done = self._native.accumulate(first_chunk, sequence, difference, momentum, versions, waiting_s)
+        except _native.Fenced as error:
+            raise self._fenced(error) from error
+        self._check(done, "add to the center")
+        return versions
+
+    def exchange_chunks(
+        self,
+        first_chunk: int,
+        sequence: int,
+        weights: Array,
+        moving_rate: float,
+        deadline: Deadline,
+        moved: Array | None = None,
+    ) -> Versions:
+        """`exchange` with a part of the chunks; after DeadlineExceeded the same call goes on with the other chunks.
+
+        With `moved`, x - d is written there, and `weights` is only read: a chunk's part of `moved` is right before c
+        shows the change, so that it survives this process where its memory does; chunks that hold the sequence
+        already leave `moved` as it is.
+        """
+        versions, waiting_s = self._versions(weights), deadline.remaining_s()
+        try:
+            if moved is None:
+                done = self._native.exchange(first_chunk, sequence, weights, moving_rate, versions, waiting_s)
+            else:
+                arrays = (weights, moved)
+                done = self._native.exchange_into(first_chunk, sequence, *arrays, moving_rate, versions, waiting_s)
+        except _native.Fenced as error:
+            raise self._fenced(error) from error
+        self._check(done, "exchange with the center")
+        return versions
+
+    def holds(self, first_chunk: int, count: int, sequence: int) -> npt.NDArray[np.bool_]:
+        """Which of `count` chunks from `first_chunk` on hold this member's update `sequence` or a later one."""
+        assert self.member is not None, "nobody has no updates"
+        held = np.zeros(count, np.bool_)
+        for place in range(count):
+            incarnation, last, _version = self._native.entry(first_chunk + place, self.member.index)
+            held[place] = incarnation == self.member.incarnation and last >= sequence
+        return held
+
+    def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> "MappedPush":
+        self._check_momentum(momentum)
+        ticket = self._native.submit(sequence, difference, momentum)
+        self._pushed[ticket] = difference  # the thread reads it, whoever forgets to wait
+        return MappedPush(self, ticket)
+
+    def wait_for_push(self, ticket: int, deadline: Deadline) -> Versions:
+        """The versions of a push; see `MappedPush`."""
+        versions = np.zeros(self.num_chunks, np.int64)
+        try:
+            done = self._native.wait(ticket, versions, deadline.remaining_s())
+        except _native.Fenced as error:
+            raise self._fenced(error) from error
+        self._check(done, "finish adding to the center")
+        self._pushed.pop(ticket, None)
+        return versions
+
+    def _versions(self, array: Array) -> Versions:
+        return np.zeros(-(-array.size // self.chunk_elements), np.int64)
+
+    def _check_momentum(self, momentum: float) -> None:
+        if momentum != 0 and not self.with_velocity:
+            raise InputError(f"{self._name}: momentum {momentum:g} needs a center with a velocity; this one has none")
+
+    def _check(self, done: bool, what: str) -> None:
+        if not done:
+            raise DeadlineExceeded(
+                f"{self._name} could not {what} of {self.num_elements:,} elements before its deadline; "
+                "is the machine overloaded? Raise --timeout"
+            )
+
+    def _fenced(self, error: Exception) -> RankFailed:
+        return RankFailed(f"{self._name}: {error}; join anew")
+
+
+class MappedPush:
+    """An accumulate on the member's own thread (see `samovar.box.base.Push`)."""
+
+    def __init__(self, center: MappedCenter, ticket: int) -> None:
+        self._center = center
+        self._ticket = ticket
+        self._versions: Versions | None = None
+
+    @property
+    def versions(self) -> Versions:
+        assert self._versions is not None, "nobody has waited for this push"
+        return self._versions
+
+    def wait(self, deadline: Deadline) -> None:
+        if self._versions is None:
+            self._versions = self._center.wait_for_push(self._ticket, deadline)

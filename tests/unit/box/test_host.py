@@ -1,0 +1,82 @@
+"""A remote member and a local one on the same native memory; the remote one goes on with the next server."""
+
+import threading
+import uuid
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from samovar.box.board import Board
+from samovar.box.buffers import Buffers, BufferShape
+from samovar.box.host import BufferHost
+from samovar.box.kept import KeptMemory
+from samovar.box.local import keeper_address
+from samovar.box.mapped import MappedCenter
+from samovar.box.remote import BoxAddress, RemoteCenter
+from samovar.box.serving import Service, ServingConfig
+from samovar.core.clock import Deadline
+from samovar.transports.keys import Key
+from samovar.transports.tcp_listen import Listener, listen
+
+SIZE, ROUNDS = 10_000, 20
+SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
+
+
+class Server:
+    """What `samovar box serve --listen` puts together."""
+
+    def __init__(self, buffers: Buffers, key: Key, port: int = 0) -> None:
+        self.service = Service(BufferHost(buffers), ServingConfig())
+        self.listener = Listener(listen(port=port), key, self.service.accept)
+
+    def stop(self) -> None:
+        self.listener.close()
+        self.service.close()
+
+
+@pytest.fixture
+def buffers() -> Iterator[Buffers]:
+    memory = KeptMemory(keeper_address(f"test-{uuid.uuid4().hex}"), 20.0)
+    made = Buffers(memory)
+    yield made
+    made.close()
+    memory.end()
+
+
+def soon() -> Deadline:
+    return Deadline.after(30.0)
+
+
+def test_remote_and_local_members_change_one_center(buffers: Buffers, key: Key) -> None:
+    buffer = buffers.create("c", SHAPE)
+    board = Board(buffer.board)
+    server = Server(buffers, key)
+    address = BoxAddress(server.listener.address, key)
+    ones = np.ones(SIZE, np.float32)
+    with MappedCenter(buffer.center, board.join()) as local:
+        remote = RemoteCenter(address, "c", "worker 1", soon())
+
+        def add() -> None:
+            for sequence in range(1, ROUNDS + 1):
+                local.accumulate(sequence, ones, soon())
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        for sequence in range(1, ROUNDS + 1):
+            remote.accumulate(sequence, ones, soon())
+        thread.join()
+        found = np.empty_like(ones)
+        assert (remote.read(found, soon()) == 2 * ROUNDS).all()
+        assert (found == 2 * ROUNDS).all()
+
+        server.stop()
+        server = Server(buffers, key, address.address[1])  # another one at the same place
+        x = np.zeros(SIZE, np.float32)
+        remote.exchange(ROUNDS + 1, x, 0.25, soon())
+        assert (x == ROUNDS / 2).all()
+        local.read(found, soon())
+        assert (found == 2 * ROUNDS * 0.75).all()
+        assert [row.is_alive for row in board.rows()] == [True, True]
+        remote.close()
+    server.stop()

@@ -1,0 +1,261 @@
+"""A box's server in this process, with a real keeper: names, refusals, restarts, and members that need no server."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+
+from samovar.box import local_wire
+from samovar.box.board import Board
+from samovar.box.buffers import Buffer, BufferShape
+from samovar.box.host import BufferHost
+from samovar.box.local import LocalBox, keeper_address, server_address
+from samovar.box.mapped import MappedCenter
+from samovar.box.protocol import NOBODY
+from samovar.box.server import BoxServer
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, RankFailed, SamovarError
+
+SHAPE = BufferShape(1000, max_members=3, chunk_elements=64)
+KEEP_S = 20.0
+KEEPERS: list["subprocess.Popen[bytes]"] = []  # of servers that went without a word
+
+
+def soon() -> Deadline:
+    return Deadline.after(20.0)
+
+
+@pytest.fixture
+def box() -> str:
+    return f"test-{uuid.uuid4().hex}"
+
+
+@contextmanager
+def serving(box: str, keep_s: float = KEEP_S) -> Iterator[BoxServer]:
+    """A server on a thread; it ends as if it was killed: its keeper stays."""
+    server = BoxServer(box, keep_s)
+    over = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(over.is_set,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        over.set()
+        thread.join()
+        die(server)
+
+
+def die(server: BoxServer) -> None:
+    server._listener.close()
+    server.buffers.close()
+    server._memory.close()
+    if server._memory._process is not None:
+        KEEPERS.append(server._memory._process)
+
+
+def end(box: str) -> None:
+    """The regular end, by a server that comes to it."""
+    server = BoxServer(box, KEEP_S)
+    keeper = server._memory._process
+    server.close()
+    assert keeper is None or keeper.returncode == 0
+    wait_for_keeper(box)
+
+
+def wait_for_keeper(box: str) -> None:
+    """Until it is gone."""
+    while KEEPERS:
+        KEEPERS.pop().wait(20)
+    assert local_wire.connect(keeper_address(box), soon()) is None
+
+
+@contextmanager
+def member_of(buffer: Buffer) -> Iterator[MappedCenter]:
+    board = Board(buffer.board)
+    member = board.join()
+    with MappedCenter(buffer.center, member) as center:
+        yield center
+    board.leave(member)
+
+
+def read(buffer: Buffer) -> set[float]:
+    values = np.empty(SHAPE.num_elements, np.float32)
+    MappedCenter(buffer.center).read(values, soon())
+    return set(values.tolist())
+
+
+def test_buffers_are_made_found_and_dropped(box: str) -> None:
+    with serving(box):
+        local = LocalBox(box)
+        assert local.names(soon()) == []
+        made, found = local.create("lenet", SHAPE, soon()), local.attach("lenet", soon())
+        again = local.create("lenet", SHAPE, soon())
+        assert local.names(soon()) == ["lenet"]
+        with member_of(made) as center:
+            center.accumulate(1, np.ones(SHAPE.num_elements, np.float32), soon())
+        assert read(found) == read(again) == {1.0}
+        local.drop("lenet", soon())
+        assert local.names(soon()) == []
+        assert read(found) == {1.0}  # who has it keeps it
+        with pytest.raises(InputError, match="the box has no buffer 'lenet'; there are: none"):
+            local.attach("lenet", soon())
+        for buffer in (made, found, again):
+            buffer.close()
+    end(box)
+
+
+def test_what_the_server_refuses(box: str) -> None:
+    with serving(box) as server:
+        local = LocalBox(box)
+        local.create("a", SHAPE, soon()).close()
+        with pytest.raises(InputError, match=r"buffer 'a' is there already and is another: .*1000.* not .*2000"):
+            local.create("a", BufferShape(2000), soon())
+        for name in ("", "../a", "a/b", "x" * 65, "a\n"):
+            with pytest.raises(InputError, match="a buffer cannot be called"):
+                local.create(name, SHAPE, soon())
+        for shape in (BufferShape(0), BufferShape(-5), BufferShape(10, max_members=2**31), BufferShape(1 << 41)):
+            with pytest.raises(InputError, match=r"a buffer's .* is 1 to"):
+                local.create("b", shape, soon())
+        with pytest.raises(InputError, match=f"box '{box}' is served already"):
+            BoxServer(box, KEEP_S)
+        assert server.buffers.names() == ["a"]
+    end(box)
+
+
+def test_a_box_that_nobody_serves(box: str) -> None:
+    with pytest.raises(InputError, match=f"nobody serves box '{box}' on this host; start it with `samovar box serve`"):
+        LocalBox(box).names(soon())
+
+
+def test_nonsense_does_no_harm(box: str) -> None:
+    random = np.random.default_rng(1)
+    texts = [
+        b"{",
+        b"[]",
+        b"null",
+        b'{"do": 5}',
+        b'{"do": "create", "name": {}, "num_elements": 1e400}',
+        b"\xff" * 60_001,
+    ]
+    with serving(box):
+        for data in [*texts, *(random.bytes(size) for size in range(1, 200, 7))]:
+            connection = local_wire.connect(server_address(box), soon())
+            assert connection is not None
+            with connection:
+                socket.send_fds(connection, [data], [0, 0])
+                with suppress(SamovarError):  # it may hang up
+                    assert "error" in local_wire.receive(connection, soon()).content
+        for _ in range(3):  # and some who say nothing at all
+            connection = local_wire.connect(server_address(box), soon())
+            assert connection is not None
+            connection.close()
+        assert LocalBox(box).names(soon()) == []
+    end(box)
+
+
+def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
+    with serving(box) as server:
+        assert not server.was_kept
+        buffer = LocalBox(box).create("a", SHAPE, soon())
+        LocalBox(box).create("b", SHAPE, soon()).close()
+        LocalBox(box).drop("b", soon())
+    with member_of(buffer) as center:
+        for sequence in (1, 2):  # nobody serves the box, and nobody needs to
+            center.accumulate(sequence, np.ones(SHAPE.num_elements, np.float32), soon())
+        with serving(box) as server:
+            assert server.was_kept
+            assert LocalBox(box).names(soon()) == ["a"]
+            found = LocalBox(box).attach("a", soon())
+            center.accumulate(3, np.ones(SHAPE.num_elements, np.float32), soon())
+            assert read(found) == {3.0}
+            found.close()
+    buffer.close()
+    end(box)
+
+
+def test_the_keeper_goes_when_no_server_comes(box: str) -> None:
+    with serving(box, keep_s=0.2):
+        LocalBox(box).create("a", SHAPE, soon()).close()
+    wait_for_keeper(box)
+    with serving(box) as server:
+        assert not server.was_kept
+        assert LocalBox(box).names(soon()) == []
+    end(box)
+
+
+def test_a_server_whose_keeper_was_killed_says_so(box: str) -> None:
+    with serving(box) as server:
+        assert server._memory._process is not None
+        server._memory._process.send_signal(signal.SIGKILL)
+        server._memory._process.wait()
+        with pytest.raises(InputError, match=r"the keeper of the box's memory: .*; start the box anew"):
+            LocalBox(box).create("a", SHAPE, soon())
+
+
+def test_members_whom_the_server_acts_for(box: str) -> None:
+    """They go on under their incarnation with the next server; answers to exchanges outlive the first."""
+    ones, x = np.ones(SHAPE.num_elements, np.float32), np.full(SHAPE.num_elements, 3.0, np.float32)
+    with serving(box) as server:
+        LocalBox(box).create("a", SHAPE, soon()).close()
+        seat = BufferHost(server.buffers).attach("a", NOBODY)
+        seat.accumulate(0, 1, ones, 0.0, soon())
+        seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        assert (x == 3).all()
+        member = seat.member
+        seat._center.close()  # as its process's death would
+        del seat
+    with serving(box) as server:
+        host = BufferHost(server.buffers)
+        Board(server.buffers.get("a").board).leave(member)  # what a dead process's row is: nobody's
+        seat = host.attach("a", member)
+        assert (seat.answers == 2).all()
+        assert (seat.accumulate(0, 1, ones, 0.0, soon()) == 2).all()  # it has a later one: nothing to do
+        versions = seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        assert (versions == 2).all()
+        assert (seat.answers == 2).all()
+        with pytest.raises(RankFailed):
+            host.attach("a", member)  # it is here
+        with pytest.raises(InputError, match="no buffer 'zzz'"):
+            host.attach("zzz", NOBODY)
+        assert '"name": "a"' in host.describe()
+        seat.close()
+        del seat
+    end(box)
+
+
+AS_NOBODY = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.settimeout(20)
+connection.connect("\\0" + sys.argv[1])
+try:
+    connection.send(b'{"do": "attach", "name": "a"}')
+    print(len(connection.recv(1000)))
+except ConnectionError:
+    print(0)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_gets_nothing(box: str) -> None:
+    with serving(box):
+        LocalBox(box).create("a", SHAPE, soon()).close()
+        for address in (server_address(box), keeper_address(box)):
+            listening = [sys.executable, "-I", "-S", "-c", AS_NOBODY, address]
+            if address == server_address(box):
+                found = subprocess.run(listening, capture_output=True, text=True, check=True)
+                assert found.stdout.strip() == "0"
+    # The keeper hears others only when no server is there.
+    found = subprocess.run(listening, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "0"
+    end(box)
