@@ -1,0 +1,118 @@
+"""The key of a job: one secret file; who can read it may take part, and nobody else.
+
+The file is PEM: a private key (ECDSA, P-256) and a certificate of it, signed by itself. All members hold the same
+file, and each accepts exactly this certificate. It never ends, so no clock has to be right.
+"""
+
+import datetime
+import os
+import re
+import ssl
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from samovar.core.errors import InputError
+
+KEY_FILE_NAME: Final = "key.pem"
+_MOST_BYTES: Final = 16_384
+_SIDES = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+# ASN.1's "no well-defined end" (RFC 5280).
+_FIRST_MOMENT, _LAST_MOMENT = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key that was read: what TLS needs of it, and the certificate (DER) that the other side must show."""
+
+    certificate: bytes = field(repr=False)
+    for_client: ssl.SSLContext = field(repr=False)
+    for_server: ssl.SSLContext = field(repr=False)
+
+
+def make_key(path: Path) -> None:
+    """Write a new key at `path`, readable by this user only. Raises InputError where that cannot be.
+
+    A file that is there is never written over: others may hold it.
+    """
+    private = ec.generate_private_key(ec.SECP256R1())
+    secret = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    text = secret + _certificate(private).public_bytes(serialization.Encoding.PEM)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            file.write(text)
+    except OSError as error:
+        raise InputError(f"key file {path}: cannot be made ({error.strerror}); name another with --key-file") from error
+
+
+def read_key(path: Path) -> Key:
+    """The key in `path`. Raises InputError where it cannot be read, is no key, or others could read it."""
+    with _opened(path) as descriptor:
+        text = os.read(descriptor, _MOST_BYTES).decode("ascii", errors="replace")
+        found = _CERTIFICATE.search(text)
+        if found is None:
+            raise InputError(f"key file {path}: holds no certificate; is it the key file of the job?")
+        certificate = ssl.PEM_cert_to_DER_cert(found[0])
+        # The very file that was looked at, whatever the path leads to by now.
+        place = f"/proc/self/fd/{descriptor}"
+        try:
+            contexts = [_context(side, place, certificate) for side in _SIDES]
+        except (ssl.SSLError, ValueError) as error:
+            raise InputError(f"key file {path}: cannot be used ({_reason(error)}); make a new one") from error
+    return Key(certificate, *contexts)
+
+
+def _certificate(private: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "samovar")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(private.public_key())
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(_FIRST_MOMENT)
+    builder = builder.not_valid_after(_LAST_MOMENT).add_extension(x509.BasicConstraints(True, None), critical=True)
+    return builder.sign(private, hashes.SHA256())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file that only this user can read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InputError(f"key file {path}: {error.strerror}; name that of the job with --key-file") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+            raise InputError(f"key file {path}: is no file of at most {_MOST_BYTES:,} bytes; name another")
+        if status.st_uid != os.geteuid():
+            raise InputError(f"key file {path}: belongs to user {status.st_uid}; it must be your own")
+        if status.st_mode & 0o077:
+            mode = stat.S_IMODE(status.st_mode)
+            raise InputError(f"key file {path}: others may read it (mode {mode:04o}); say: chmod 600 {path}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _context(side: int, place: str, certificate: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the certificate itself is what is compared
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=certificate)
+    context.load_cert_chain(place, password=lambda: b"")  # never ask at the terminal
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # no connection resumes another
+    return context
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or error)

@@ -1,0 +1,312 @@
+"""Connections over TCP that are authenticated and encrypted: both ends hold the same key file, or nothing is read.
+
+TLS 1.3 with mutual certificates opens a connection: it proves both sides, and over it each side gives the other a
+fresh random secret. From then on data are sealed with AES-256-GCM under these secrets, one for each direction, in
+pieces larger than TLS's records of 16 KiB, which cost Python most of its time (docs/adr/0010).
+
+A piece's nonce is its number: what is changed, left out, repeated, reordered or of another connection does not open.
+"""
+
+import hmac
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.transports.keys import Key
+
+HEADER_BYTES: Final = 64
+PIECE_BYTES: Final = 524_288
+_TAG_BYTES: Final = 16
+_SECRET_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_RECEIVE_BYTES: Final = 16_384
+# 2**18 pieces are 137 GB: far below what one key of AES-GCM may seal (RFC 8446, 5.5: 400 GB).
+_PIECES_PER_SECRET: Final = 1 << 18
+_RETRY_S = 0.05
+_CONNECT_S = 5.0
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.001, 1e6
+_Answer = TypeVar("_Answer")
+Address = tuple[str, int]
+
+
+class ConnectionLost(RankFailed):
+    """The other side closed the connection, or what came over it was not whole."""
+
+
+class Handshake:
+    """Opens one connection, without touching a socket: `advance` takes what arrived and gives what to send.
+
+    Until it `is_over`, only TLS has looked at what arrived. Neither side sends more than the other must have for its
+    next step, so nothing that follows can have arrived by then.
+    """
+
+    def __init__(self, key: Key, *, is_server: bool) -> None:
+        self.is_over = False
+        self.own_secret = secrets.token_bytes(_SECRET_BYTES)
+        self.others_secret = b""
+        self._certificate = key.certificate
+        self._is_server = is_server
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = key.for_server if is_server else key.for_client
+        self._tls = context.wrap_bio(self._arrived, self._leaving, server_side=is_server)
+        self._talking = self._talk()
+
+    def advance(self, received: bytes) -> bytes:
+        """Raises ssl.SSLError where the other side has no such key; `last_words` has what to tell it."""
+        self._arrived.write(received)
+        self.is_over = next(self._talking, True)
+        return self.last_words()
+
+    def last_words(self) -> bytes:
+        return self._leaving.read()
+
+    def close(self) -> None:
+        """Give up TLS's memory now, which a waiting `_talk` would keep until the next garbage collection."""
+        self._talking.close()
+
+    def _talk(self) -> Generator[bool, None, None]:
+        """Yields False where more must arrive first."""
+        yield from self._complete(self._tls.do_handshake, [])
+        if self._tls.getpeercert(binary_form=True) != self._certificate:
+            raise ssl.SSLError("another certificate")
+        if not self._is_server:
+            self._tls.write(self.own_secret)
+        while (missing := _SECRET_BYTES - len(self.others_secret)) > 0:
+            part: list[bytes] = []
+            yield from self._complete(partial(self._tls.read, missing), part)
+            self.others_secret += part[0]
+        if self._is_server:
+            self._tls.write(self.own_secret)
+        if self._arrived.pending or self._tls.pending():
+            raise ssl.SSLError("more than was due")
+
+    def _complete(self, call: Callable[[], _Answer], answer: list[_Answer]) -> Iterator[bool]:
+        while True:
+            try:
+                answer.append(call())
+                return
+            except ssl.SSLWantReadError:
+                yield False
+
+
+class _Sealer:
+    """Seals or opens the pieces of one direction, in their order."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._cipher = AESGCM(secret)
+        self._count = 0
+
+    def seal(self, plain: memoryview, sealed: memoryview) -> None:
+        self._cipher.encrypt_into(self._next_nonce(), plain, None, sealed)
+
+    def open(self, sealed: memoryview, plain: memoryview) -> None:
+        """Raises InvalidTag where it is not what was sealed."""
+        self._cipher.decrypt_into(self._next_nonce(), sealed, None, plain)
+
+    def _next_nonce(self) -> bytes:
+        self._count += 1
+        if self._count % _PIECES_PER_SECRET == 0:
+            self._secret = hmac.digest(self._secret, b"samovar: next secret", "sha256")
+            self._cipher = AESGCM(self._secret)
+        return self._count.to_bytes(_NONCE_BYTES, "big")
+
+
+class Channel:
+    """One open connection; messages are a header of 64 bytes, and bodies whose sizes the headers say.
+
+    A body is received in the parts in which it was sent, or in others that end every so many PIECE_BYTES. One thread
+    may send while another receives. After any error nothing more can be sent or received: where in a message it
+    stopped is not known. `peer` is what errors call the other side. The owner closes it, when no thread uses it any
+    more.
+
+    Cost: 16 bytes a piece of 512 KiB; both ends encrypt or decrypt each byte once, and copy it once.
+    """
+
+    def __init__(self, connection: socket.socket, handshake: Handshake, peer: str) -> None:
+        self.peer = peer
+        self._receiving = connection
+        self._sending = connection.dup()  # with a timeout of its own
+        self._sending_limit, self._receiving_limit = _Limit(), _Limit()
+        self._sealer, self._opener = _Sealer(handshake.own_secret), _Sealer(handshake.others_secret)
+        self._sealed = memoryview(bytearray(HEADER_BYTES + PIECE_BYTES + 2 * _TAG_BYTES))
+        self._arrived = memoryview(bytearray(PIECE_BYTES + _TAG_BYTES))
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self.is_over = False
+
+    def send(self, header: bytes, body: npt.NDArray[Any] | None, deadline: Deadline) -> None:
+        """Send a header of at most 64 bytes and, where there is one, a body.
+
+        Returns when the body may be overwritten. Raises DeadlineExceeded, ConnectionLost.
+        """
+        assert len(header) <= HEADER_BYTES, len(header)
+        start = HEADER_BYTES + _TAG_BYTES
+        self._sealer.seal(memoryview(header.ljust(HEADER_BYTES, b"\0")), self._sealed[:start])
+        parts = _parts(body) if body is not None else iter(())
+        self._send_piece(next(parts, None), start, deadline)
+        for part in parts:
+            self._send_piece(part, 0, deadline)
+
+    def send_body(self, body: npt.NDArray[Any], deadline: Deadline) -> None:
+        """Send one more body of the message whose header was sent. Raises as `send`."""
+        for part in _parts(body):
+            self._send_piece(part, 0, deadline)
+
+    def receive(self, deadline: Deadline) -> bytes:
+        """The next header, padded with zeros to 64 bytes. Raises DeadlineExceeded, ConnectionLost."""
+        self._receive_piece(self._header, deadline)
+        return bytes(self._header)
+
+    def receive_body(self, destination: npt.NDArray[Any], deadline: Deadline) -> None:
+        """Fill `destination`, contiguous, with the next body. Raises as `receive`."""
+        for part in _parts(destination):
+            self._receive_piece(part, deadline)
+
+    def end(self) -> None:
+        """Neither side sends any more; threads that wait for it get ConnectionLost."""
+        self.is_over = True
+        with suppress(OSError):  # the other side was first
+            self._receiving.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.end()
+        self._sending.close()
+        self._receiving.close()
+
+    def _send_piece(self, part: memoryview | None, start: int, deadline: Deadline) -> None:
+        """Send what lies sealed before `start`, and the part."""
+        stop = start
+        if part is not None:
+            stop += len(part) + _TAG_BYTES
+            self._sealer.seal(part, self._sealed[start:stop])
+        with _Failing(self, "take", deadline):
+            self._sending_limit.apply(self._sending, deadline)
+            self._sending.sendall(self._sealed[:stop])
+
+    def _receive_piece(self, part: memoryview, deadline: Deadline) -> None:
+        sealed = self._arrived[: len(part) + _TAG_BYTES]
+        with _Failing(self, "send", deadline):
+            self._receive_exactly(sealed, deadline)
+            self._opener.open(sealed, part)
+
+    def _receive_exactly(self, destination: memoryview, deadline: Deadline) -> None:
+        received = 0
+        while received < len(destination):
+            self._receiving_limit.apply(self._receiving, deadline)
+            count = self._receiving.recv_into(destination[received:])
+            if count == 0:
+                raise ConnectionResetError("closed")
+            received += count
+
+
+class _Limit:
+    """A socket's timeout, set again where a deadline is off by more than a twentieth: setting takes a system call."""
+
+    def __init__(self) -> None:
+        self._set_s = -1.0
+
+    def apply(self, connection: socket.socket, deadline: Deadline) -> None:
+        left_s = deadline.remaining_s()
+        if not 0.95 * self._set_s <= left_s <= 1.05 * self._set_s:
+            connection.settimeout(_timeout_s(deadline))
+            self._set_s = left_s
+
+
+class _Failing:
+    """Ends the channel where sending or receiving fails, and says so in our words."""
+
+    def __init__(self, channel: Channel, verb: str, deadline: Deadline) -> None:
+        self._channel = channel
+        self._verb = verb
+        self._deadline = deadline
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            return
+        self._channel.end()
+        peer = self._channel.peer
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(f"{peer} did not {self._verb} data in time; is it stopped or cut off?") from error
+        if isinstance(error, InvalidTag):
+            raise ConnectionLost(f"{peer}: what arrived is not what was sent; the connection was closed") from error
+        if isinstance(error, OSError):
+            raise ConnectionLost(f"{peer} is gone: connection {_reason(error)}; see its log") from error
+
+
+def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline) -> Channel:
+    """A channel to the listener at `address`, tried again until there is one; `who` asks, `peer` is what it is called.
+
+    Raises InputError where the other side has another key, DeadlineExceeded.
+    """
+    waiting_s, reason = deadline.remaining_s(), "no time was given"
+    place = f"{peer} at {address[0]}:{address[1]}"
+    while not deadline.passed():
+        try:
+            return _connect_once(address, key, peer, Deadline.after(min(deadline.remaining_s(), _CONNECT_S)))
+        except ssl.SSLError as error:
+            raise InputError(
+                f"{who}: {place} does not hold the same key ({error.reason or error}); is it the job's key file?"
+            ) from error
+        except socket.gaierror as error:
+            raise InputError(f"{who}: {address[0]!r} is no known host ({error.strerror})") from error
+        except OSError as error:
+            reason = _reason(error)
+        time.sleep(min(_RETRY_S, deadline.remaining_s()))
+    raise DeadlineExceeded(f"{who}: {place} cannot be reached within {waiting_s:.1f} s ({reason}); does it run?")
+
+
+def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> Channel:
+    connection = socket.create_connection(address, _timeout_s(deadline))
+    try:
+        prepare(connection)
+        handshake = Handshake(key, is_server=False)
+        connection.sendall(handshake.advance(b""))
+        while not handshake.is_over:
+            connection.settimeout(_timeout_s(deadline))
+            received = connection.recv(_RECEIVE_BYTES)
+            if not received:
+                raise ConnectionResetError("closed before it was open")
+            connection.sendall(handshake.advance(received))
+        return Channel(connection, handshake, peer)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def prepare(connection: socket.socket) -> None:
+    """Small messages at once; a host that went is noticed after half a minute, even where nobody writes to it."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+def _parts(array: npt.NDArray[Any]) -> Iterator[memoryview]:
+    """Its bytes in pieces."""
+    assert array.flags.c_contiguous, "only whole runs of bytes travel"
+    whole = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    return (whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES))
+
+
+def _timeout_s(deadline: Deadline) -> float:
+    """Never None: it would make the descriptor, which both of a channel's sockets share, a blocking one."""
+    return min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or "closed").lower()

@@ -1,0 +1,141 @@
+"""A box in plain NumPy: what `samovar.box.serving` asks of one, exactly once per (member, chunk), as the native one."""
+
+import json
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.box.base import Versions
+from samovar.box.board import Member
+from samovar.box.protocol import NOBODY, Shape
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, RankFailed
+
+Array = npt.NDArray[np.float32]
+
+
+class NumpyCenter:
+    """Outlives servers, as the keeper's memory does; `log` has every update that was applied to a chunk."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.values = np.zeros(shape.num_elements, np.float32)
+        self.velocity = np.zeros(shape.num_elements, np.float32)
+        self.versions = np.zeros(shape.num_chunks, np.int64)
+        self.sequences: dict[Member, npt.NDArray[np.int64]] = {}
+        self.answers: dict[Member, Array] = {}
+        self.keeps_log = True
+        self.log: list[tuple[Member, int, int, Array]] = []
+        self.lock = threading.Lock()
+
+    def part(self, chunk: int) -> slice:
+        size = self.shape.chunk_elements
+        return slice(chunk * size, min((chunk + 1) * size, self.shape.num_elements))
+
+    def apply(self, member: Member, sequence: int, chunk: int, difference: Array, momentum: float = 0.0) -> None:
+        part = self.part(chunk)
+        if momentum:
+            self.velocity[part] = np.float32(momentum) * self.velocity[part] + difference
+            difference = self.velocity[part].copy()
+        self.values[part] += difference
+        self.versions[chunk] += 1
+        self.sequences[member][chunk] = sequence
+        if self.keeps_log:
+            self.log.append((member, sequence, chunk, difference))
+
+
+class NumpySeat:
+    """See `samovar.box.serving.Seat`."""
+
+    def __init__(self, center: NumpyCenter, member: Member) -> None:
+        self.member = member
+        self.shape = center.shape
+        self.center = center
+        self.answers = center.answers[member]
+
+    def read(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        with self.center.lock:
+            destination[:] = self.center.values[self._elements(first_chunk, destination)]
+            return self._versions(first_chunk, destination)
+
+    def write(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        with self.center.lock:
+            self.center.values[self._elements(first_chunk, values)] = values
+
+    def accumulate(
+        self, first_chunk: int, sequence: int, difference: Array, momentum: float, _deadline: Deadline
+    ) -> Versions:
+        with self.center.lock:
+            for chunk, part in self._new_chunks(first_chunk, difference, sequence):
+                self.center.apply(self.member, sequence, chunk, difference[part].copy(), momentum)
+            return self._versions(first_chunk, difference)
+
+    def exchange(
+        self,
+        first_chunk: int,
+        sequence: int,
+        weights: Array,
+        moved: Array,
+        moving_rate: float,
+        _deadline: Deadline,
+    ) -> Versions:
+        with self.center.lock:
+            for chunk, part in self._new_chunks(first_chunk, weights, sequence):
+                difference = self.difference(weights[part], self.center.values[self.center.part(chunk)], moving_rate)
+                moved[part] = weights[part] - difference
+                self.center.apply(self.member, sequence, chunk, difference)
+            return self._versions(first_chunk, weights)
+
+    def difference(self, weights: Array, center: Array, rate: float) -> Array:
+        return np.float32(rate) * (weights - center)
+
+    def holds(self, first_chunk: int, num_chunks: int, sequence: int) -> npt.NDArray[np.bool_]:
+        return self.center.sequences[self.member][first_chunk : first_chunk + num_chunks] >= sequence
+
+    def close(self) -> None:
+        pass
+
+    def _elements(self, first_chunk: int, floats: Array) -> slice:
+        start = first_chunk * self.shape.chunk_elements
+        return slice(start, start + len(floats))
+
+    def _new_chunks(self, first_chunk: int, floats: Array, sequence: int) -> list[tuple[int, slice]]:
+        size = self.shape.chunk_elements
+        count = -(-len(floats) // size)
+        held = self.holds(first_chunk, count, sequence)
+        return [(first_chunk + k, slice(k * size, (k + 1) * size)) for k in range(count) if not held[k]]
+
+    def _versions(self, first_chunk: int, floats: Array) -> Versions:
+        count = -(-len(floats) // self.shape.chunk_elements)
+        return self.center.versions[first_chunk : first_chunk + count].copy()
+
+
+class NumpyHost:
+    """See `samovar.box.serving.Host`; `members` are those whose place is theirs."""
+
+    def __init__(self, centers: dict[str, NumpyCenter]) -> None:
+        self.centers = centers
+        self.num_members = 0
+        self.members: set[Member] = set()
+
+    def attach(self, name: str, member: Member) -> NumpySeat:
+        if name not in self.centers:
+            raise InputError(f"no center {name!r}; there are: {', '.join(self.centers) or 'none'}")
+        center = self.centers[name]
+        if member == NOBODY:
+            self.num_members += 1
+            member = Member(self.num_members - 1, self.num_members)
+            self.members.add(member)
+            center.sequences[member] = np.zeros(center.shape.num_chunks, np.int64)
+            center.answers[member] = np.zeros(center.shape.num_elements, np.float32)
+        if member not in self.members:
+            raise RankFailed(f"member {member.index} of incarnation {member.incarnation} is gone; join again")
+        return NumpySeat(center, member)
+
+    def drop(self, name: str) -> None:
+        if self.centers.pop(name, None) is None:
+            raise InputError(f"no center {name!r}")
+
+    def describe(self) -> str:
+        return json.dumps({"centers": sorted(self.centers), "members": self.num_members})

@@ -1,0 +1,105 @@
+"""Remote members of the native center, beside a local one: the same bits as in memory, each update once."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from samovar.box.board import Board, Member, create_board
+from samovar.box.host import MappedSeat
+from samovar.box.mapped import MappedCenter, create_center
+from samovar.box.protocol import NOBODY
+from samovar.box.remote import BoxAddress, RemoteCenter
+from samovar.core.clock import Deadline
+from tests.unit.box.conftest import TIMEOUT_S, ServedBox
+from tests.unit.transports.proxy import Proxy
+
+Attach = Callable[..., RemoteCenter]
+NUM_ELEMENTS, CHUNK_ELEMENTS = 1_000_001, 16_384
+
+
+def in_time() -> Deadline:
+    return Deadline.after(TIMEOUT_S)
+
+
+class NativeHost:
+    """One center, whatever its name."""
+
+    def __init__(self) -> None:
+        self.center = create_center(NUM_ELEMENTS, with_velocity=True, chunk_elements=CHUNK_ELEMENTS)
+        self.board_descriptor = create_board()
+        self.board = Board(self.board_descriptor)
+        self.answers: dict[int, np.ndarray] = {}
+
+    def attach(self, _name: str, member: Member) -> MappedSeat:
+        if member == NOBODY:
+            member = self.board.join()
+        else:
+            self.board.adopt(member)
+        answers = self.answers.setdefault(member.index, np.zeros(NUM_ELEMENTS, np.float32))
+        return MappedSeat(self.board, MappedCenter(self.center, member), member, answers)
+
+    def close(self) -> None:
+        os.close(self.center)
+        os.close(self.board_descriptor)
+
+
+@pytest.fixture
+def host(box: ServedBox) -> Iterator[NativeHost]:
+    native = NativeHost()
+    box.service._host = native  # type: ignore[assignment]
+    yield native
+    native.close()
+
+
+def test_a_remote_member_gets_the_bits_of_a_local_one(host: NativeHost, attach: Attach) -> None:
+    generator = np.random.default_rng(1)
+    c, d, x = (generator.standard_normal(NUM_ELEMENTS).astype(np.float32) for _ in range(3))
+    found = []
+    remote, twin = attach(), NativeHost()
+    with MappedCenter(twin.center, twin.board.join()) as local:
+        for center in (remote, local):
+            center.write(c, in_time())
+            weights, got = x.copy(), np.zeros_like(x)
+            center.exchange(1, weights, 0.3, in_time())
+            center.accumulate(2, d, in_time(), momentum=0.9)
+            center.accumulate(3, d, in_time(), momentum=0.9)
+            versions = center.read(got, in_time())
+            found.append((weights.tobytes(), got.tobytes(), versions.tolist()))
+    twin.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_local_and_remote_members_add_up_though_the_link_breaks(
+    box: ServedBox, host: NativeHost, attach: Attach, seed: int
+) -> None:
+    """Whole numbers: the sum is exact."""
+    generator = np.random.default_rng(seed)
+    cuts = [(int(generator.integers(0, 9e6)), int(generator.integers(0, 9e6))) for _ in range(6)]
+    proxy = Proxy(box.address.address, cuts)
+    try:
+        remotes = [attach(address=BoxAddress(proxy.address, box.key)), attach()]
+        with MappedCenter(host.center, host.board.join()) as local:
+            centers = [*remotes, local]
+            weights = [generator.integers(-99, 99, NUM_ELEMENTS).astype(np.float32) for _ in centers]
+            total = sum(weights)
+
+            def play(place: int) -> None:
+                for sequence in range(1, 6):
+                    if (sequence + place) % 2:
+                        centers[place].exchange(sequence, weights[place], 1.0, in_time())
+                    else:
+                        weights[place] -= 3
+                        centers[place].accumulate(sequence, np.full(NUM_ELEMENTS, 3, np.float32), in_time())
+
+            with ThreadPoolExecutor(len(centers)) as pool:
+                list(pool.map(play, range(len(centers))))
+            got = np.zeros(NUM_ELEMENTS, np.float32)
+            versions = local.read(got, in_time())
+    finally:
+        proxy.close()
+    assert (sum(weights) + got == total).all()
+    assert (versions == 5 * len(centers)).all()
