@@ -1,4 +1,4 @@
-"""Two hosts on a slow link, one rank each: `sync-easgd`, spread over its period, against DDP on gloo. Needs root.
+"""Two hosts on a slow link, one rank each: `sync-easgd`, `sync` and compressed `sync` against DDP on gloo. Needs root.
 
 The hosts are network namespaces of this machine, the link is held to its rate by `tc`.
 """
@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 
 from figures import Figure, compare
 
@@ -20,6 +21,9 @@ PORT = 29_500
 TIMEOUT_S = 3600.0
 # Rate, steps of DDP in a block, pairs of blocks, least ratio.
 SPEEDS = (("100mbit", 2, 3, 7.0), ("1gbit", 6, 5, 1.4))
+# By codec, least ratio.
+GRADIENT_BARS = {"none": 1.25, "bf16": 1.5}
+DDP_BUCKETS_MIB = (25, 100)
 GOAL, MOST_OF_DDPS_TIME = 0.985, 0.4
 
 
@@ -30,6 +34,23 @@ def run_speed() -> list[Figure]:
         name = f"AlexNet b16, 2 hosts, {rate}: sync-easgd every 8 / DDP"
         figures.append(compare(name, rates["ours"], rates["theirs"], "samples/s", bar))
     return figures
+
+
+def run_gradients() -> list[Figure]:
+    """Against DDP with the bucket size that is the faster one here; two nets at a time, for the memory's sake."""
+    sizes = {size: _gradients("none", size, pairs=2) for size in DDP_BUCKETS_MIB}
+    best = max(sizes, key=lambda size: median(sizes[size]["theirs"]))
+    figures = []
+    for codec, bar in GRADIENT_BARS.items():
+        rates = _gradients(codec, best, pairs=5)
+        name = f"AlexNet b16, 2 hosts, 1gbit: sync, {codec} / DDP, {best} MiB"
+        figures.append(compare(name, rates["ours"], rates["theirs"], "samples/s", bar))
+    return figures
+
+
+def _gradients(codec: str, bucket_mib: int, pairs: int) -> dict[str, list[float]]:
+    options = ("--codec", codec, "--bucket-mib", str(bucket_mib), "--pairs", str(pairs), "--ddp-steps", "3")
+    return measure("1gbit", "gradients", *options)
 
 
 def run_accuracy(mnist: Path | None) -> list[Figure]:

@@ -1,17 +1,20 @@
 """One rank on its own host: Samovar and DistributedDataParallel (gloo) on the same nets, links and data, in turn.
 
     two_hosts_rank.py speed OUT       samples/s of the AlexNet shape
+    two_hosts_rank.py gradients OUT   the same where both exchange gradients: DDP, sync, sync with bf16
     two_hosts_rank.py accuracy OUT    seconds of training until LeNet reaches an accuracy on MNIST
 
 Started with torchrun's variables; rank 0 writes what it measured to OUT, as JSON.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +39,12 @@ Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Samovar:
-    """`sync-easgd`, its exchange spread over the period."""
+    """A strategy of Samovar; `sync-easgd`, its exchange spread over the period, where none is given."""
 
-    def __init__(self, model: nn.Module, rate: float, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, rate: float, batches: Batches, **strategy: object) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         self.model = model
-        self.replica = samovar.replicate(model, optimizer, timeout_s=TIMEOUT_S, **STRATEGY)
+        self.replica = samovar.replicate(model, optimizer, timeout_s=TIMEOUT_S, **(strategy or STRATEGY))
         self._optimizer = optimizer
         self._batches = batches
 
@@ -64,8 +67,8 @@ class Samovar:
 class Ddp:
     """The same loop with DistributedDataParallel."""
 
-    def __init__(self, model: nn.Module, rate: float, batches: Batches) -> None:
-        self.model = DistributedDataParallel(model)
+    def __init__(self, model: nn.Module, rate: float, batches: Batches, bucket_mib: int = 25) -> None:
+        self.model = DistributedDataParallel(model, bucket_cap_mb=bucket_mib)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.9)
         self._batches = batches
 
@@ -127,6 +130,37 @@ def speed(pairs: int, ddp_steps: int) -> dict[str, list[float]]:
         rates["ours"].append(block(ours, PERIOD, 2 * PERIOD))
         rates["theirs"].append(block(theirs, 1, ddp_steps))
     return rates
+
+
+def gradients(pairs: int, steps: int, codec: str, bucket_mib: int) -> dict[str, list[float]]:
+    """Samples/s where gradients are exchanged: `sync` (compressed by a codec, or "none") and DDP, in turn."""
+    compression = {} if codec == "none" else {"compress": codec, "always_compresses": True}
+    sides: dict[str, Side] = {}
+    for name, make in {
+        "ours": partial(Samovar, strategy="sync", **compression),
+        "theirs": partial(Ddp, bucket_mib=bucket_mib),
+    }.items():
+        torch.manual_seed(1)
+        sides[name] = make(alexnet(), 1e-4, random_images(dist.get_rank()))
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(pairs):
+        for name, side in sides.items():
+            rates[name].append(block(side, 1, steps))
+    for name, side in sides.items():
+        require_equal_ranks(name, side.model)
+    return rates
+
+
+def require_equal_ranks(name: str, model: nn.Module) -> None:
+    """Both ranks must end with the same bits, and finite ones."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        assert parameter.isfinite().all(), name
+        digest.update(parameter.detach().numpy().tobytes())
+    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    theirs = mine.clone()
+    dist.broadcast(theirs, 0)
+    assert torch.equal(mine, theirs), f"{name}: the ranks' weights differ"
 
 
 class Mnist:
@@ -192,10 +226,12 @@ def time_to_accuracy(goal: float, folder: Path, seeds: int) -> dict[str, list[fl
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=["speed", "accuracy"])
+    parser.add_argument("task", choices=["speed", "gradients", "accuracy"])
     parser.add_argument("out", type=Path)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--ddp-steps", type=int, default=2)
+    parser.add_argument("--codec", default="none")
+    parser.add_argument("--bucket-mib", type=int, default=25)
     parser.add_argument("--goal", type=float, default=0.985)
     parser.add_argument("--data", type=Path)
     given = parser.parse_args()
@@ -211,6 +247,8 @@ def main() -> None:
     )
     if given.task == "speed":
         found = speed(given.pairs, given.ddp_steps)
+    elif given.task == "gradients":
+        found = gradients(given.pairs, given.ddp_steps, given.codec, given.bucket_mib)
     else:
         found = time_to_accuracy(given.goal, given.data, given.pairs)
     if dist.get_rank() == 0:

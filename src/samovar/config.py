@@ -12,10 +12,13 @@ from samovar.core.precision import FP32, PRECISIONS
 from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
 from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.stop_rule import STOP_RULES
 
 BATCH_MODES = ("per-worker", "global")
 PHASES = ("TRAIN", "TEST")
 DEFAULT_TIMEOUT_S = 120.0
+# Workers alone change the center, and each change has its place in one order.
+REPLAYABLE = ("async-sgd", "async-msgd", "async-easgd", "async-measgd", "shm-easgd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class RunConfig:
     the number of workers. `phase` is that of a net to be timed, `is_solver` whether its `model` is a solver.
     `hdf5_out` is the folder that a tested net's HDF5Output layers write into. `precision` is that of convolutions
     and inner products; everything else, the weights included, is float32 in any case. The steps of `trace` are
-    recorded. `sweep` is what --workers auto measured, empty where workers were given.
+    recorded. With `hold_data` the training set, decoded, lies in the memory of all workers. `sweep` is what --workers
+    auto measured, empty where workers were given. `stop_rule`, `record` and `replay` are of workers that wait for
+    nobody; a `stop_rule` of None is settled before ranks start.
     """
 
     job: str
@@ -44,6 +49,7 @@ class RunConfig:
     batch_mode: str = "per-worker"
     seed: int | None = None
     shuffle: bool = False
+    hold_data: bool = False
     iterations: int | None = None
     exact: int | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -59,6 +65,9 @@ class RunConfig:
     precision: str = FP32
     trace: TraceWindow | None = None
     sweep: tuple[SweptSetting, ...] = ()
+    stop_rule: str | None = None
+    record: bool = False
+    replay: Path | None = None
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -77,8 +86,26 @@ class RunConfig:
             raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
         if self.exact is not None:
             self._check_exact(self.exact)
+        self._check_free()
         if self.weights and self.snapshot is not None:
             raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
+
+    def _check_free(self) -> None:
+        """Who waits for nobody, and who does not."""
+        flags = {"--stop-rule": self.stop_rule, "--record": self.record or None, "--replay": self.replay}
+        given = [flag for flag, value in flags.items() if value is not None]
+        if given and not self.is_free:
+            raise InputError(f"{given[0]}: workers with {self.strategy.name} step together in any case; leave it out")
+        if self.stop_rule is not None and self.stop_rule not in STOP_RULES:
+            raise InputError(f"--stop-rule: got {self.stop_rule!r}; choose one of: {', '.join(STOP_RULES)}")
+        if self.is_free and self.trace is not None:
+            raise InputError(
+                f"--trace: shows how workers meet at a step, and those with {self.strategy.name} do not; leave it out"
+            )
+        if (self.record or self.replay is not None) and self.strategy.name not in REPLAYABLE:
+            raise InputError(
+                f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {', '.join(REPLAYABLE)}"
+            )
 
     def _check_exact(self, num_slices: int) -> None:
         strategy = self.strategy
@@ -94,8 +121,15 @@ class RunConfig:
                 f"--exact {num_slices}: all slices are summed at the end of the step, in a tree of their own; "
                 "leave --overlap and --bucket out"
             )
+        if strategy.codec is not None:
+            raise InputError(f"--exact {num_slices}: is for the same bits, which compression changes; leave one out")
         if strategy.collective != AUTO:
             raise InputError(f"--exact {num_slices}: has a plan of its own; leave --collective out")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each worker steps at its own speed and waits for no other."""
+        return self.strategy.needs_center and self.strategy.name != "round-robin-easgd"
 
     @property
     def shares_batch(self) -> bool:
@@ -112,7 +146,7 @@ class RunConfig:
         """Read back a file that holds `to_json`'s value; InputError where it does not."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            for name in ("model", "snapshot", "out", "hdf5_out"):
+            for name in ("model", "snapshot", "out", "hdf5_out", "replay"):
                 values[name] = None if values[name] is None else Path(values[name])
             values["weights"] = tuple(map(Path, values["weights"]))
             values["stages"] = tuple(values["stages"])

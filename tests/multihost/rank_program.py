@@ -14,6 +14,7 @@ import numpy as np
 
 from samovar import _native
 from samovar.api.join import Joined, join_group
+from samovar.collectives.codecs import CODECS, Codec
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.base import Region
@@ -70,9 +71,29 @@ def exact(joined: Joined) -> None:
             buffer.array[:] = np.random.default_rng([rank, count]).standard_normal(count)
             reduce.run(deadline())
             digest.update(buffer.array.tobytes())
+    encoded(joined, digest)
     background(joined)
     records(joined)
     traffic(joined, {"hosts": [host.ranks for host in joined.hosts], "sha256": digest.hexdigest()})
+
+
+def encoded(joined: Joined, digest: "hashlib._Hash") -> None:
+    """Every codec, twice, so that what was left out comes along; in the background and not."""
+    rank, ranks = joined.group.rank, range(joined.group.world_size)
+    for name in CODECS:
+        buffer = region(joined, f"as {name}", 5000)
+        reduce = joined.collectives.encoded_all_reduce(name, buffer, Codec(name))
+        for run in range(2):
+            buffer.array[:] = numbers(rank, 5000, run)
+            if run:
+                reduce.start()
+                reduce.finish(deadline())
+            else:
+                reduce.run(deadline())
+            digest.update(buffer.array.tobytes())
+        wanted = sum(numbers(peer, 5000, 1) for peer in ranks)
+        assert name != "bf16" or np.abs(buffer.array - wanted).max() <= 64 * len(joined.hosts), name
+        assert (len(reduce.residual) > 0) == (rank in [host.ranks[0] for host in joined.hosts])
 
 
 def background(joined: Joined) -> None:

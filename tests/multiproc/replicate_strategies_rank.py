@@ -16,6 +16,8 @@ from tests.multiproc.replicate_ranks import serve_rank
 STEPS = 6
 EVERY = {
     "sync": {"name": "sync"},
+    "sync as bf16": {"name": "sync", "compress": "bf16", "always_compresses": True},
+    "sync as 1-bit, tried": {"name": "sync", "compress": "1-bit", "bucket_size_bytes": 1},
     "local-sgd": {"name": "local-sgd", "sync_period_steps": 2},
     "diloco": {"name": "diloco", "sync_period_steps": 2},
     "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
@@ -118,6 +120,23 @@ def resumed(team: Team) -> Any:
     return results
 
 
+def compressed(team: Team) -> Any:
+    """Counts of who has a gradient are never compressed: of three layers one is used by rank 0 alone, one by nobody."""
+    found = {}
+    for codec in ("bf16", "int8", "top-k", "1-bit"):
+        torch.manual_seed(5)
+        model = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        replica = replicated(team, model, optimizer := sgd(model), compress=codec, always_compresses=True)
+        for x, _ in batches(replica.rank, STEPS):
+            optimizer.zero_grad()
+            hidden = model[1](x) if replica.rank == 0 else x
+            replica.backward(model[0](hidden).square().mean())
+            replica.step()
+        has_gradient = [layer.weight.grad is not None for layer in model]
+        found[codec] = {"values": values(model), "has_gradient": has_gradient}
+    return found
+
+
 def changed_strategy(team: Team) -> Any:
     """The state of another strategy gives its center."""
     model = perceptron()
@@ -193,6 +212,7 @@ SCENARIOS = {
         with_half_precision,
         statistics,
         resumed,
+        compressed,
         changed_strategy,
         another_ranks_state,
         inside_evaluating,

@@ -51,10 +51,19 @@ def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back
     np.testing.assert_allclose(first["mean"], np.mean([first["own"], second["own"]], axis=0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "diloco", "sync-easgd"])
+@pytest.mark.parametrize(
+    "strategy", ["sync", "sync as bf16", "sync as 1-bit, tried", "local-sgd", "diloco", "sync-easgd"]
+)
 def test_a_resumed_run_has_the_same_bits(strategy: str) -> None:
     for result in of("resumed"):
         assert result[strategy] == {"equal": True, "steps": 6}
+
+
+def test_compressed_gradients_leave_equal_weights_and_what_no_rank_has_stays_none() -> None:
+    first, second = of("compressed")
+    assert first == second
+    assert [found["has_gradient"] for found in first.values()] == 4 * [[True, True, False]]
+    assert len({tuple(found["values"]) for found in first.values()}) == 4
 
 
 def test_the_state_of_another_strategy_gives_its_center() -> None:

@@ -23,6 +23,13 @@ PROGRAMS = ("samovar", "python", "torchrun", "mpiexec", "srun", "sbatch", "make"
 # Commands that no test can run as they stand, each with what does in their place.
 ELSEWHERE = {
     "git clone <this repository> samovar && cd samovar": "the tests run in what it makes",
+    "samovar box serve": "it runs until Ctrl-C; test_box.py does what docs/box.md shows",
+    "samovar box list": "it needs a server; test_box.py",
+    "samovar box snapshot lenet --out lenet.safetensors": "it needs a server; test_box.py",
+    "samovar box drop lenet": "it needs a server; test_box.py",
+    "samovar data images --folder FOLDER --resize 256x256 --out data/flowers_lmdb --mean data/mean.binaryproto": (
+        "it needs images; test_data_images.py"
+    ),
     "make demo": "it makes an environment first; benchmarks and tests of `samovar train` run what it trains",
     "make test": "it runs this very test",
     "srun --ntasks 2 python examples/torch/mnist.py --epochs 1": "test_torch_example.py starts a cluster for it",

@@ -154,6 +154,8 @@ def test_settings_that_nobody_knows_are_refused() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="got sync_periods=3; one is unknown"):
         samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)
+    with pytest.raises(InputError, match="shm-easgd lets workers step at different speeds"):
+        samovar.replicate(model, sgd(model), "shm-easgd")
     with pytest.raises(InputError, match="timeout_s is -1"):
         samovar.replicate(model, sgd(model), timeout_s=-1)
 

@@ -1,7 +1,9 @@
 """What a replica does with its ranks in backward and step: exchange gradients, exchange weights, or nothing."""
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -10,17 +12,19 @@ from torch import nn
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat
 from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.execute import PlanRunner
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.frontends.torch.gradients import FlatGradients, gradient_layout
+from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizer_state import OptimizerState
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.weights import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.trial import Witness
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
@@ -92,15 +96,18 @@ class GradientExchange(NoExchange):
         seat: Seat,
     ) -> None:
         layout = gradient_layout(parameters)
-        buckets = layout.buckets(config.bucket_size_bytes)
+        buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=config.codec is not None)
         region = float32_region(collectives, "gradients", layout.num_elements)
         self._flat = FlatBuffer(layout, region.array)
         self._group, self._seat = collectives.group, seat
         self._gradients = FlatGradients(parameters, self._flat, buckets, 1.0 / self._group.world_size)
         self._parameters, self._optimizer = parameters, optimizer
-        self._buckets = buckets
-        buffers = Buffers(region.part(0, 0), region)
-        self._strategy = build_strategy(config, collectives, buckets, buffers, seat.deadline)
+        self._collectives, self._region = collectives, region
+        num_counts = 0 if config.codec is None else buckets[-1].size
+        buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
+        witness = Witness(tell=partial(_tell, collectives.group.rank))
+        self._strategy = build_strategy(config, collectives, buckets, buffers, seat.deadline, witness=witness)
+        self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_answered = 0
 
@@ -129,13 +136,16 @@ class GradientExchange(NoExchange):
         if any(answered):
             self._copy_from(answered.index(0.0))
 
+    def state_dict(self) -> State:
+        return self._strategy.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        self._strategy.load_state_dict(state)
+
     def _complete(self, num_active: int) -> None:
-        self._finish_exchange()
+        self._strategy.finish_step(self._num_exchanges, _nothing)
         self._num_exchanges += 1
         self._gradients.publish(self._group.world_size / num_active)
-
-    def _finish_exchange(self) -> None:
-        self._strategy.finish_step(self._num_exchanges, _nothing)
 
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:
@@ -159,12 +169,12 @@ class GradientExchange(NoExchange):
         self._flat.tensor_N.zero_()
 
     def _sum_of(self, leader: int) -> None:
-        """The flat buffer of the leader on all ranks."""
+        """The flat buffer of the leader on all ranks, however gradients travel."""
+        if self._exact_sum is None:
+            self._exact_sum = self._collectives.all_reduce("state of another rank", self._region)
         if self._group.rank != leader:
             self._flat.tensor_N.zero_()
-        for bucket in self._buckets:
-            self._strategy.gradient_final(bucket)
-        self._finish_exchange()
+        self._exact_sum.run(self._seat.deadline())
 
 
 class WeightExchange:
@@ -257,6 +267,11 @@ class _Once:
         with torch.enable_grad():
             for call in calls:
                 call()
+
+
+def _tell(rank: int, sentence: str) -> None:
+    if rank == 0:
+        sys.stderr.write(f"samovar: {sentence}\n")
 
 
 def _nothing(_bucket: Bucket, _gradient_scale: float) -> None:

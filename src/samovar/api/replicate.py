@@ -56,7 +56,9 @@ def replicate(
     """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
 
     Rank 0's weights and buffers become everybody's. `strategy` is one of `sync`, `local-sgd`, `diloco`, `sync-easgd`;
-    `settings` are its own: `sync_period_steps`, `moving_rate`, `overlap`, `variant`, `outer_rate`, `outer_momentum`.
+    `settings` are its own: `sync_period_steps`, `moving_rate`, `overlap`, `variant`, `outer_rate`, `outer_momentum`,
+    `compress` (gradients as "bf16", "int8", "top-k" or "1-bit", where the first steps show that it helps;
+    `always_compresses=True` from the first step on).
     `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on
     one host, 8 MiB between hosts. No wait for other ranks lasts longer than `timeout_s`.
 
@@ -81,12 +83,17 @@ def _config(strategy: str, collective: str, bucket_size: int | str | None, setti
         config = StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        known = "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum"
+        known = "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress"
         raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {known}") from error
     if config.has_owners:
         raise InputError(
             "replicate: overlap='full' updates each bucket on one rank, as soon as it is summed; a torch optimizer "
             "updates all at once; choose overlap='backward'"
+        )
+    if config.needs_center:
+        raise InputError(
+            f"replicate: {config.name} lets workers step at different speeds, which `samovar train --strategy "
+            f"{config.name}` does; in a loop of your own choose sync, local-sgd, sync-easgd or diloco"
         )
     return config
 

@@ -10,11 +10,13 @@ from typer.exceptions import Abort, TyperException
 
 from samovar import __version__
 from samovar.cli import strategy_flags as flags
+from samovar.cli.box import box_app
 from samovar.cli.caffe_command import SETTINGS as CAFFE_SETTINGS
 from samovar.cli.caffe_command import caffe
 from samovar.cli.convert import convert
 from samovar.cli.data import data_app
 from samovar.cli.doctor import doctor
+from samovar.cli.flag_groups import AtCenter, Compression, Free, LargeBatchFlags, Rates, gathered
 from samovar.cli.inspect import inspect
 from samovar.cli.placing import placed
 from samovar.cli.run import SETTINGS as RUN_SETTINGS
@@ -40,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(box_app, name="box")
 app.command()(doctor)
 app.command()(convert)
 app.command()(inspect)
@@ -68,7 +71,9 @@ Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for an
 
 
 @app.command()
+@gathered(rates=Rates, compression=Compression, at_center=AtCenter, free=Free, large=LargeBatchFlags)
 def train(
+    *,
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
     weights: Annotated[
         str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
@@ -81,19 +86,16 @@ def train(
     calibration: Calibration = None,
     bucket: flags.Bucket = AUTO,
     sync_period: flags.SyncPeriod = None,
-    moving_rate: flags.MovingRate = None,
-    overlap: flags.Overlap = None,
-    owner: flags.Owner = None,
-    variant: flags.Variant = None,
-    outer_rate: flags.OuterRate = None,
-    outer_momentum: flags.OuterMomentum = None,
+    rates: Rates,
+    compression: Compression,
+    at_center: AtCenter,
+    free: Free,
     batch_mode: flags.BatchMode = "per-worker",
     exact: flags.Exact = None,
-    large_batch: flags.LargeBatch = None,
-    rate_scaling: flags.RateScaling = None,
-    warm_up_steps: flags.WarmUpSteps = None,
+    large: LargeBatchFlags,
     seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
     shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
+    hold_data: flags.HoldData = False,
     iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
     precision: flags.Precision = FP32,
     trace: flags.Trace = None,
@@ -101,12 +103,12 @@ def train(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    rates = (moving_rate, overlap, variant, outer_rate, outer_momentum, owner)
-    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates)
+    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center)
+    sharing = flags.compressed(sharing, compression)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
-    recipe = flags.large_batch_of(large_batch, rate_scaling, warm_up_steps)
-    config = replace(config, large_batch=recipe, precision=precision, trace=flags.trace_of(trace), timeout_s=timeout)
+    config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
+    config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict())
     raise typer.Exit(_train(_on_machine(config, workers, threads_per_worker, snapshot, out), snapshot, out))
 
 

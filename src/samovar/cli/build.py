@@ -4,8 +4,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from samovar.cli.bucket_cut import cut_buckets, cut_notices
+from samovar.cli.momentum import with_momentum
+from samovar.cli.own_box import OwnBox
 from samovar.cli.resume import ResumePoint
-from samovar.cli.sharing import Memory, Slices, chosen_collective, make_strategy, open_memory, possible, step_parts
+from samovar.cli.sharing import (
+    Memory,
+    Slices,
+    chosen_collective,
+    make_strategy,
+    open_memory,
+    possible,
+    step_parts,
+)
 from samovar.cli.weights import load_weights, starting_weights
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.traced import TracedCollectives
@@ -25,10 +35,15 @@ from samovar.model.half import precision_warnings
 from samovar.model.model import Model, layout_of
 from samovar.solver.base import Multipliers, Solver
 from samovar.solver.build import build_solver
+from samovar.solver.config import SolverConfig
 from samovar.strategies.base import Strategy
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.compressed import CompressedSync
+from samovar.strategies.trial import Witness
 from samovar.transports.base import Transport
 from samovar.worker.evaluated import EvaluatedWeights
 from samovar.worker.evaluation import Evaluation
+from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.step import Parts, Updates, Worker
 from samovar.worker.times import Laps
 
@@ -41,7 +56,7 @@ class Learner:
     model: Model
     solver: Solver
     strategy: Strategy
-    evaluated: EvaluatedWeights
+    evaluated: EvaluatedWeights | CenterWeights
     collective: str
     buckets: tuple[Bucket, ...]
     parts: Parts
@@ -50,8 +65,13 @@ class Learner:
 
     @property
     def has_private_state(self) -> bool:
-        """Whether each rank has weights and momentum of its own, which a snapshot must hold too."""
-        return self.evaluated.differ_between_ranks
+        """Whether each rank has weights and momentum, or a strategy's state, of its own, for a snapshot to hold."""
+        return self.evaluated.differ_between_ranks or self.has_residuals
+
+    @property
+    def has_residuals(self) -> bool:
+        """Whether each rank's strategy keeps what its messages left out."""
+        return isinstance(self.strategy, CompressedSync)
 
     @property
     def num_parameters(self) -> int:
@@ -65,8 +85,13 @@ def build_learner(
     transport: Transport,
     start: ResumePoint | None,
     trace: Trace | None = None,
+    box: OwnBox | None = None,
+    witness: Witness | None = None,
 ) -> Learner:
-    """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`."""
+    """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
+
+    `box` is there for strategies with a center; `witness` is told what the strategy finds out while it trains.
+    """
     notices = (*load_weights(net, starting_weights(config, caffe)), *precision_warnings(config.precision))
     sharing, fallback = possible(config.strategy, caffe)
     slices = Slices.of(config, caffe, net)
@@ -76,20 +101,34 @@ def build_learner(
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
     weights = FlatBuffer(layout, memory.weights.array)
     model = Model(net, parameters, weights, FlatBuffer(layout, memory.gradients.array), buckets, config.precision)
-    solver = _solver(caffe, net, weights, memory)
-    if start is not None:
-        _load_start(start, model, solver, config)
+    sharing, settings, momentum_notices = with_momentum(sharing, solver_config(caffe), config.workers)
+    solver = _solver(settings, net, weights, memory)
+    _load_start(start, model, solver, config)
     collective = chosen_collective(config, memory, buckets)
     collectives = _collectives(transport, collective, trace)
     deadline = partial(Deadline.after, config.timeout_s)
-    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline)
+    seat = None if box is None else box.seat(sharing, layout.num_elements)
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
+    _begin(strategy, start, box)
+    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
+    if box is not None and config.is_free:
+        evaluated: EvaluatedWeights | CenterWeights = box.evaluated(weights, statistics, deadline)
+    else:
+        evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
+    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
+    notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
+    return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
+
+
+def _begin(strategy: Strategy, start: ResumePoint | None, box: OwnBox | None) -> None:
+    """From the snapshot's state; a rank that comes back goes on from the center, which rank 0 has filled."""
     if start is not None:
         strategy.load_state_dict(start.strategy)
-    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
-    evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
-    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
-    notices = (*notices, *fallback, *cut_notices(config, sharing, buckets))
-    return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
+    if box is not None:
+        box.is_filled()
+        if box.is_back:
+            assert isinstance(strategy, CenterSteps)
+            strategy.adopt_center()
 
 
 def _collectives(transport: Transport, name: str, trace: Trace | None) -> PlannedCollectives:
@@ -98,14 +137,16 @@ def _collectives(transport: Transport, name: str, trace: Trace | None) -> Planne
     return TracedCollectives(transport, lambda _num_bytes: name, trace)
 
 
-def _solver(caffe: CaffeSolver, net: CaffeNet, weights: FlatBuffer, memory: Memory) -> Solver:
+def _solver(config: SolverConfig, net: CaffeNet, weights: FlatBuffer, memory: Memory) -> Solver:
     layout = weights.layout
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
     histories = [FlatBuffer(layout, history.array) for history in memory.histories]
-    return build_solver(solver_config(caffe), weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    return build_solver(config, weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
 
 
-def _load_start(start: ResumePoint, model: Model, solver: Solver, config: RunConfig) -> None:
+def _load_start(start: ResumePoint | None, model: Model, solver: Solver, config: RunConfig) -> None:
+    if start is None:
+        return
     try:
         model.load_state_dict(start.weights)
         if start.momentum:

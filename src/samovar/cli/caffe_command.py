@@ -63,6 +63,11 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
     _require_place_for_snapshots(solver)
     sharing = resolved(StrategyConfig(given.strategy), given.workers)
     config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
+    if config.is_free:
+        raise InputError(
+            f"-strategy {given.strategy}: Caffe's log counts the steps of workers that step together; use "
+            f"`samovar train --strategy {given.strategy}`"
+        )
     _use_cpu(given, log, solver.solver_mode)
     _introduce(given, solver, log)
     effects = {**DEFAULT_EFFECTS, signal.SIGINT: given.sigint_effect, signal.SIGHUP: given.sighup_effect}

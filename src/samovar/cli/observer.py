@@ -57,9 +57,9 @@ class RunObserver:
         }
         self._metrics.append(done.steps_done, "train", values)
         self._watch_time(done, arrival)
-        if self._is_due(done.steps_done):
+        if self._is_due(done):
             self._shown_s = time.monotonic()
-            self._writer.write(self._progress(done.steps_done, rate))
+            self._writer.write(self._progress(done, rate))
 
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:
         """Each test net has a kind of its own in metrics.jsonl: test, test_1, test_2, ..."""
@@ -85,23 +85,23 @@ class RunObserver:
                 self._writer.write(Notice(level="warning", text=f"step {done.steps_done}: {sentence}"))
         self._is_warm = True
 
-    def _is_due(self, steps_done: int) -> bool:
-        if steps_done == self._num_steps:
+    def _is_due(self, done: StepDone) -> bool:
+        if done.steps_done == self._num_steps:
             return True
-        if self._display_interval:
-            return steps_done % self._display_interval == 0
+        if interval := self._display_interval:
+            return done.steps_done // interval > (done.steps_done - done.num_steps) // interval
         return time.monotonic() - self._shown_s > _SILENCE_S
 
-    def _progress(self, steps_done: int, rate: float) -> Progress:
+    def _progress(self, done: StepDone, rate: float) -> Progress:
         seconds = sum(done.seconds for done in self._recent)
-        steps_left = self._num_steps - steps_done
+        steps_left = self._num_steps - done.steps_done
         return Progress(
-            step=steps_done,
+            step=done.steps_done,
             total_steps=self._num_steps,
             loss=sum(self._losses) / len(self._losses),
             learning_rate=rate,
             samples_per_second=sum(done.num_samples for done in self._recent) / seconds if seconds > 0 else 0.0,
-            eta_s=seconds / len(self._recent) * steps_left,
+            eta_s=seconds / sum(done.num_steps for done in self._recent) * steps_left,
         )
 
 

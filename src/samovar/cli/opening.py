@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from samovar.cli import build
+from samovar.cli.holding import hold_training_set
 from samovar.cli.rank_process import RankContext
 from samovar.cli.sharing import Slices, portions
 from samovar.data.reader import BatchReader
@@ -36,6 +37,8 @@ class Opened:
     def stream(self, slices: Slices | None, first_batch: int) -> Iterator[BatchStream]:
         """This rank's batches, from `first_batch` on; closed at the end."""
         own = portions(self.context.transport.group, self.global_batch, slices)
+        if self.context.config.hold_data and self.context.config.job == "train":
+            hold_training_set(self.context, self.reader)
         with contextlib.closing(BatchStream(self.reader, own, first_batch)) as stream:
             yield stream
 

@@ -6,6 +6,7 @@ import time
 
 from samovar.cli import build
 from samovar.cli.opening import open_training
+from samovar.cli.own_box import OwnBox
 from samovar.cli.rank_process import RankContext
 from samovar.report.records import Probed
 from samovar.worker.replicas import gather
@@ -21,7 +22,8 @@ def run_probe(context: RankContext) -> None:
     config = context.config
     with open_training(context) as opened:
         caffe = opened.caffe
-        learner = build.build_learner(config, caffe, opened.net, context.transport, None)
+        box = OwnBox(context) if config.strategy.needs_center else None
+        learner = build.build_learner(config, caffe, opened.net, context.transport, None, box=box)
         with opened.stream(learner.slices, 0) as stream:
             worker = build.build_worker(learner, stream, config, learner.solver, None)
             steps_s = _measure(context, worker, caffe.max_iter)

@@ -13,13 +13,18 @@ SNAPSHOT_SIGNAL = signal.SIGHUP
 
 @dataclass(frozen=True, slots=True)
 class RankArguments:
-    """The command line of a rank: numbers of inherited descriptors, and the run's configuration."""
+    """The command line of a rank: numbers of inherited descriptors, and the run's configuration.
+
+    `board` and `center` are those of the run's own box, -1 where it has none.
+    """
 
     rank: int
     segment: int
     pipe: int
     parent: int
     config: Path
+    board: int = -1
+    center: int = -1
 
     def to_command(self, executable: str) -> list[str]:
         values = [f"--{name}={getattr(self, name)}" for name in self.__slots__]
@@ -31,5 +36,7 @@ class RankArguments:
         parser = argparse.ArgumentParser(prog=MODULE, description="Started by samovar itself.")
         for name in ("rank", "segment", "pipe", "parent"):
             parser.add_argument(f"--{name}", type=int, required=True)
+        for name in ("board", "center"):
+            parser.add_argument(f"--{name}", type=int, default=-1)
         parser.add_argument("--config", type=Path, required=True)
         return cls(**vars(parser.parse_args(arguments)))

@@ -17,13 +17,26 @@ from samovar.worker.training import Requests
 
 
 @dataclass(frozen=True, slots=True)
+class BoxDescriptors:
+    """The memory of the run's own box."""
+
+    board: int
+    center: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankContext:
-    """What a rank is given: its settings, its way to the others, its way to the launcher."""
+    """What a rank is given: its settings, its way to the others, its way to the launcher.
+
+    `is_gone(rank)` tells whether the launcher has given that rank up. `box` is there for strategies with a center.
+    """
 
     config: RunConfig
     transport: Transport
     writer: RecordWriter
     at_boundary: Callable[[int], Requests]
+    is_gone: Callable[[int], bool]
+    box: BoxDescriptors | None = None
 
     @property
     def is_first(self) -> bool:
@@ -60,6 +73,10 @@ class SignalRequests:
             self._stop_signal or self._board.read(launcher, BoardWord.STOP_SIGNAL),
             self._num_snapshots + self._board.read(launcher, BoardWord.SNAPSHOT_REQUESTS),
         )
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the launcher says so."""
+        return self._board.read(rank, BoardWord.IS_GONE) != 0
 
     def _note_stop(self, number: int, _frame: FrameType | None) -> None:
         self._stop_signal = number

@@ -5,9 +5,10 @@ import traceback
 import torch
 
 from samovar.cli.evaluate_rank import run_evaluation
+from samovar.cli.free_rank import run_free_training
 from samovar.cli.probe_rank import run_probe
 from samovar.cli.rank_arguments import RankArguments
-from samovar.cli.rank_process import RankContext, SignalRequests, use_cpus
+from samovar.cli.rank_process import BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.cli.time_rank import run_timing
 from samovar.cli.train_rank import run_training
 from samovar.config import RunConfig
@@ -41,7 +42,10 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     use_cpus(config.cpus[given.rank])
     torch.set_num_threads(config.threads_per_worker)
     transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed)
-    _JOBS[config.job](RankContext(config, transport, writer, requests.at_boundary))
+    box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
+    context = RankContext(config, transport, writer, requests.at_boundary, requests.is_gone, box)
+    job = run_free_training if config.job == "train" and config.is_free else _JOBS[config.job]
+    job(context)
 
 
 def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:

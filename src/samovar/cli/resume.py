@@ -17,6 +17,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.base import history_key
+from samovar.strategies.config import NONE
 
 _COMMON_PARTS = ("weights", "momentum", "strategy")
 
@@ -42,7 +43,10 @@ def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> Resu
 
 
 def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
-    """Own weights and momentum of the same ranks with the same strategy; else the common weights, for all ranks."""
+    """Own weights and momentum of the same ranks with the same strategy; else the common weights, for all ranks.
+
+    Workers that wait for nobody have saved their center alone, for any number of them.
+    """
     own = f"rank_{rank}"
     snapshot = read_snapshot(path, lambda part: part in (own, *_COMMON_PARTS))
     step, parts = snapshot.step, snapshot.parts
@@ -51,19 +55,40 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
+    if had != has and _codec(snapshot.config) is not None:
+        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum; what was left out is lost"
+        return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))
+    if own not in parts and _strategy_name(snapshot.config) == config.strategy.name:
+        notice = f"{path}: holds the center, from which all start; momentum was each worker's own, and starts from none"
+        return ResumePoint(step, parts["weights"], {}, parts["strategy"], (notice,))
     if had != has:
         notice = f"{path}: saved by {had}; {has} start from its weights, and from no momentum: each worker had its own"
         return ResumePoint(step, parts["weights"], {}, {}, (notice,))
     if rank == 0:  # before anything is told of the run: another rank finds its own part damaged too late
         verify(path)
-    return ResumePoint(step, _under("weights/", parts[own]), _under("momentum/", parts[own]), parts["strategy"])
+    weights, momentum, kept = (
+        _under(f"{part}/", parts[own]) or parts[part] for part in ("weights", "momentum", "strategy")
+    )
+    return ResumePoint(step, weights, momentum, kept)
 
 
 def _sharing(config: Mapping[str, object]) -> str:
     """Who shares what they learn and how, from a run's config.json: "4 workers with sync-easgd"."""
-    strategy, workers = config.get("strategy"), config.get("workers")
-    name = strategy.get("name") if isinstance(strategy, Mapping) else None
-    return f"{workers} worker{'' if workers == 1 else 's'} with {name}"
+    workers, codec = config.get("workers"), _codec(config)
+    compressed = "" if codec is None else f" compressed as {codec}"
+    return f"{workers} worker{'' if workers == 1 else 's'} with {_strategy_name(config)}{compressed}"
+
+
+def _strategy_name(config: Mapping[str, object]) -> object:
+    strategy = config.get("strategy")
+    return strategy.get("name") if isinstance(strategy, Mapping) else None
+
+
+def _codec(config: Mapping[str, object]) -> object:
+    """How gradients were compressed; None where they were not."""
+    strategy = config.get("strategy")
+    compress = strategy.get("compress") if isinstance(strategy, Mapping) else None
+    return None if compress == NONE else compress
 
 
 def _under(prefix: str, state: State) -> State:

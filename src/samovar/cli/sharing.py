@@ -19,8 +19,10 @@ from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.solver.build import num_histories
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import AUTO, StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
+from samovar.strategies.trial import Witness
 from samovar.transports.base import MappedWindow, Region, Transport
 from samovar.worker.step import Parts
 
@@ -117,11 +119,13 @@ def make_strategy(
     memory: Memory,
     slices: Slices | None,
     deadline: Callable[[], Deadline],
+    seat: CenterSeat | None,
+    witness: Witness | None = None,
 ) -> Strategy:
     if slices is not None:
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
     buffers = Buffers(memory.weights, memory.gradients, memory.histories)
-    return build_strategy(strategy, collectives, buckets, buffers, deadline)
+    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, witness)
 
 
 def step_parts(config: RunConfig, caffe: CaffeSolver, memory: Memory, slices: Slices | None, rank: int) -> Parts:

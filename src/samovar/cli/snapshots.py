@@ -21,6 +21,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.transports.base import Transport
+from samovar.worker.free_evaluated import CenterWeights
 
 RANK_PART = "rank_{}"
 
@@ -83,8 +84,8 @@ class FolderSaver:
     """Saves a run's state after a step into its snapshot folder; all ranks save at the same steps.
 
     Parts `weights` (those that are evaluated), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on all
-    ranks). Where workers have weights and momentum of their own, each also writes its part, and rank 0 puts them all
-    into one snapshot.
+    ranks). Where workers have weights and momentum, or a strategy's state, of their own, each also writes its part, and
+    rank 0 puts them all into one snapshot.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ class FolderSaver:
         learner = self._learner
         weights = learner.model.weights.logical_arrays()
         parts: dict[str, State] = {"weights": {**weights}, "momentum": learner.solver.state_dict()}
-        if learner.has_private_state:
+        if isinstance(learner.evaluated, CenterWeights):
+            parts["strategy"] = learner.evaluated.strategy_state()
+        elif learner.has_private_state:
             parts["strategy"] = learner.strategy.state_dict()
         files = caffe_files(f"{self._prefix}_iter_{steps_done}", self._format, learner, steps_done, weights)
         return self._store.save(steps_done, parts, files, self._config.to_json(), staged)
@@ -144,9 +147,13 @@ def caffe_files(
 
 
 def private_state(learner: Learner) -> State:
-    """A worker's own weights and momentum, by `weights/` and `momentum/` and the parameter's name."""
-    state: State = {f"weights/{name}": value for name, value in learner.model.state_dict().items()}
-    return state | {f"momentum/{name}": value for name, value in learner.solver.state_dict().items()}
+    """A worker's own, by `weights/`, `momentum/` and the parameter's name, and by `strategy/` what each rank keeps."""
+    parts: dict[str, State] = {}
+    if learner.evaluated.differ_between_ranks:
+        parts |= {"weights": learner.model.state_dict(), "momentum": learner.solver.state_dict()}
+    if learner.has_residuals:
+        parts["strategy"] = learner.strategy.state_dict()
+    return {f"{part}/{name}": value for part, state in parts.items() for name, value in state.items()}
 
 
 def _solver_state(learner: Learner, steps_done: int, learned_net: str) -> SolverState:

@@ -13,16 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from samovar.box.board import create_board
+from samovar.box.memory import create_empty
 from samovar.checkpoint.store import SnapshotStore
 from samovar.cli.rank_arguments import RankArguments
+from samovar.cli.survivors import Survivors, blamed
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.launch.numa import numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
+from samovar.report.wording import counted
 from samovar.transports.shm import Board, create_segment
 
 EXIT_PREEMPTED = 75
@@ -57,29 +62,49 @@ def run_job(
     write_json_atomic(folder.config, config.to_json())
     told = Told()
     with ExitStack() as stack:
-        segment = create_segment(config.workers)
-        stack.callback(os.close, segment)
-        board = Board(segment, config.workers)
+        memory = _memory(config, stack)
+        board = Board(memory["segment"], config.workers)
+        survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show)
         launch = Launch(
-            _command(folder, segment),
+            _command(folder, memory),
             config.workers,
             board,
-            [segment],
+            list(memory.values()),
             [folder.rank_log(rank) for rank in range(config.workers)],
             config.threads_per_worker,
             _take_records(config.workers, told, console),
-            partial(_patience_s, told, config.timeout_s),
+            survivors.patience_s if config.is_free else partial(_patience_s, told, config.timeout_s),
             effects,
+            survivors.is_replaced if config.is_free else lambda _end: False,
         )
-        if config.oversubscribed:
-            console.show(Notice(level="warning", text=_oversubscribed(config)))
+        if (placement := _placement(config)) is not None:
+            console.show(placement)
         ends = launch.run()
         _remove_unfinished(folder)
         if launch.signals.kill_signal:
             return _killed_by(launch.signals.kill_signal, console)
-        if ends[0].return_code != 0:
-            return _failed(ends, told, board, folder, console)
+        if told.result is None and ends[0].return_code != 0:
+            return _failed(blamed(ends, told.failures), told, board, folder, console)
     return _done(told, folder, console)
+
+
+def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
+    """Descriptors of what ranks share, by their names on a rank's command line; `stack` closes them.
+
+    The launcher keeps it, so that a rank that is started again finds it, and nothing is left when the launcher ends.
+    """
+    memory = {"segment": create_segment(config.workers)}
+    stack.callback(os.close, memory["segment"])
+    if config.strategy.needs_center:
+        memory |= {"board": create_board(config.workers), "center": create_empty()}
+        stack.callback(os.close, memory["board"])
+        stack.callback(os.close, memory["center"])
+    return memory
+
+
+def _may_restart(config: RunConfig) -> bool:
+    """Whether a rank can come back alone: not where its group or the data held by all wait for it, or one order."""
+    return not (config.strategy.name == "hybrid-easgd" or config.hold_data or config.record or config.replay)
 
 
 def run_without_folder(
@@ -130,9 +155,10 @@ def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
     return max(1.0, 0.1 * timeout_s)
 
 
-def _command(folder: RunFolder, segment: int) -> Callable[[int, int], list[str]]:
+def _command(folder: RunFolder, memory: Mapping[str, int]) -> Callable[[int, int], list[str]]:
     def command(rank: int, pipe: int) -> list[str]:
-        return RankArguments(rank, segment, pipe, os.getpid(), folder.config).to_command(sys.executable)
+        given = RankArguments(rank=rank, pipe=pipe, parent=os.getpid(), config=folder.config, **memory)
+        return given.to_command(sys.executable)
 
     return command
 
@@ -208,6 +234,15 @@ def _how(end: RankEnd) -> str:
         hint = ", perhaps by the system for lack of memory" if number == signal.SIGKILL else ""
         return f"killed by signal {number} ({signal.Signals(number).name}){hint}"
     return f"ended with exit code {end.return_code}"
+
+
+def _placement(config: RunConfig) -> Notice | None:
+    """That workers share cores, or how they lie on several NUMA nodes."""
+    if config.oversubscribed:
+        return Notice(level="warning", text=_oversubscribed(config))
+    lies = spread(config.cpus, numa_nodes())
+    workers, threads = counted(config.workers, "worker"), counted(config.threads_per_worker, "thread")
+    return Notice(level="info", text=f"{workers} x {threads}, {lies}") if lies else None
 
 
 def _oversubscribed(config: RunConfig) -> str:

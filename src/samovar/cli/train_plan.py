@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Final
 
 from samovar.checkpoint.store import SnapshotStore
+from samovar.cli.momentum import with_momentum
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.paths import is_there
-from samovar.frontends.caffe.solver import load_solver
+from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.report.log import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
 from samovar.strategies.defaults import resolved
+from samovar.strategies.stop_rule import MEAN
 
 LATEST: Final = "latest"
+# Where a run computes, and what it leaves behind, does not change what it computes.
+_NO_MATTER_TO_REPLAY = ("replay", "record", "out", "cpus", "oversubscribed", "sweep", "timeout_s", "stop_rule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,13 @@ class TrainingPlan:
 
 def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
-    config = replace(config, strategy=resolved(config.strategy, config.workers))
     solver = load_solver(config.model)
+    sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
+    config = replace(config, strategy=resolved(sharing, config.workers))
+    if config.is_free:
+        config = replace(config, stop_rule=config.stop_rule or MEAN)
+    if config.replay is not None:
+        _require_same(config, config.replay)
     net_name = solver.net.name()
     if snapshot == LATEST:
         out = out or _last_run(net_name)
@@ -48,6 +57,18 @@ def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tupl
     if snapshot == LATEST:
         return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
     return (None if snapshot is None else _existing(Path(snapshot))), ()
+
+
+def _require_same(config: RunConfig, replay: Path) -> None:
+    """Refuse to repeat a run with other settings than its own."""
+    here, there = config.to_json(), RunConfig.load(RunFolder(replay).config).to_json()
+    different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
+    if different:
+        name = different[0]
+        raise InputError(
+            f"--replay {replay}: was recorded with {name} {there[name]}, this run has {here[name]}; give what that run "
+            "was given"
+        )
 
 
 def _existing(path: Path) -> Path:

@@ -4,6 +4,7 @@ import contextlib
 import platform
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from samovar.cli import bucket_cut, build
 from samovar.cli.caffe_observer import CaffeObserver
 from samovar.cli.observer import RunObserver, SilentObserver
 from samovar.cli.opening import Opened, open_training
+from samovar.cli.own_box import OwnBox
 from samovar.cli.rank_process import RankContext
 from samovar.cli.resume import resume_from
 from samovar.cli.schedule import first_step, make_schedule
@@ -30,6 +32,7 @@ from samovar.report.run_folder import RunFolder
 from samovar.strategies.config import AUTO
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
+from samovar.strategies.trial import Witness
 from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
 
@@ -43,12 +46,14 @@ def run_training(context: RankContext) -> None:
         rank = context.transport.group.rank
         start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
         tracing = tracing_of(context)
-        learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace)
+        box = OwnBox(context) if config.strategy.needs_center else None
+        witness = Witness(tell=partial(_tell, context))
+        learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace, box, witness)
         tests = test_parts(context, caffe, net, stack)
         schedule = make_schedule(config, caffe, start.step if start is not None else 0)
         context.at_boundary(schedule.first_step)
         if context.is_first:
-            _announce(opened, learner, tests, schedule, start.notices if start else ())
+            announce(opened, learner, tests, schedule, start.notices if start else ())
         first_batch = first_step(config, schedule) * learner.parts.count
         stream = stack.enter_context(opened.stream(learner.slices, first_batch))
         worker = build.build_worker(learner, stream, config, *tracing.attach(learner, schedule.first_step))
@@ -58,16 +63,22 @@ def run_training(context: RankContext) -> None:
             schedule,
             evaluate_function(learner, tests),
             forward_function(learner, worker),
-            tracing.observing(stack.enter_context(_observer(context, caffe, learner, tests, schedule))),
-            _save_function(context, caffe, learner),
+            tracing.observing(stack.enter_context(run_observer(context, caffe, learner, tests, schedule))),
+            save_function(context, caffe, learner),
             context.at_boundary,
             config.timeout_s,
         )
         outcome = training.run()
-        _finish(context, learner, outcome, opened.global_batch * caffe.iter_size, tracing)
+        _finish(opened, learner, outcome, tracing)
 
 
-def _announce(
+def _tell(context: RankContext, sentence: str) -> None:
+    """What all ranks found out is said once."""
+    if context.is_first:
+        context.writer.write(Notice(level="info", text=sentence))
+
+
+def announce(
     opened: Opened,
     learner: build.Learner,
     tests: tuple[TestPart, ...],
@@ -99,7 +110,7 @@ def _announce(
         buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
-    if config.strategy.exchanges_weights:
+    if config.strategy.exchanges_weights or config.strategy.codec is not None:
         context.writer.write(Notice(level="info", text=described(config.strategy)))
     if not config.by_caffe:
         notices = (*caffe.only_for_caffe, *notices)
@@ -108,7 +119,9 @@ def _announce(
 
 
 def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
-    """The plan, and whether it was chosen here."""
+    """The plan, and whether it was chosen here; empty where workers sum nothing together."""
+    if config.is_free and config.strategy.group_size is None:
+        return ""
     return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
 
 
@@ -120,7 +133,7 @@ def _data_name(reader: BatchReader) -> str:
 
 
 @contextlib.contextmanager
-def _observer(
+def run_observer(
     context: RankContext, caffe: CaffeSolver, learner: build.Learner, tests: tuple[TestPart, ...], schedule: Schedule
 ) -> Iterator[Observer]:
     if not context.is_first:
@@ -143,7 +156,7 @@ def _observer(
         )
 
 
-def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
+def save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
     saver = make_saver(caffe, learner, context.config, context.transport)
 
     def save(steps_done: int) -> None:
@@ -154,33 +167,29 @@ def _save_function(context: RankContext, caffe: CaffeSolver, learner: build.Lear
     return save
 
 
-def _finish(
-    context: RankContext, learner: build.Learner, outcome: Outcome, effective_batch: int, tracing: Tracing | NoTracing
-) -> None:
+def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: Tracing | NoTracing) -> None:
     """Compare the replicas; rank 0 tells the result."""
+    context = opened.context
     config = context.config
-    bytes_sent = float(context.transport.bytes_sent)
+    moved_bytes = [float(context.transport.bytes_sent), float(opened.reader.fetched_bytes)]
     with learner.evaluated.in_place():
         sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
     require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
-    all_sent = gather(context.transport, [bytes_sent], config.timeout_s)
+    moved_per_step = gather(context.transport, moved_bytes, config.timeout_s).mean(axis=0) / max(1, outcome.num_steps)
     tracing.merge(outcome.steps_done)
     if context.is_first:
-        sent_per_step = all_sent.mean() / max(1, outcome.num_steps)
-        context.writer.write(
-            Finished(result=_result(context, learner, outcome, effective_batch, sha256, float(sent_per_step)))
-        )
+        context.writer.write(Finished(result=result_of(opened, learner, outcome, sha256, *moved_per_step.tolist())))
 
 
-def _result(
-    context: RankContext,
+def result_of(
+    opened: Opened,
     learner: build.Learner,
     outcome: Outcome,
-    effective_batch: int,
     sha256: str,
     bytes_sent_per_step: float,
+    data_bytes_fetched_per_step: float,
 ) -> RunResult:
-    config = context.config
+    config = opened.context.config
     return RunResult(
         net=learner.net.name,
         net_parameters=learner.num_parameters,
@@ -189,7 +198,7 @@ def _result(
         transport="shm",
         workers=config.workers,
         threads_per_worker=config.threads_per_worker,
-        effective_batch=effective_batch,
+        effective_batch=opened.global_batch * opened.caffe.iter_size,
         steps=outcome.steps_done,
         samples=outcome.num_samples,
         seconds=outcome.seconds,
@@ -200,6 +209,7 @@ def _result(
         weights_sha256=sha256,
         replicas_equal=True,
         bytes_sent_per_step=bytes_sent_per_step,
+        data_bytes_fetched_per_step=data_bytes_fetched_per_step,
         stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
         versions=versions(),
         precision=config.precision,

@@ -1,9 +1,10 @@
 """What a plan costs, counted from the plan itself."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from samovar.collectives.nested import cell_bounds, cells
 from samovar.collectives.plan import Combine, Notify, Plan, Put, Reduce, Wait
 
 
@@ -20,18 +21,26 @@ class Cost:
     num_messages: int
 
 
-def cost(plans: Sequence[Plan], num_elements: int, element_bytes: int = 4) -> Cost:
+def cost(
+    plans: Sequence[Plan],
+    num_elements: int,
+    element_bytes: int = 4,
+    message_bytes: Callable[[int], int] | None = None,
+) -> Cost:
     """The cost of one collective, given the plans of ranks 0 to P-1.
+
+    Where plans run encoded, `message_bytes` is the size of a message of a number of elements.
 
     A message carries its sender's step number; a wait takes over the larger one. Raises ValueError, with who
     waits for whom, where the plans deadlock.
     """
-    ranks = [_Rank(plan) for plan in plans]
+    size_of = message_bytes or (lambda count: count * element_bytes)
+    ranks = [_Rank(plan, num_elements, size_of) for plan in plans]
     arrived: dict[tuple[int, int], int] = {}  # (receiver, slot) -> step number
     ready = deque(range(len(plans)))
     while ready:
         rank = ready.popleft()
-        for peer, slot, step in ranks[rank].advance(rank, arrived, num_elements):
+        for peer, slot, step in ranks[rank].advance(rank, arrived):
             arrived[peer, slot] = step
             if ranks[peer].waits_on == slot:
                 ready.append(peer)
@@ -40,23 +49,34 @@ def cost(plans: Sequence[Plan], num_elements: int, element_bytes: int = 4) -> Co
         raise ValueError(f"{plans[0].name}: deadlock, waiting: {', '.join(stuck)}")
     return Cost(
         steps=max((state.step for state in ranks), default=0),
-        bytes_sent=tuple(state.elements_sent * element_bytes for state in ranks),
+        bytes_sent=tuple(state.bytes_sent for state in ranks),
         num_messages=sum(state.num_messages for state in ranks),
     )
+
+
+def put_bytes(plan: Plan, put: Put, num_elements: int, size_of: Callable[[int], int]) -> int:
+    """Bytes of a put: a part of a sum is one message, what is complete one for each of its cells."""
+    if put.staging is not None:
+        start, stop = plan.chunk_bounds(put.chunk, num_elements)
+        return size_of(stop - start)
+    bounds = (cell_bounds(plan, cell, num_elements) for cell in cells(plan, put.chunk))
+    return sum(size_of(stop - start) for start, stop in bounds)
 
 
 class _Rank:
     """How far one rank has come in its plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, num_elements: int, size_of: Callable[[int], int]) -> None:
         self.plan = plan
         self.step = 0
-        self.elements_sent = 0
+        self.bytes_sent = 0
         self.num_messages = 0
         self.waits_on: int | None = None
         self._next = 0
+        self._num_elements = num_elements
+        self._size_of = size_of
 
-    def advance(self, rank: int, arrived: dict[tuple[int, int], int], num_elements: int) -> list[tuple[int, int, int]]:
+    def advance(self, rank: int, arrived: dict[tuple[int, int], int]) -> list[tuple[int, int, int]]:
         """Go on until something has not arrived; returns the messages sent as (peer, slot, step)."""
         sent = []
         self.waits_on = None
@@ -68,15 +88,14 @@ class _Rank:
                         self.waits_on = slot
                         break
                     self.step = max(self.step, arrived[rank, slot])
-                case Put(peer=peer, chunk=chunk, slot=slot):
-                    start, stop = self.plan.chunk_bounds(chunk, num_elements)
-                    self.elements_sent += stop - start
+                case Put(peer=peer, slot=slot):
+                    self.bytes_sent += put_bytes(self.plan, operation, self._num_elements, self._size_of)
                     sent.append(self._message(peer, slot))
                 case Notify(peer=peer, slot=slot):
                     sent.append(self._message(peer, slot))
                 case Combine(chunk=chunk, ranks=ranks):
-                    start, stop = self.plan.chunk_bounds(chunk, num_elements)
-                    self.elements_sent += (len(ranks) - 1) * (stop - start)
+                    start, stop = self.plan.chunk_bounds(chunk, self._num_elements)
+                    self.bytes_sent += (len(ranks) - 1) * self._size_of(stop - start)
                 case Reduce():
                     pass
             self._next += 1

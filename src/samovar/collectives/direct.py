@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, Wait
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 
 
 def direct_all_reduce(rank: int, world_size: int) -> Plan:
@@ -22,6 +22,28 @@ def direct_all_reduce(rank: int, world_size: int) -> Plan:
         operations.append(Combine(rank, tuple(range(world_size))))
     operations += _everyone(rank, others, world_size)
     return Plan("direct", tuple(operations), world_size, 0, 2 * world_size)
+
+
+def direct_in_messages(rank: int, world_size: int) -> Plan:
+    """The same division of work for messages: chunk r of all ranks goes to rank r, its sum from there to all.
+
+    The order of additions is x_r + x_{r+1} + ..., around the ranks.
+
+    Cost: 2(P-1) messages per rank in 2(P-1) steps; 2(P-1)/P * N elements sent per rank.
+    Reuse: a rank's sum reaches the others only after it has read its stagings, and it puts into theirs again only
+    after all their sums have come; a buffer is written only after its own shares were sent.
+    """
+    others = [(rank + distance) % world_size for distance in range(1, world_size)]
+    # The share of the rank that is d ahead lies in staging d - 1.
+    shares: list[Operation] = [
+        Put(peer, peer, staging=world_size - 1 - distance, slot=rank) for distance, peer in enumerate(others, start=1)
+    ]
+    shares += [Wait(peer, slot=peer) for peer in others]
+    sums: list[Operation] = [Put(peer, rank, staging=None, slot=world_size + rank) for peer in others]
+    sums += [Wait(peer, slot=world_size + peer) for peer in others]
+    reduce = [Reduce(rank, tuple(range(world_size - 1)))] if others else []
+    num_stagings = world_size - 1
+    return Plan("direct", (*shares, *reduce, *sums), world_size, num_stagings, 2 * world_size)
 
 
 def _everyone(rank: int, others: Sequence[int], first_slot: int) -> list[Operation]:

@@ -6,6 +6,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from samovar.collectives.codecs import Codec
+from samovar.collectives.encoded import EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.nested import rooted
 from samovar.collectives.plan import Plan
@@ -49,6 +51,10 @@ class Collectives(Protocol):
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         """buffer = sum over ranks, in place, in a fixed order: the same bits on every rank and at every run."""
+        ...
+
+    def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
+        """The same with messages encoded by `codec`: float32 buffers, equal afterwards, about that sum."""
         ...
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
@@ -106,6 +112,10 @@ class PlannedCollectives:
         group = self.group
         function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=group.world_size)
         return self.planned(name, function(group.rank, group.world_size), buffer)
+
+    def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
+        function = encodable(self._all_reduce_name(buffer.array.nbytes), self.group.world_size)
+        return EncodedChannel(name, function, self.transport, buffer, codec)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         return self.broadcast_from(name, buffer, 0)

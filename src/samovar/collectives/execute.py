@@ -46,7 +46,7 @@ class ChannelMemory:
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.plan = plan
         self.buffer = buffer
-        self._staging_bytes = _line_aligned(plan.largest_chunk(len(buffer.array)) * buffer.array.itemsize)
+        self._staging_bytes = line_aligned(plan.largest_chunk(len(buffer.array)) * buffer.array.itemsize)
         self.window: Window = transport.open_window(name, plan.num_stagings * self._staging_bytes, plan.num_slots)
 
     def chunk(self, chunk: int) -> Array:
@@ -74,24 +74,27 @@ class ChannelMemory:
         return [own, *(self.staging(staging, len(own)) for staging in reduce.stagings)]
 
 
-class Channel:
-    """Runs a plan operation by operation through the window's verbs: the reference for every other executor."""
+class StepByStep:
+    """Runs what a plan was compiled to, one operation after the other, and counts notifications.
 
-    def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
+    `operations` are to be set before the first run.
+    """
+
+    def __init__(self, plan_name: str, transport: Transport, window: Window) -> None:
         self.last_steps = 0
-        self._memory = ChannelMemory(name, plan, transport, buffer)
-        self._window = self._memory.window
+        self._plan_name = plan_name
+        self._window = window
         self._transport = transport
         self._runs = 0
         self._deadline = Deadline(0.0)
         self._pending: Pending | None = None
-        self._operations = [self._compiled(operation) for operation in plan.operations]
+        self._operations: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Begin in the background of a transport that has one; elsewhere `finish` does it all."""
         assert self._pending is None, "finish() comes first"
         if isinstance(self._transport, Spawning):
-            self._pending = self._transport.spawn(f"plan {self._memory.plan.name!r}", self.run)
+            self._pending = self._transport.spawn(f"plan {self._plan_name!r}", self.run)
 
     def finish(self, deadline: Deadline) -> None:
         pending, self._pending = self._pending, None
@@ -106,6 +109,26 @@ class Channel:
         self.last_steps = 0
         for operation in self._operations:
             operation()
+
+    def _notify(self, peer: int, slot: int) -> None:
+        self._window.notify(peer, self._next_notification(slot))
+
+    def _next_notification(self, slot: int) -> Notification:
+        self.last_steps += 1
+        return Notification(slot, (self._runs << _STEP_BITS) | self.last_steps)
+
+    def _wait(self, peer: int, slot: int) -> None:
+        value = self._window.wait(slot, self._runs << _STEP_BITS, peer, self._deadline)
+        self.last_steps = max(self.last_steps, value & ((1 << _STEP_BITS) - 1))
+
+
+class Channel(StepByStep):
+    """Runs a plan operation by operation through the window's verbs: the reference for every other executor."""
+
+    def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
+        self._memory = ChannelMemory(name, plan, transport, buffer)
+        super().__init__(plan.name, transport, self._memory.window)
+        self._operations = [self._compiled(operation) for operation in plan.operations]
 
     def _compiled(self, operation: Operation) -> Callable[[], None]:
         memory = self._memory
@@ -133,17 +156,6 @@ class Channel:
     def _put(self, peer: int, window: Window, offset: int, source: Array, slot: int) -> None:
         window.put(peer, offset, source)
         self._notify(peer, slot)
-
-    def _notify(self, peer: int, slot: int) -> None:
-        self._window.notify(peer, self._next_notification(slot))
-
-    def _next_notification(self, slot: int) -> Notification:
-        self.last_steps += 1
-        return Notification(slot, (self._runs << _STEP_BITS) | self.last_steps)
-
-    def _wait(self, peer: int, slot: int) -> None:
-        value = self._window.wait(slot, self._runs << _STEP_BITS, peer, self._deadline)
-        self.last_steps = max(self.last_steps, value & ((1 << _STEP_BITS) - 1))
 
 
 class NativeChannel:
@@ -226,5 +238,6 @@ class NativeChannel:
         return self._buffer_window.peer(rank)[start : start + own.nbytes].view(own.dtype)
 
 
-def _line_aligned(num_bytes: int) -> int:
+def line_aligned(num_bytes: int) -> int:
+    """Up to the next cache line."""
     return -(-num_bytes // 64) * 64

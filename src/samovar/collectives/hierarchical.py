@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.collectives.background import Background, Job
+from samovar.collectives.codecs import Codec
+from samovar.collectives.encoded import EncodedRunner
 from samovar.collectives.engine import Records
 from samovar.collectives.execute import PlanRunner, open_channel
+from samovar.collectives.gathered import GatheredMessages, NoMessages
 from samovar.collectives.kary_tree import chosen_arity, kary_tree_down, kary_tree_up
 from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
@@ -76,6 +79,18 @@ class HierarchicalCollectives:
         native = self._between
         between = None if native is None else lambda: native.all_reduce(name, buffer.array)
         return self._exchange(f"all-reduce {name!r}", up, between, down)
+
+    def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
+        """As `all_reduce`, but leaders send each other their hosts' sums encoded; see `GatheredMessages`."""
+        place, size = self.local.group.rank, self.local.group.world_size
+        arity = chosen_arity(size)
+        up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
+        down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
+        if self._between is None:
+            return _EncodedExchange(self._exchange(f"all-reduce {name!r}", up, None, down), NoMessages())
+        messages = GatheredMessages(f"{name} as {codec.name}", buffer.array, self._between, codec)
+        exchange = self._exchange(f"all-reduce {name!r}", up, messages.begin, down)
+        return _EncodedExchange(exchange, messages)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         """Rank 0 leads the first host."""
@@ -206,6 +221,16 @@ class _Exchange:
                 f"{names.who}: {error.peer} did not answer within {waiting_s:.1f} s; it is stopped or "
                 f"slow, or rank {names.host.ranks[0]}, which leads this host, waits for {names.others}; see their logs"
             ) from error
+
+
+class _EncodedExchange:
+    """An `EncodedRunner`: an exchange whose leaders' part are `messages`."""
+
+    def __init__(self, exchange: _Exchange, messages: GatheredMessages | NoMessages) -> None:
+        self.last_steps = 0
+        self.residual = messages.residual
+        self.give_back = messages.give_back
+        self.run, self.start, self.finish = exchange.run, exchange.start, exchange.finish
 
 
 class _Gather:

@@ -38,24 +38,43 @@ def as_nested(plan: Plan) -> NestedPlan:
     return NestedPlan(plan.name, plan.operations, *counts, num_cells=plan.num_chunks, spans=spans)
 
 
+def cells(plan: Plan, chunk: int) -> range:
+    """The cells of a chunk; of a plan that is not nested every chunk is one."""
+    if not isinstance(plan, NestedPlan):
+        return range(chunk, chunk + 1)
+    first, count = plan.spans[chunk]
+    return range(first, first + count)
+
+
+def num_cells(plan: Plan) -> int:
+    """Into how many cells the buffer is divided."""
+    return plan.num_cells if isinstance(plan, NestedPlan) else plan.num_chunks
+
+
+def cell_bounds(plan: Plan, cell: int, num_elements: int) -> Span:
+    """The elements [start, stop) of `cell` in a buffer of `num_elements`."""
+    count = num_cells(plan)
+    return cell * num_elements // count, (cell + 1) * num_elements // count
+
+
 def sequence(name: str, plans: Sequence[Plan]) -> NestedPlan:
     """One plan after the other on one buffer, each with stagings and slots of its own.
 
     Whether a place may be written again must hold of the whole: a part may rely on what a later part receives.
     """
     parts = [as_nested(plan) for plan in plans]
-    num_cells = lcm(*(part.num_cells for part in parts))
+    total_cells = lcm(*(part.num_cells for part in parts))
     operations: list[Operation] = []
     spans: list[Span] = []
     num_stagings = num_slots = 0
     for part in parts:
-        scale = num_cells // part.num_cells
+        scale = total_cells // part.num_cells
         place = Place(len(spans), num_stagings, num_slots, stagings_per_cell=scale)
         operations += [place.moved(operation) for operation in part.operations]
         spans += [(first * scale, count * scale) for first, count in part.spans]
         num_stagings += part.num_stagings * scale
         num_slots += part.num_slots
-    return NestedPlan(name, tuple(operations), len(spans), num_stagings, num_slots, num_cells, tuple(spans))
+    return NestedPlan(name, tuple(operations), len(spans), num_stagings, num_slots, total_cells, tuple(spans))
 
 
 def renumbered(plan: Plan, ranks: Sequence[int]) -> Plan:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+from samovar.collectives.codecs import Codec
+from samovar.collectives.encoded import EncodedRunner
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.plan import Plan
@@ -90,6 +92,15 @@ class TracedRunner:
         self._trace.add(Span(stream, name, start_s, stop_s, run if sends else None, run if takes else None))
 
 
+class TracedEncodedRunner(TracedRunner):
+    """The same of an encoded all-reduce."""
+
+    def __init__(self, name: str, inner: EncodedRunner, trace: Trace, in_flight: list[TracedRunner]) -> None:
+        super().__init__(name, inner, trace, in_flight)
+        self.residual = inner.residual
+        self.give_back = inner.give_back
+
+
 class TracedCollectives(PlannedCollectives):
     """Samovar's own plans, each run of them in `trace`."""
 
@@ -100,6 +111,10 @@ class TracedCollectives(PlannedCollectives):
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> TracedRunner:
         return TracedRunner(name, super().planned(name, plan, buffer), self._trace, self._in_flight)
+
+    def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> TracedEncodedRunner:
+        runner = super().encoded_all_reduce(name, buffer, codec)
+        return TracedEncodedRunner(f"{name} as {codec.name}", runner, self._trace, self._in_flight)
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
         runner = super().reduce_to(name, buffer, root)

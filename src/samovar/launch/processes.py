@@ -60,7 +60,8 @@ class Launch:
 
     `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
     descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
-    `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves.
+    `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves; a rank for
+    which `is_replaced(end)` is started again.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Launch:
         on_output: Callable[[int, bytes], None],
         patience_s: Callable[[RankEnd], float] = lambda _end: 0.0,
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+        is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
     ) -> None:
         self._command = command
         self._inherited = inherited
@@ -82,7 +84,12 @@ class Launch:
         self._on_output = on_output
         self.signals = Signals(effects)
         self._watch = RankWatch(
-            self._start, world_size, _SIGNALS, lambda number: self.signals.take(number, board), patience_s
+            self._start,
+            world_size,
+            _SIGNALS,
+            lambda number: self.signals.take(number, board),
+            patience_s,
+            is_replaced=is_replaced,
         )
 
     def run(self) -> list[RankEnd]:

@@ -5,6 +5,7 @@ whatever a rank has started can be killed with it.
 """
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -60,7 +61,8 @@ class RankWatch:
 
     `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the
     ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
-    others may take to end by themselves (asked again at every news); `on_end` gets each rank's end.
+    others may take to end by themselves (asked again at every news, infinity: as long as they like); `on_end` gets
+    each rank's end; a rank for which `is_replaced(end)` is started again, as if it had not ended.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class RankWatch:
         patience_s: Callable[[RankEnd], float],
         on_end: Callable[[RankEnd], None] = lambda _end: None,
         outlet: Outlet | None = None,
+        is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
     ) -> None:
         self._start = start
         self._num_ranks = num_ranks
@@ -80,6 +83,7 @@ class RankWatch:
         self._patience_s = patience_s
         self._on_end = on_end
         self._outlet = outlet
+        self._is_replaced = is_replaced
         self._selector = selectors.DefaultSelector()
         self._blocked: set[int] = set()
         self._waiting: list[int] = []
@@ -113,11 +117,10 @@ class RankWatch:
             ends += self._next_ends(None if waiting_for is None else waiting_for.remaining_s())
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
-            if failed is not None:
-                patience_s = self._patience_s(failed)
-                if waiting_for is None or patience_s < waiting_for.remaining_s():
-                    waiting_for = Deadline.after(patience_s)
-                to_end = to_end or waiting_for.passed()
+            patience_s = math.inf if failed is None else self._patience_s(failed)
+            if math.isfinite(patience_s) and (waiting_for is None or patience_s < waiting_for.remaining_s()):
+                waiting_for = Deadline.after(patience_s)
+            to_end = to_end or (waiting_for is not None and waiting_for.passed())
         return sorted(ends, key=lambda end: end.return_code == 0)
 
     def _taken_signals(self) -> list[int]:
@@ -136,7 +139,11 @@ class RankWatch:
                 assert self._outlet is not None
                 self._outlet.pump()
             elif key.fd == key.data.pidfd:
-                ends.append(self._reap(key.data))
+                end = self._reap(key.data)
+                if end.return_code and self._is_replaced(end):
+                    self._add(self._start(end.rank))
+                else:
+                    ends.append(end)
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
                 self._read(key.data, key.fd)
         return ends

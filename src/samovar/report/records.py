@@ -44,7 +44,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Steps done so far; `loss` is the smoothed training loss, `samples_per_second` that of all workers."""
+    """Steps done so far; `loss` is the smoothed training loss, `samples_per_second` that of all workers.
+
+    `workers` says how they differ, where they may.
+    """
 
     step: int
     total_steps: int
@@ -52,6 +55,7 @@ class Progress:
     learning_rate: float
     samples_per_second: float
     eta_s: float | None
+    workers: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,26 @@ class SweptSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFigures:
+    """How a worker that waits for nobody got on; its last life's speed, and counts over all lives of its rank.
+
+    `staleness[k]` of its updates of the center found k updates of others that it had not seen; the last counts all that
+    are more. `lock_wait_s` is what it lost to others at the center; `distance` is ||x - c|| / ||c|| as it was measured
+    last.
+    """
+
+    steps: int
+    samples: int
+    samples_per_second: float
+    loss: float | None
+    updates: int
+    staleness: tuple[int, ...]
+    lock_wait_s: float
+    distance: float | None
+    is_gone: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The figures of a finished run; None where the run has no such figure.
 
@@ -27,6 +47,8 @@ class RunResult:
     what one rank sends on average. `replicas_equal` is None where ranks need not agree. `stopped_by` names
     the signal that ended the run early. `precision` is that of convolutions and inner products. `buckets` says how
     sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is what `--workers auto` stood on.
+    `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on average, read-ahead included.
+    `stop_rule` and `by_worker` are there for workers that wait for nobody.
     """
 
     net: str
@@ -53,6 +75,9 @@ class RunResult:
     buckets: str = ""
     bucket_sizes_bytes: tuple[int, ...] = ()
     sweep: tuple[SweptSetting, ...] = ()
+    data_bytes_fetched_per_step: float = 0.0
+    stop_rule: str | None = None
+    by_worker: tuple[WorkerFigures, ...] = ()
 
 
 def write_result(path: Path, result: RunResult) -> None:

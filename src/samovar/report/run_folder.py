@@ -52,6 +52,10 @@ class RunFolder:
         """One rank's part of the trace, under a passing name."""
         return self.path / f".tmp-trace-rank{rank}"
 
+    def order(self, rank: int) -> Path:
+        """In which order a rank met the center (--record)."""
+        return self.path / f"order_rank{rank}.bin"
+
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank{rank}.log"
 

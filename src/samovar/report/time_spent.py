@@ -70,7 +70,7 @@ class TimeSpent:
     def _bound(self, shares: dict[str, float], total_s: float) -> str:
         rank = max(self._late_s, key=lambda rank: self._late_s[rank], default=None)
         if shares["data"] > _INPUT_SHARE:
-            return "input-bound; bring the data to a faster disk, store images decoded, or give reading a core"
+            return "input-bound; try --hold-data, bring the data to a faster disk, or give reading a core"
         if rank is not None and self._late_s[rank] > _STRAGGLER_SHARE * total_s:
             share = self._late_s[rank] / total_s
             return f"straggler-bound; the others wait {share:.0%} of the time for rank {rank}; see its cpus"

@@ -22,7 +22,7 @@ def start_lines(started: Started) -> list[str]:
 def progress_line(progress: Progress) -> str:
     """The line of a run without a terminal."""
     parts = [step_of(progress), f"loss {number(progress.loss)}", f"lr {progress.learning_rate:.4g}"]
-    return " · ".join([*parts, *speed(progress)])
+    return " · ".join([*parts, *speed(progress), *filter(None, [progress.workers])])
 
 
 def step_of(progress: Progress) -> str:
@@ -50,7 +50,7 @@ def test_line(tested: Tested) -> str:
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:
     """How the run ended; `files` are those that lie in the run folder."""
     parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
-    parts += [*_quality(result), _weights(result), _took(result.seconds)]
+    parts += [*_quality(result), _weights(result), *_workers_of(result), _took(result.seconds)]
     lines = [" · ".join(parts)]
     if run_folder is not None:
         lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
@@ -117,8 +117,8 @@ def _rate(started: Started) -> str:
 
 
 def _strategy(started: Started) -> str:
-    text = f"{started.strategy} over {started.transport}, {started.collective}"
-    return f"{text}, {started.buckets}" if started.buckets else text
+    parts = [f"{started.strategy} over {started.transport}", started.collective, started.buckets]
+    return ", ".join(filter(None, parts))
 
 
 def _iterations(started: Started) -> str:
@@ -145,6 +145,12 @@ def _weights(result: RunResult) -> str:
         return text
     ranks = "both ranks" if result.workers == 2 else f"all {result.workers} ranks"
     return f"{text} equal on {ranks}" if result.replicas_equal else f"{text} NOT equal on {ranks}"
+
+
+def _workers_of(result: RunResult) -> list[str]:
+    """How many steps workers did that waited for nobody: "188 to 212 steps a worker"."""
+    steps = [worker.steps for worker in result.by_worker]
+    return [f"{min(steps)} to {max(steps)} steps a worker"] if len(steps) > 1 else []
 
 
 def _took(seconds: float) -> str:

@@ -136,6 +136,15 @@ class Spawning(Transport, Protocol):
         ...
 
 
+@runtime_checkable
+class Modelled(Transport, Protocol):
+    """A transport that must be told what a rank computes in its own memory, beside `reduce`."""
+
+    def work(self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        """what(), which reads and writes these arrays once, in the time that the model gives it."""
+        ...
+
+
 class NativeCollectives(Protocol):
     """Collectives that a library brings along (gloo, NCCL), where it can move bytes that our windows cannot.
 

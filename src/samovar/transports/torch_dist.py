@@ -191,11 +191,13 @@ class _GlooPending:
 
     def wait(self, deadline: Deadline) -> None:
         while True:
+            # An operation that ends while a slice of this wait gives up is asked again how it ended.
+            was_over = self.is_over()
             try:
                 self._work.wait(timedelta(seconds=min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _SLICE_S)))
                 return
             except RuntimeError as error:
-                if self.is_over() or deadline.passed() or self._closing.is_set():
+                if was_over or deadline.passed() or self._closing.is_set():
                     raise self._failure(error) from error
 
     def _failure(self, error: RuntimeError) -> SamovarError:

@@ -50,7 +50,7 @@ class StepDone:
     """All ranks' results of one step: mean loss over the global batch.
 
     `times` are this rank's own. `last_rank` came to the exchange last, `late_s` after the median of the others; None
-    where the step had no exchange, or there are no others.
+    where the step had no exchange, or there are no others. `num_steps` were done since the last that was told.
     """
 
     steps_done: int
@@ -60,6 +60,7 @@ class StepDone:
     times: StepTimes
     last_rank: int | None
     late_s: float
+    num_steps: int = 1
 
 
 class Observer(Protocol):

@@ -24,6 +24,15 @@ def gradient_layout(parameters: Mapping[str, nn.Parameter]) -> Layout:
     return layout_of(parameters, ParameterSpec(REACHED, (len(parameters),)))
 
 
+def gradient_buckets(layout: Layout, bucket_size_bytes: int | None, *, counts_apart: bool) -> tuple[Bucket, ...]:
+    """The buckets of a `gradient_layout`; the counts are a bucket of their own where they must lie apart."""
+    buckets = layout.buckets(bucket_size_bytes)
+    lengths = [len(bucket.entries) for bucket in buckets]
+    if not counts_apart or lengths[-1] == 1:
+        return buckets
+    return layout.cut([*lengths[:-1], lengths[-1] - 1, 1])
+
+
 @dataclass(slots=True)
 class _Slot:
     """A parameter, its place in the flat buffer, and its bucket; `written` by the backward pass under way."""

@@ -98,6 +98,19 @@ class SimTransport:
         if window is None or window.is_real:
             _native.reduce(destination, sources)
 
+    def work(self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
+        """See `samovar.transports.base.Modelled`; timed like a reduction of as many bytes."""
+        for array in reads:
+            self.note(array, writes=False, verb="work (its input)")
+        for array in writes:
+            self.note(array, writes=True, verb="work (its result)")
+        seconds = self._machine.reduce_s(self.group.rank, sum(array.nbytes for array in (*reads, *writes)))
+        if seconds > 0.0:
+            self._port.sleep(seconds)
+        windows = [self._port.find(array)[0] for array in (*reads, *writes)]
+        if all(window is None or window.is_real for window in windows):
+            what()
+
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """See `samovar.transports.base.Spawning`; the race finder takes both for one thread of control."""
         return self._port.spawn(what, lambda: work(self.deadline(math.inf)))

@@ -1,0 +1,166 @@
+"""The training job of a rank that waits for no other, from the configuration to the result."""
+
+import contextlib
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from samovar.cli import build
+from samovar.cli.free_observer import WorkersObserver, worker_figures
+from samovar.cli.free_order import order_of
+from samovar.cli.opening import open_training
+from samovar.cli.own_box import OwnBox
+from samovar.cli.rank_process import RankContext
+from samovar.cli.resume import resume_from
+from samovar.cli.schedule import make_schedule
+from samovar.cli.train_rank import announce, result_of, save_function
+from samovar.cli.train_tests import evaluate_function, test_parts
+from samovar.collectives.choose import ELEMENT_BYTES
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.report.metrics import MetricsWriter
+from samovar.report.records import Finished, Notice
+from samovar.report.run_folder import RunFolder
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.strategies.stop_rule import MEAN, described
+from samovar.transports.base import Region
+from samovar.transports.shm import ShmTransport, create_segment
+from samovar.worker.course import LiveCourse
+from samovar.worker.crew import Crew
+from samovar.worker.free_evaluated import CenterWeights
+from samovar.worker.free_master import Master
+from samovar.worker.free_training import Agree, FreeParts, FreeTraining
+from samovar.worker.training import Outcome
+
+_AGREED_WORDS = 3  # stop signal, whether the run is over, the step of the rate
+
+
+def run_free_training(context: RankContext) -> None:
+    """Train at this rank's own speed; the master of the moment tests, saves and tells. Raises SamovarError."""
+    with contextlib.ExitStack() as stack:
+        rank = FreeRank(context, stack)
+        outcome = rank.training().run()
+        if outcome is not None:
+            rank.tell_result(outcome)
+
+
+class FreeRank:
+    """One rank's parts, which `stack` closes."""
+
+    def __init__(self, context: RankContext, stack: contextlib.ExitStack) -> None:
+        config, rank = context.config, context.transport.group.rank
+        self._context, self._stack = context, stack
+        self._opened = stack.enter_context(open_training(context))
+        start = None
+        if config.snapshot is not None:
+            start = resume_from(config.snapshot, self._opened.net, config, rank)
+        self._start_notices = start.notices if start else ()
+        self._schedule = make_schedule(config, self._opened.caffe, start.step if start else 0)
+        self._order = order_of(context, stack)
+        self._box = OwnBox(context, self._schedule.first_step, self._order.seen)
+        self._learner = build.build_learner(
+            config, self._opened.caffe, self._opened.net, context.transport, start, box=self._box
+        )
+        self._agree = _agreement(context)
+
+    def training(self) -> FreeTraining:
+        """This rank's loop."""
+        context, learner, crew = self._context, self._learner, self._crew
+        assert isinstance(learner.strategy, CenterSteps)
+        assert isinstance(learner.evaluated, CenterWeights)
+        steps_done = crew.earlier_steps()
+        context.at_boundary(steps_done)
+        stream = self._stack.enter_context(self._opened.stream(learner.slices, steps_done * learner.parts.count))
+        updates = self._order.updates(learner.solver)
+        worker = build.build_worker(learner, stream, context.config, updates, None)
+        return FreeTraining(
+            FreeParts(worker, learner.strategy, updates, learner.evaluated, self._box.lock_wait_s),
+            crew,
+            self._order.course(LiveCourse(crew.run_steps, self._schedule.num_steps)),
+            self._become_master,
+            context.at_boundary,
+            self._agree,
+            self._warn,
+            self._order.end,
+            context.config.timeout_s,
+        )
+
+    def tell_result(self, outcome: Outcome) -> None:
+        """What the run came to: the center, and how each worker got on."""
+        learner, states = self._learner, self._crew.states()
+        with learner.evaluated.in_place():
+            sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
+        sent_bytes = sum(state.num_updates for state in states) * learner.model.weights.array_N.size * ELEMENT_BYTES
+        sent_per_step = sent_bytes / max(1, sum(state.steps_done for state in states))
+        result = replace(
+            result_of(self._opened, learner, outcome, sha256, sent_per_step, 0.0),
+            replicas_equal=None,
+            stop_rule=self._context.config.stop_rule,
+            by_worker=tuple(worker_figures(state) for state in states),
+        )
+        self._context.writer.write(Finished(result=result))
+
+    @property
+    def _crew(self) -> Crew:
+        assert self._box.crew is not None
+        return self._box.crew
+
+    def _become_master(self) -> Master:
+        """With the means to test and save alone, while the others go on."""
+        opened, learner, schedule = self._opened, self._learner, self._schedule
+        caffe, alone = opened.caffe, self._alone()
+        tests = test_parts(alone, caffe, opened.net, self._stack)
+        metrics = self._stack.enter_context(MetricsWriter(RunFolder(alone.config.out).metrics, self._steps_kept()))
+        if self._context.is_first and self._crew.run_steps() == schedule.first_step:
+            announce(opened, learner, tests, schedule, self._start_notices)
+            rule = described(self._context.config.stop_rule or MEAN, schedule.num_steps)
+            alone.writer.write(Notice(level="info", text=rule))
+        observer = WorkersObserver(
+            alone.writer,
+            metrics,
+            learner.solver.config.policy,
+            schedule.num_steps,
+            caffe.display,
+            caffe.average_loss,
+            shows_test_loss=caffe.test_compute_loss,
+        )
+        save = save_function(alone, caffe, learner)
+        return Master(
+            self._crew, schedule, evaluate_function(learner, tests), observer, save, self._context.config.timeout_s
+        )
+
+    def _steps_kept(self) -> int:
+        """The steps that metrics.jsonl may know: what an earlier master wrote stays."""
+        return max(self._schedule.first_step, self._crew.run_steps())
+
+    def _alone(self) -> RankContext:
+        """A context without others."""
+        segment = create_segment(1)
+        self._stack.callback(os.close, segment)
+        transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._context.config.oversubscribed)
+        return replace(self._context, transport=transport)
+
+    def _warn(self, text: str) -> None:
+        self._context.writer.write(Notice(level="warning", text=f"rank {self._crew.rank}: {text}"))
+
+
+def _agreement(context: RankContext) -> Agree:
+    """What the first of a group that steps together decides, for all of it."""
+    size = context.config.strategy.group_size
+    if size is None or size == 1:
+        return lambda stop_signal, rate_step: (stop_signal, rate_step)
+    group = GroupCollectives(PlannedCollectives(context.transport, lambda _num_bytes: "tree"), size, "tree")
+    memory = group.region("agreement", 8 * _AGREED_WORDS)
+    words = Region(memory.window, memory.offset, memory.array.view(np.float64))
+    broadcast = group.broadcast("agreement", words)
+
+    def agree(stop_signal: int, rate_step: int | None) -> tuple[int, int | None]:
+        if group.group.rank == 0:
+            words.array[:] = stop_signal, rate_step is None, rate_step or 0
+        broadcast.run(Deadline.after(context.config.timeout_s))
+        return int(words.array[0]), None if words.array[1] else int(words.array[2])
+
+    return agree

@@ -1,0 +1,144 @@
+"""What one of the workers that wait for nobody does for all: shows how they get on, tests and saves their center."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from samovar.core.clock import Deadline
+from samovar.worker.crew import Crew, WorkerState
+from samovar.worker.evaluation import TestResult
+from samovar.worker.times import StepTimes
+from samovar.worker.training import Observer, Outcome, Schedule, StepDone
+
+
+class FreeObserver(Observer, Protocol):
+    """An observer that also wants to know how each worker gets on."""
+
+    def workers_seen(self, steps_done: int, states: Sequence[WorkerState]) -> None: ...
+
+
+class Master:
+    """Looks at the board after each of its own steps, and acts when the run's steps have passed what is due.
+
+    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot: both of the center,
+    while the other workers go on. The run's steps are those of the stop rule, never more than were asked for.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        schedule: Schedule,
+        evaluate: Callable[[], Iterator[TestResult]],
+        observer: FreeObserver,
+        save: Callable[[int], None],
+        timeout_s: float,
+    ) -> None:
+        self._crew = crew
+        self._schedule = schedule
+        self._evaluate = evaluate
+        self._observer = observer
+        self._save = save
+        self._timeout_s = timeout_s
+        self._outcome = Outcome(schedule.first_step)
+        self._num_samples = 0
+        self._told_s = 0.0
+        self._snapshots_made = 0
+        self._saved_at: int | None = None
+
+    def test_at_start(self) -> None:
+        """Before anybody steps."""
+        if self._schedule.test_at_start and not any(state.num_samples for state in self._crew.states()):
+            self._test()
+
+    def begin(self) -> None:
+        """From now on this worker tells; what was done before an earlier master died is counted, but not told."""
+        states, outcome, now_s = self._crew.states(), self._outcome, time.monotonic()
+        outcome.seconds = now_s - self._crew.begin()
+        outcome.steps_done = self._steps_of(states)
+        outcome.num_steps = outcome.steps_done - self._schedule.first_step
+        outcome.num_samples = self._num_samples = sum(state.num_samples for state in states)
+        self._told_s = now_s
+
+    def look(self, num_snapshots: int, times: StepTimes) -> None:
+        """Tell how far all are; save and test what is due. `times` are those of the own last step."""
+        before = self._outcome.steps_done
+        self._account(times)
+        now, schedule = self._outcome.steps_done, self._schedule
+        if num_snapshots > self._snapshots_made or _passed(schedule.snapshot_interval, before, now):
+            self._snapshots_made = max(num_snapshots, self._snapshots_made)
+            self._save_once()
+        if _passed(schedule.test_interval, before, now) and now < schedule.num_steps:
+            self._test()
+
+    def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
+        """Wait until every worker's last update is in the center, then save and test it: that is what the run gives.
+
+        Raises DeadlineExceeded, naming those that do not finish.
+        """
+        self._crew.wait_for_ends(Deadline.after(self._timeout_s))
+        self._account(times)
+        self._outcome.stop_signal = stop_signal
+        self._outcome.num_samples = sum(state.num_samples for state in self._crew.states())
+        if self._schedule.save_at_end:
+            self._save_once()
+        if self._schedule.test_at_end and not stop_signal:
+            self._test()
+        self._observer.ended()
+        return self._outcome
+
+    def _account(self, times: StepTimes) -> None:
+        states, outcome = self._crew.states(), self._outcome
+        steps, samples = self._steps_of(states), sum(state.num_samples for state in states)
+        if steps <= outcome.steps_done:
+            return
+        now_s = time.monotonic()
+        done = StepDone(
+            steps,
+            _mean_loss(states),
+            samples - self._num_samples,
+            now_s - self._told_s,
+            times,
+            last_rank=None,
+            late_s=0.0,
+            num_steps=steps - outcome.steps_done,
+        )
+        self._told_s, self._num_samples = now_s, samples
+        _add(outcome, done)
+        self._observer.workers_seen(steps, states)
+        self._observer.step_done(done)
+
+    def _steps_of(self, states: Sequence[WorkerState]) -> int:
+        return min(self._crew.run_steps(states), self._schedule.num_steps)
+
+    def _test(self) -> None:
+        for net, result in enumerate(self._evaluate()):
+            if net == 0:
+                self._outcome.test_outputs = result.outputs
+            self._observer.tested(self._outcome.steps_done, net, result)
+
+    def _save_once(self) -> None:
+        if self._saved_at != self._outcome.steps_done:
+            self._saved_at = self._outcome.steps_done
+            self._save(self._outcome.steps_done)
+
+
+def _add(outcome: Outcome, done: StepDone) -> None:
+    if outcome.num_steps == 0:
+        outcome.warm_samples, outcome.warm_seconds = done.num_samples, done.seconds
+    outcome.steps_done = done.steps_done
+    outcome.train_loss = done.loss
+    outcome.num_steps += done.num_steps
+    outcome.num_samples += done.num_samples
+    outcome.seconds += done.seconds
+    outcome.test_outputs = {}
+
+
+def _mean_loss(states: Sequence[WorkerState]) -> float:
+    """Of the last losses of those that have one and are not gone."""
+    losses = [state.loss for state in states if not (state.is_gone or math.isnan(state.loss))]
+    return sum(losses) / len(losses) if losses else math.nan
+
+
+def _passed(interval: int, before: int, now: int) -> bool:
+    return interval > 0 and now // interval > before // interval

@@ -1,0 +1,149 @@
+"""The training loop of a worker that waits for no other: each at its own speed, until the run is over for all."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from samovar.core.clock import Deadline
+from samovar.strategies.center_steps import CenterSteps
+from samovar.worker.course import Course, SteeredUpdates
+from samovar.worker.crew import Crew, Pace, WorkerState, binned
+from samovar.worker.free_evaluated import CenterWeights
+from samovar.worker.free_master import Master
+from samovar.worker.step import StepLoss, Worker
+from samovar.worker.training import Outcome, Requests
+
+# The master tests before anybody begins, and that may take longer than any exchange.
+_START_PATIENCE = 10.0
+_DISTANCE_EVERY_S = 1.0
+_DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
+
+# agree(stop signal, step of the rate or None)
+Agree: TypeAlias = Callable[[int, int | None], tuple[int, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeParts:
+    """What a worker steps with: its strategy and updates, and the center in the place of its weights.
+
+    `lock_wait_s()` tells what it lost to others at the center so far.
+    """
+
+    worker: Worker
+    strategy: CenterSteps
+    updates: SteeredUpdates
+    evaluated: CenterWeights
+    lock_wait_s: Callable[[], float]
+
+
+class FreeTraining:
+    """Steps from `crew.earlier_steps()` on while `course` gives a rate, looks up after each step, drains at the end.
+
+    Whoever is first of those that are not gone is the master: `become_master` gives what it does for all.
+    `agree(stop_signal, rate_step)` makes one answer of those of ranks that step together; `tell` says a warning;
+    `drained` is called when this worker's last update is in the center.
+    """
+
+    def __init__(
+        self,
+        parts: FreeParts,
+        crew: Crew,
+        course: Course,
+        become_master: Callable[[], Master],
+        at_boundary: Callable[[int], Requests],
+        agree: Agree,
+        tell: Callable[[str], None],
+        drained: Callable[[], None],
+        timeout_s: float,
+    ) -> None:
+        self._parts = parts
+        self._crew = crew
+        self._course = course
+        self._become_master = become_master
+        self._at_boundary = at_boundary
+        self._agree = agree
+        self._tell = tell
+        self._drained = drained
+        self._timeout_s = timeout_s
+        self._steps_done = crew.earlier_steps()
+        self._num_samples = 0
+        self._loss = float("nan")
+        self._pace = Pace()
+        self._measured_s = float("-inf")
+        self._distance_took_s = 0.0
+        self._stop_signal = 0
+        self._master: Master | None = None
+
+    def run(self) -> Outcome | None:
+        """Train until the run is over; on the master what it came to. Raises DeadlineExceeded."""
+        self._parts.evaluated.publish_statistics()
+        self._show()
+        if self._crew.is_master:
+            self._master = self._become_master()
+            self._master.test_at_start()
+        self._crew.is_ready()
+        self._crew.wait_for_all(Deadline.after(_START_PATIENCE * self._timeout_s))
+        self._crew.begin()
+        if self._master is not None:
+            self._master.begin()
+        while (rate_step := self._next_rate_step()) is not None:
+            self._step(rate_step)
+        self._parts.strategy.drain()
+        self._drained()
+        self._show(is_finished=True)
+        self._look_for_master()
+        return None if self._master is None else self._master.finish(self._stop_signal, self._parts.worker.times)
+
+    def _next_rate_step(self) -> int | None:
+        """None where this worker shall stop: by a signal, or because the run is over."""
+        requests = self._at_boundary(self._steps_done)
+        self._stop_signal, rate_step = self._agree(requests.stop_signal, self._course.next_rate_step())
+        return None if self._stop_signal else rate_step
+
+    def _step(self, rate_step: int) -> None:
+        parts = self._parts
+        parts.updates.steer(rate_step)
+        self._note(parts.worker.step(self._steps_done))
+        for text in parts.strategy.take_notices():
+            self._tell(text)
+        parts.evaluated.publish_statistics()
+        self._show()
+        self._look_for_master()
+        if self._master is not None:
+            self._master.look(self._at_boundary(self._steps_done).num_snapshots, parts.worker.times)
+
+    def _note(self, loss: StepLoss) -> None:
+        self._steps_done += 1
+        self._num_samples += loss.num_samples
+        self._loss = loss.loss
+
+    def _show(self, *, is_finished: bool = False) -> None:
+        strategy = self._parts.strategy
+        state = WorkerState(
+            steps_done=self._steps_done,
+            num_samples=self._num_samples,
+            samples_per_second=self._pace.take(self._num_samples),
+            loss=self._loss,
+            num_updates=strategy.num_updates,
+            staleness=binned(strategy.staleness.histogram),
+            lock_wait_s=self._parts.lock_wait_s(),
+            is_finished=is_finished,
+        )
+        self._crew.show(state, self._distance(is_finished))
+
+    def _distance(self, is_finished: bool) -> float | None:
+        """The distance to the center, seldom enough to cost nothing; None where it is not its turn."""
+        now_s = time.monotonic()
+        pause_s = max(_DISTANCE_EVERY_S, self._distance_took_s / _DISTANCE_SHARE)
+        if not is_finished and now_s - self._measured_s < pause_s:
+            return None
+        distance = self._parts.evaluated.distance()
+        self._measured_s = time.monotonic()
+        self._distance_took_s = self._measured_s - now_s
+        return distance
+
+    def _look_for_master(self) -> None:
+        if self._master is None and self._crew.is_master:
+            self._master = self._become_master()
+            self._master.begin()

@@ -1,0 +1,152 @@
+"""In which order a center took the updates of a run, as each worker saw it: a file for each worker.
+
+A line of JSON (the head), then entries. An entry is a letter and little-endian numbers: "S" a step, u32 whose learning
+rate it took; "R" a read and "U" an update of the center, each with a version for every chunk; "E" the end, u32 steps
+in all. Versions are written as differences from those of the worker's entry before: a width in bytes (u8; 0: all
+chunks have the same), then one number, or one for each chunk.
+"""
+
+import json
+import struct
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from samovar.box.base import Versions
+from samovar.core.errors import InputError
+
+_FORMAT = 1
+_NUMBER = struct.Struct("<I")
+_SAME = struct.Struct("<q")
+_WIDTHS = (1, 2, 4, 8)
+_MOST_HEAD_BYTES = 4096
+_READ, _UPDATE, _STEP, _END = b"R", b"U", b"S", b"E"
+
+
+@dataclass(frozen=True, slots=True)
+class LogHead:
+    """Whose log it is, and of which center; `num_chunks` of `chunk_elements` hold `num_elements`."""
+
+    rank: int
+    world_size: int
+    num_elements: int
+    chunk_elements: int
+    format: int = _FORMAT
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.num_elements // self.chunk_elements)
+
+
+class OrderWriter:
+    """Appends to a new file at `path`; use as a context manager. Raises OSError."""
+
+    def __init__(self, path: Path, head: LogHead) -> None:
+        self._file = path.open("wb")
+        self._file.write(json.dumps(asdict(head)).encode() + b"\n")
+        self._last = np.zeros(head.num_chunks, np.int64)
+        self._num_steps = 0
+
+    def step(self, rate_step: int) -> None:
+        """A step begins."""
+        self._num_steps += 1
+        self._file.write(_STEP + _NUMBER.pack(rate_step))
+
+    def read(self, versions: Versions) -> None:
+        """The worker read chunks of these versions."""
+        self._versions(_READ, versions)
+
+    def update(self, versions: Versions) -> None:
+        """An update of the worker's gave chunks these versions."""
+        self._versions(_UPDATE, versions)
+
+    def end(self) -> None:
+        """Nothing follows: the log is whole."""
+        self._file.write(_END + _NUMBER.pack(self._num_steps))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "OrderWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _versions(self, letter: bytes, versions: Versions) -> None:
+        differences = versions - self._last
+        self._last = versions.copy()
+        if (differences == differences[0]).all():
+            self._file.write(letter + b"\0" + _SAME.pack(int(differences[0])))
+            return
+        largest = int(np.abs(differences).max())
+        width = next(width for width in _WIDTHS if largest < 1 << (8 * width - 1))
+        self._file.write(letter + bytes([width]) + differences.astype(f"<i{width}").tobytes())
+
+
+@dataclass(slots=True)
+class OrderLog:
+    """What a log holds: `rate_steps` of the steps; of the center's reads and updates, in their order, `versions`."""
+
+    head: LogHead
+    rate_steps: list[int] = field(default_factory=list)
+    is_update: list[bool] = field(default_factory=list)
+    versions: list[Versions] = field(default_factory=list)
+
+
+def read_order(path: Path) -> OrderLog:
+    """The log at `path`; InputError where there is none, or it is not whole."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; give the folder of a run with --record") from error
+    first, newline, _ = data[:_MOST_HEAD_BYTES].partition(b"\n")
+    try:
+        head = LogHead(**json.loads(first))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: no record of this version ({error}); record the run anew") from error
+    if not newline or head.format != _FORMAT or not 0 < head.num_chunks < len(data) + (1 << 31):
+        raise InputError(f"{path}: no record of this version; record the run anew")
+    log = OrderLog(head)
+    try:
+        _parse(memoryview(data)[len(first) + 1 :], log)
+    except (struct.error, ValueError, IndexError) as error:
+        raise InputError(f"{path}: is not whole ({error}): did its rank die? Record the run anew") from error
+    return log
+
+
+def _parse(left: memoryview, log: OrderLog) -> None:
+    last = np.zeros(log.head.num_chunks, np.int64)
+    while True:
+        letter, left = bytes(left[:1]), left[1:]
+        if letter in (_STEP, _END):
+            (number,) = _NUMBER.unpack_from(left)
+            left = left[_NUMBER.size :]
+            if letter == _END:
+                if number != len(log.rate_steps) or left:
+                    raise ValueError("its end is not where it should be")
+                return
+            log.rate_steps.append(number)
+        elif letter in (_READ, _UPDATE):
+            last, left = _next_versions(left, last)
+            log.is_update.append(letter == _UPDATE)
+            log.versions.append(last)
+        else:
+            raise ValueError("it ends early" if not letter else f"no entry begins with {letter!r}")
+
+
+def _next_versions(left: memoryview, last: Versions) -> tuple[Versions, memoryview]:
+    width = left[0]
+    if width == 0:
+        return last + _SAME.unpack_from(left, 1)[0], left[1 + _SAME.size :]
+    if width not in _WIDTHS:
+        raise ValueError(f"versions of {width} bytes")
+    stop = 1 + width * len(last)
+    differences = np.frombuffer(left[1:stop], f"<i{width}")
+    if len(differences) != len(last):
+        raise ValueError("it ends early")
+    return last + differences, left[stop:]

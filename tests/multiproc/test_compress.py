@@ -1,0 +1,69 @@
+"""`samovar train --compress`: the trial's sentence, snapshots with residuals, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from samovar.collectives.codecs import CODECS
+from tests.multiproc.command import Command, result_of, succeed
+from tests.multiproc.nets import write_net, write_solver
+
+NUM_STEPS, SAVED_STEP = 16, 7
+PUBLISHED_STEPS, MOST_LOST_ACCURACY = 500, 0.02
+TRAIN = ("train", "--workers", 2, "--threads-per-worker", 1, "--bucket", "layer", "--overlap", "backward")
+
+
+def solver_in(folder: Path, digits: Path, steps: int, **more: object) -> Path:
+    return write_solver(write_net(folder, digits), steps, **more)
+
+
+@pytest.mark.parametrize("codec", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in CODECS)])
+def test_a_resumed_run_has_the_same_bits(codec: str, digits: Path, tmp_path: Path) -> None:
+    solver = solver_in(tmp_path, digits, NUM_STEPS, snapshot=SAVED_STEP)
+    flags = (*TRAIN, "--solver", solver, "--compress", codec, "--compress-always")
+    succeed(*flags, "--out", "whole", folder=tmp_path)
+    saved = tmp_path / "whole" / "snapshots" / f"step_{SAVED_STEP:08}"
+    assert {"rank_0.safetensors", "rank_1.safetensors"} <= {path.name for path in saved.iterdir()}
+    succeed(*flags, "--snapshot", saved, "--out", "rest", folder=tmp_path)
+    hashes = [result_of(tmp_path / name)["weights_sha256"] for name in ("whole", "rest")]
+    assert hashes[0] == hashes[1]
+
+
+def test_the_first_steps_decide_and_a_resumed_run_keeps_to_it(digits: Path, tmp_path: Path) -> None:
+    """After the decision the bits are those of the run that made it, whatever the clock says now."""
+    solver = solver_in(tmp_path, digits, NUM_STEPS, snapshot=13)
+    flags = (*TRAIN, "--solver", solver, "--compress", "bf16")
+    ended = succeed(*flags, "--out", "whole", folder=tmp_path)
+    assert "gradients as bf16 where it helps" in ended.output
+    assert ended.output.count("--compress bf16 stays on: ") + ended.output.count("--compress bf16 is switched off") == 1
+    saved = tmp_path / "whole" / "snapshots" / "step_00000013"
+    ended = succeed(*flags, "--snapshot", saved, "--out", "rest", folder=tmp_path)
+    assert "a step takes" not in ended.output
+    hashes = [result_of(tmp_path / name)["weights_sha256"] for name in ("whole", "rest")]
+    assert hashes[0] == hashes[1]
+    plain = succeed(*TRAIN, "--solver", solver, "--snapshot", saved, "--out", "plain", folder=tmp_path)
+    assert "what was left out is lost" in plain.output + plain.errors
+
+
+def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
+    solver = solver_in(tmp_path, digits, NUM_STEPS)
+    for flags, message in (
+        (("--compress", "bf16", "--exact", 2), "--exact 2: is for the same bits, which compression changes"),
+        (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is no setting of --strategy local-sgd"),
+    ):
+        with Command("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path) as command:
+            ended = command.wait()
+        assert ended.return_code == 2
+        assert message in ended.errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("codec", CODECS)
+def test_accuracy_is_that_without_compression(codec: str, digits: Path, tmp_path: Path) -> None:
+    solver = solver_in(tmp_path, digits, PUBLISHED_STEPS)
+    for name, flags in (("plain", ()), ("compressed", ("--compress", codec, "--compress-always"))):
+        succeed(*TRAIN, "--solver", solver, *flags, "--out", name, folder=tmp_path)
+    plain, found = (result_of(tmp_path / name)["test_accuracy"] for name in ("plain", "compressed"))
+    print(f"{codec}: {found:.4f}, without compression {plain:.4f}")
+    assert found > plain - MOST_LOST_ACCURACY

@@ -1,0 +1,119 @@
+"""The order in which a center took updates: written, read back, damaged, and followed again."""
+
+import os
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.group import Group
+from samovar.strategies.stop_rule import run_steps
+from samovar.transports.shm import ShmTransport, create_segment
+from samovar.worker.order_log import LogHead, OrderLog, OrderWriter, read_order
+from samovar.worker.replayed import Turns, reads_up_to
+
+NUM_CHUNKS, NUM_WORKERS = 3, 3
+HEAD = LogHead(0, 2, 40, 16)
+
+
+def a_run(seed: int, num_entries: int = 30) -> list[OrderLog]:
+    """The logs of workers that read and update chunks in a random order, chunk by chunk."""
+    rng = random.Random(seed)
+    logs = [OrderLog(LogHead(rank, NUM_WORKERS, NUM_CHUNKS * 4, 4)) for rank in range(NUM_WORKERS)]
+    versions = np.zeros(NUM_CHUNKS, np.int64)
+    under_way: dict[int, list[int]] = {}  # what each worker's entry has of the chunks so far
+    while under_way or sum(len(log.versions) for log in logs) < num_entries:
+        rank = rng.randrange(NUM_WORKERS)
+        if rank not in under_way:
+            if sum(len(log.versions) for log in logs) + len(under_way) >= num_entries:
+                continue
+            under_way[rank] = []
+            logs[rank].is_update.append(rng.random() < 0.5)
+        entry = under_way[rank]
+        versions[len(entry)] += logs[rank].is_update[-1]
+        entry.append(int(versions[len(entry)]))
+        if len(entry) == NUM_CHUNKS:
+            logs[rank].versions.append(np.array(under_way.pop(rank), np.int64))
+    return logs
+
+
+def write(path: Path, log: OrderLog, rate_steps: list[int]) -> None:
+    with OrderWriter(path, log.head) as writer:
+        for rate_step in rate_steps:
+            writer.step(rate_step)
+        for versions, is_update in zip(log.versions, log.is_update, strict=True):
+            (writer.update if is_update else writer.read)(versions)
+        writer.end()
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
+    log = a_run(1)[2]
+    log.versions[-1] = log.versions[-1] + np.array([0, 1 << 40, 70_000])  # numbers of every width
+    log.versions[-2] = log.versions[-2] + 200 * np.arange(NUM_CHUNKS)
+    write(tmp_path / "log", log, [5, 5, 7])
+    found = read_order(tmp_path / "log")
+    assert (found.head, found.rate_steps, found.is_update) == (log.head, [5, 5, 7], log.is_update)
+    np.testing.assert_array_equal(found.versions, log.versions)
+
+
+def test_a_log_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    write(path, a_run(2)[0], [0, 1])
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InputError, match=r"record|not whole"):
+            read_order(path)
+    path.write_bytes(whole + b"S")
+    with pytest.raises(InputError, match="not whole"):
+        read_order(path)
+
+
+def test_logs_of_different_runs_are_refused() -> None:
+    logs = a_run(3)
+    logs[0] = a_run(4)[0]
+    with pytest.raises(InputError, match="not of one run"):
+        reads_up_to(logs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
+    """Threads of their own speeds: whoever updates a chunk finds the version before, whoever reads it its version."""
+    logs = a_run(seed)
+    descriptor = create_segment(NUM_WORKERS)
+    transports = [
+        ShmTransport(descriptor, Group(rank, NUM_WORKERS), oversubscribed=True) for rank in range(NUM_WORKERS)
+    ]
+    windows = [transport.open_window("turns", 8 * NUM_CHUNKS, 0) for transport in transports]
+    center, wrong = np.zeros(NUM_CHUNKS, np.int64), []
+
+    def work(rank: int) -> None:
+        turns, deadline = Turns(logs, rank, windows[rank]), Deadline.after(20)
+        for is_update in logs[rank].is_update:
+            tickets, versions = turns.take(is_update)
+            for chunk, ticket in enumerate(tickets):
+                turns.wait(chunk, int(ticket), deadline)
+                center[chunk] += is_update
+                if center[chunk] != versions[chunk]:
+                    wrong.append((rank, chunk))
+                turns.done(chunk)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(NUM_WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    os.close(descriptor)
+    assert wrong == []
+    assert center.tolist() == [sum(sum(log.is_update) for log in logs)] * NUM_CHUNKS
+    with pytest.raises(SamovarError, match="another way"):
+        Turns(logs, 0, windows[0]).take(not logs[0].is_update[0])
+
+
+def test_the_steps_of_a_run_by_each_rule() -> None:
+    steps = [90, 120, 61]
+    assert [run_steps(rule, steps, master=2) for rule in ("mean", "master", "first")] == [90, 61, 120]

@@ -1,0 +1,94 @@
+"""Which deaths a run outlives whose workers wait for nobody."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from samovar.cli.survivors import Survivors, blamed
+from samovar.core.board import BoardWord
+from samovar.launch.processes import Launch, RankEnd
+from samovar.report.records import Failed, Notice, Record
+from samovar.transports.shm import Board, create_segment
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+FOREVER = "import signal\nwhile True: signal.pause()"
+DIES = "import os, signal\nwith open('{lives}', 'a') as lives: lives.write('x')\nos.kill(os.getpid(), signal.SIGKILL)"
+OUTLIVES_TWO = (
+    "import os, time\nwhile not os.path.exists('{lives}') or os.path.getsize('{lives}') < 2: time.sleep(0.01)"
+)
+
+
+class Run:
+    """Ranks that are small programs, watched as by `samovar train`; `failures` are what ranks told at their ends."""
+
+    def __init__(
+        self, folder: Path, programs: Sequence[str], failures: dict[int, Failed], may_restart: bool = True
+    ) -> None:
+        world_size, lives = len(programs), folder / "lives"
+        self.shown: list[Record] = []
+        self._descriptor = create_segment(world_size)
+        self.board = Board(self._descriptor, world_size)
+        survivors = Survivors(world_size, may_restart, failures, self.board, self.shown.append)
+        self._launch = Launch(
+            lambda rank, _pipe: [*PYTHON, programs[rank].replace("{lives}", str(lives))],
+            world_size,
+            self.board,
+            [],
+            [folder / f"{rank}.log" for rank in range(world_size)],
+            1,
+            lambda _rank, _data: None,
+            survivors.patience_s,
+            is_replaced=survivors.is_replaced,
+        )
+
+    def ends(self) -> list[RankEnd]:
+        try:
+            return self._launch.run()
+        finally:
+            os.close(self._descriptor)
+
+    @property
+    def words(self) -> list[str]:
+        return [record.text.rpartition(", and ")[2] for record in self.shown if isinstance(record, Notice)]
+
+
+def failed(rank: int, kind: str) -> Failed:
+    return Failed(rank=rank, message=f"rank {rank}: sorry", step=None, exit_code=2, kind=kind)
+
+
+def test_a_killed_rank_is_started_again_once_and_the_others_go_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, [OUTLIVES_TWO, DIES], {})
+    assert run.ends() == [RankEnd(1, -9), RankEnd(0, 0)]
+    assert (tmp_path / "lives").read_text() == "xx"
+    assert run.words == ["it starts again from the center", "it does not come back"]
+    assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(2)] == [0, 1]
+
+
+def test_a_rank_that_cannot_come_back_alone_is_gone_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", DIES], {}, may_restart=False)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, -9)]
+    assert (tmp_path / "lives").read_text() == "x"
+
+
+def test_a_rank_that_gives_up_is_not_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", "raise SystemExit(3)"], {1: failed(1, "DeadlineExceeded")})
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 3)]
+    (notice,) = run.shown
+    assert isinstance(notice, Notice)
+    assert notice.text == "rank 1: sorry after step 0; the others go on, and it does not come back"
+
+
+def test_wrong_input_ends_all_and_is_what_is_told(tmp_path: Path) -> None:
+    failures = {1: failed(1, "InputError")}
+    run = Run(tmp_path, [FOREVER, "raise SystemExit(2)"], failures)
+    ends = run.ends()
+    assert ends == [RankEnd(1, 2)]
+    assert run.shown == []
+    assert blamed([RankEnd(0, -9), *ends], failures)[0].rank == 1
+
+
+def test_a_run_ends_with_its_last_rank(tmp_path: Path) -> None:
+    run = Run(tmp_path, [DIES, DIES], {}, may_restart=False)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, -9), RankEnd(1, -9)]
+    assert run.words == ["it does not come back"]
