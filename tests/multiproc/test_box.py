@@ -129,6 +129,7 @@ def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
             ("serve", "--listen", "here", "--key-file", "/dev/null"),
             "--listen here: give an address of this host and a port",
         ),
+        (("serve", "--listen", "127.0.0.1:99999", "--key-file", "key"), "--listen 127.0.0.1:99999: give an address"),
         (("snapshot", "a", "--out", "b"), "nobody serves box"),
     ],
 )

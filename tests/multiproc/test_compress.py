@@ -29,6 +29,7 @@ def test_a_resumed_run_has_the_same_bits(codec: str, digits: Path, tmp_path: Pat
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.slow
 def test_the_first_steps_decide_and_a_resumed_run_keeps_to_it(digits: Path, tmp_path: Path) -> None:
     """After the decision the bits are those of the run that made it, whatever the clock says now."""
     solver = solver_in(tmp_path, digits, NUM_STEPS, snapshot=13)

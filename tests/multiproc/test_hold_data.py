@@ -38,6 +38,7 @@ def train(folder: Path, workers: int, *flags: object) -> Ended:
     return run("train", "--solver", "solver.prototxt", *own, folder=folder)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_bits_and_every_file_is_read_once(folder: Path) -> None:
     assert train(folder, 1, "--out", "files").return_code == 0
     held = train(folder, 2, "--out", "held", "--hold-data")

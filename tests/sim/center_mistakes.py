@@ -11,6 +11,7 @@ from samovar.strategies.async_sgd import AsyncSgd
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import HybridEasgd
 from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.transports.base import Notification
 from samovar.transports.sim.races import Race
 from samovar.transports.sim.scheduler import Deadlock
 from tests.sim.centers import Parts, WrongOrder, WrongSum
@@ -43,12 +44,12 @@ class LaneMixedUp(WindowCenter):
     """Tells the member's push that it is the member's own turn."""
 
     def _unlock(self, chunk, lane, deadline):
-        sound = window_center._turn_slot
-        window_center._turn_slot = lambda lane: sound(1 - lane)
-        try:
-            super()._unlock(chunk, lane, deadline)
-        finally:
-            window_center._turn_slot = sound
+        own = window_center._place(self._rank, lane)
+        if self._window.compare_swap(0, self._word(chunk, 0), own, 0) == own:
+            return
+        _, following = self._window.wait_any(window_center._one(window_center._next_slot(lane)), deadline)
+        rank, its_lane = window_center._owner(following)
+        self._window.notify(rank, Notification(window_center._turn_slot(1 - its_lane), 1))
 
 
 class NotHandedOver(WindowCenter):

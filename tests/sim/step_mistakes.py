@@ -14,7 +14,7 @@ from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.owned import OwnedSync, spread_owners
-from samovar.strategies.sync import Sync
+from samovar.strategies.sync import Sync, sum_channels
 from samovar.transports.base import Region
 from samovar.transports.sim.races import Race
 from samovar.transports.sim.scheduler import Deadlock
@@ -190,7 +190,8 @@ class StepMistake:
         deadline: Callable[[], Deadline],
     ) -> Strategy:
         if issubclass(self.strategy, Sync):
-            return self.strategy(collectives, buckets, buffers.gradients, True, deadline)
+            channels = sum_channels(collectives, buckets, buffers.gradients)
+            return self.strategy(channels, collectives.group.world_size, True, deadline)
         if self.collectives is not None:
             collectives = self.collectives(collectives.transport, lambda _num_bytes: "tree")
         owners = spread_owners(buckets, collectives.group.world_size)

@@ -1,6 +1,7 @@
 """A box of this host as a program of the same user sees it: buffers by name, whose memory it maps itself."""
 
 import os
+import re
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,6 +12,14 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 
 DEFAULT_BOX: Final = "default"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def checked_name(box: str) -> str:
+    """`box`, if a box can be called so: letters, digits and -_. of at most 64; else InputError."""
+    if not _NAME.fullmatch(box):
+        raise InputError(f"--box {box!r}: give letters, digits, '-', '_' and '.', at most 64 of them")
+    return box
 
 
 def server_address(box: str) -> str:
@@ -28,7 +37,7 @@ class LocalBox:
     """
 
     def __init__(self, box: str = DEFAULT_BOX) -> None:
-        self._box = box
+        self._box = checked_name(box)
 
     def create(self, name: str, shape: BufferShape, deadline: Deadline) -> Buffer:
         """The buffer `name`, made of zeros where there is none; the caller owns its descriptors."""
@@ -57,7 +66,8 @@ class LocalBox:
     def _ask(self, content: dict[str, Any], deadline: Deadline) -> Message:
         connection = local_wire.connect(server_address(self._box), deadline)
         if connection is None:
-            raise InputError(f"nobody serves box {self._box!r} on this host; start it with `samovar box serve`")
+            flag = "" if self._box == DEFAULT_BOX else f" --box {self._box}"
+            raise InputError(f"nobody serves box {self._box!r} on this host; start it with `samovar box serve{flag}`")
         with connection:
             local_wire.send(connection, content, deadline)
             message = local_wire.receive(connection, deadline)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from samovar.box import local_wire
 from samovar.box.buffers import Buffer, Buffers, BufferShape
 from samovar.box.kept import KeptMemory
-from samovar.box.local import keeper_address, server_address
+from samovar.box.local import checked_name, keeper_address, server_address
 from samovar.box.local_wire import Message
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
@@ -26,8 +26,9 @@ class BoxServer:
     """
 
     def __init__(self, box: str, keep_s: float) -> None:
+        address = server_address(checked_name(box))
         try:
-            self._listener = local_wire.listen(server_address(box))
+            self._listener = local_wire.listen(address)
         except InputError as error:
             raise InputError(
                 f"box {box!r} is served already ({error}); end that server, or give another name"

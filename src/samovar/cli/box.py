@@ -29,6 +29,7 @@ from samovar.transports.tcp_listen import Listener, listen
 
 KEEP_S = 60.0
 _TIMEOUT_S = 30.0
+_HIGHEST_PORT = 65_535
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
 
 box_app = typer.Typer(help="Serve named centers that workers of several runs change together.", no_args_is_help=True)
@@ -82,11 +83,13 @@ def _network(server: BoxServer, listen_at: str | None, key_file: Path | None) ->
     if listen_at is None or key_file is None:
         yield "", None
         return
+    address, colon, port = listen_at.rpartition(":")
+    if not colon or not port.isdecimal() or not port.isascii() or int(port) > _HIGHEST_PORT:
+        raise InputError(
+            f"--listen {listen_at}: give an address of this host and a port up to 65535, such as 127.0.0.1:5600"
+        )
     if not key_file.exists():
         make_key(key_file)
-    address, colon, port = listen_at.rpartition(":")
-    if not colon or not port.isdecimal():
-        raise InputError(f"--listen {listen_at}: give an address of this host and a port, such as 127.0.0.1:5600")
     service = Service(BufferHost(server.buffers), ServingConfig())
     listener = Listener(listen(address.strip("[]"), int(port)), read_key(key_file), service.accept)
     try:

@@ -231,7 +231,7 @@ def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:
 def _how(end: RankEnd) -> str:
     if end.return_code < 0:
         number = -end.return_code
-        hint = ", perhaps by the system for lack of memory" if number == signal.SIGKILL else ""
+        hint = ", perhaps by the system for lack of memory," if number == signal.SIGKILL else ""
         return f"killed by signal {number} ({signal.Signals(number).name}){hint}"
     return f"ended with exit code {end.return_code}"
 

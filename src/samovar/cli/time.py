@@ -90,7 +90,7 @@ def _print(timed: Timed) -> None:
     """A table on a terminal, aligned lines elsewhere."""
     console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     head = (
-        f"{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, "
+        f"{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, {timed.precision}, "
         f"mean of {timed.iterations} passes; {timed.forward_ms + timed.backward_ms:.3f} ms a pass without reading"
     )
     found = rows(timed)

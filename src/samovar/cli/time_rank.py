@@ -74,6 +74,7 @@ def _timed(
         phase=config.phase,
         batch_size=reader.batch_size,
         threads=config.threads_per_worker,
+        precision=config.precision,
         iterations=num_iterations,
         layers=tuple(
             LayerTime(

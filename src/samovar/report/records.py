@@ -133,6 +133,7 @@ class Timed:
     phase: str
     batch_size: int
     threads: int
+    precision: str = "fp32"
     iterations: int
     layers: tuple[LayerTime, ...]
     forward_ms: float

@@ -149,8 +149,10 @@ def _weights(result: RunResult) -> str:
 
 def _workers_of(result: RunResult) -> list[str]:
     """How many steps workers did that waited for nobody: "188 to 212 steps a worker"."""
-    steps = [worker.steps for worker in result.by_worker]
-    return [f"{min(steps)} to {max(steps)} steps a worker"] if len(steps) > 1 else []
+    steps = sorted({worker.steps for worker in result.by_worker})
+    if len(result.by_worker) < 2:
+        return []
+    return [f"{steps[0]} steps a worker" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps a worker"]
 
 
 def _took(seconds: float) -> str:

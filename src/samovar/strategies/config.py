@@ -90,7 +90,7 @@ class StrategyConfig:
         _require_momentum("--outer-momentum", self.outer_momentum)
         _require_momentum("--center-momentum", self.center_momentum)
         if self.max_staleness_steps is not None and self.max_staleness_steps < 0:
-            raise InputError(f"--max-staleness: got {self.max_staleness_steps} steps; give at least 0")
+            raise InputError(f"--max-staleness: got {self.max_staleness_steps} updates; give at least 0")
         if self.group_size is not None and self.group_size < 1:
             raise InputError(f"--group-size: got {self.group_size} workers; give at least 1")
         self._check_overlap()

@@ -108,7 +108,7 @@ def described(config: StrategyConfig) -> str:
     if config.center_momentum is not None:
         parts.append(f"momentum {config.center_momentum:g} at the center")
     if config.max_staleness_steps is not None:
-        parts.append(f"staleness up to {config.max_staleness_steps} steps")
+        parts.append(f"staleness up to {config.max_staleness_steps} updates")
     if config.read_first:
         parts.append("the center read before the push is awaited")
     if config.outer_rate is not None:

@@ -62,7 +62,7 @@ def read_key(path: Path) -> Key:
         text = os.read(descriptor, _MOST_BYTES).decode("ascii", errors="replace")
         found = _CERTIFICATE.search(text)
         if found is None:
-            raise InputError(f"key file {path}: holds no certificate; is it the key file of the job?")
+            raise InputError(f"key file {path}: holds no certificate; give the key file that the other side has")
         certificate = ssl.PEM_cert_to_DER_cert(found[0])
         # The very file that was looked at, whatever the path leads to by now.
         place = f"/proc/self/fd/{descriptor}"

@@ -114,7 +114,9 @@ def read_order(path: Path) -> OrderLog:
     log = OrderLog(head)
     try:
         _parse(memoryview(data)[len(first) + 1 :], log)
-    except (struct.error, ValueError, IndexError) as error:
+    except (struct.error, IndexError) as error:
+        raise InputError(f"{path}: is not whole (it ends early): did its rank die? Record the run anew") from error
+    except ValueError as error:
         raise InputError(f"{path}: is not whole ({error}): did its rank die? Record the run anew") from error
     return log
 
@@ -124,6 +126,8 @@ def _parse(left: memoryview, log: OrderLog) -> None:
     while True:
         letter, left = bytes(left[:1]), left[1:]
         if letter in (_STEP, _END):
+            if len(left) < _NUMBER.size:
+                raise ValueError("it ends early")
             (number,) = _NUMBER.unpack_from(left)
             left = left[_NUMBER.size :]
             if letter == _END:
@@ -136,7 +140,7 @@ def _parse(left: memoryview, log: OrderLog) -> None:
             log.is_update.append(letter == _UPDATE)
             log.versions.append(last)
         else:
-            raise ValueError("it ends early" if not letter else f"no entry begins with {letter!r}")
+            raise ValueError("it ends early" if not letter else "there are bytes in it that are no entry")
 
 
 def _next_versions(left: memoryview, last: Versions) -> tuple[Versions, memoryview]:

@@ -130,8 +130,18 @@ def test_what_the_server_refuses(box: str) -> None:
     end(box)
 
 
+@pytest.mark.parametrize("name", ["", "a/b c", "x" * 65, "a\n"])
+def test_a_name_that_is_none(name: str) -> None:
+    with pytest.raises(InputError, match="give letters, digits"):
+        BoxServer(name, KEEP_S)
+    with pytest.raises(InputError, match="give letters, digits"):
+        LocalBox(name)
+
+
 def test_a_box_that_nobody_serves(box: str) -> None:
-    with pytest.raises(InputError, match=f"nobody serves box '{box}' on this host; start it with `samovar box serve`"):
+    with pytest.raises(
+        InputError, match=f"nobody serves box '{box}' on this host; start it with `samovar box serve --box {box}`"
+    ):
         LocalBox(box).names(soon())
 
 

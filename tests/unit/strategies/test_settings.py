@@ -39,7 +39,7 @@ from samovar.strategies.defaults import described, resolved, shared_momentum, wa
         ({"name": "async-msgd", "center_momentum": -0.1}, "--center-momentum: got -0.1; give at least 0 and less"),
         ({"name": "async-sgd", "center_momentum": 0.9}, "--center-momentum is no setting of .* choose async-msgd$"),
         ({"name": "async-sgd", "moving_rate": 0.1}, "--moving-rate is no setting of --strategy async-sgd"),
-        ({"name": "shm-easgd", "max_staleness_steps": -1}, "--max-staleness: got -1 steps; give at least 0"),
+        ({"name": "shm-easgd", "max_staleness_steps": -1}, "--max-staleness: got -1 updates; give at least 0"),
         ({"name": "async-easgd", "max_staleness_steps": 3}, "--max-staleness is no setting of --strategy async-easgd"),
         ({"name": "hybrid-easgd", "group_size": 0}, "--group-size: got 0 workers; give at least 1"),
         ({"name": "shm-easgd", "group_size": 2}, "--group-size is no setting of .* or choose hybrid-easgd$"),
