@@ -69,7 +69,10 @@ def counted(collective: str, world_size: int, size: int, element_bytes: int) -> 
     return cost([function(rank, world_size) for rank in range(world_size)], size, element_bytes)
 
 
-@pytest.mark.parametrize("world_size", cases.WORLD_SIZES)
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(size, marks=[pytest.mark.slow] if size in (6, 7, 9, 16) else []) for size in cases.WORLD_SIZES],
+)
 def test_every_plan_is_exact_and_costs_what_it_says(world_size: int) -> None:
     reports = run_ranks(world_size)
     assert len(reports) == len(cases.cases()) * cases.NUM_RUNS

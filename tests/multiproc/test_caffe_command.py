@@ -77,6 +77,7 @@ layer { name: "each" type: "Reduction" bottom: "seen" top: "each" reduction_para
 FIELDS = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 2 display: 1 snapshot_after_train: false solver_mode: CPU\n'
 
 
+@pytest.mark.slow
 def test_nets_inside_the_solver_with_states(tmp_path: Path) -> None:
     """Several test nets, in Caffe's order; a state of the solver, and one of the command line."""
     (tmp_path / "net.prototxt").write_text(STATES)
@@ -120,6 +121,7 @@ def test_time_as_a_table(net: Path) -> None:
     assert len((net.parent / "times.jsonl").read_text().splitlines()) == 10
 
 
+@pytest.mark.slow
 def test_fine_tuning_with_a_renamed_last_layer(net: Path) -> None:
     """Two files: the later wins for the layers it has; the new layer starts from its filler."""
     folder = net.parent

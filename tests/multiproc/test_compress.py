@@ -17,6 +17,7 @@ def solver_in(folder: Path, digits: Path, steps: int, **more: object) -> Path:
     return write_solver(write_net(folder, digits), steps, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", *(pytest.param(name, marks=pytest.mark.slow) for name in CODECS)])
 def test_a_resumed_run_has_the_same_bits(codec: str, digits: Path, tmp_path: Path) -> None:
     solver = solver_in(tmp_path, digits, NUM_STEPS, snapshot=SAVED_STEP)

@@ -43,6 +43,7 @@ def train(tmp_path: Path) -> Train:
     return run
 
 
+@pytest.mark.slow
 def test_hdf5_rows_train_and_come_out_again(tmp_path: Path, train: Train) -> None:
     generator = np.random.default_rng(0)
     labels = np.arange(30) % 3
@@ -68,6 +69,7 @@ def test_hdf5_rows_train_and_come_out_again(tmp_path: Path, train: Train) -> Non
         np.testing.assert_array_equal(file["label"][:, 0, 0, 0], labels[:12])
 
 
+@pytest.mark.slow
 def test_an_image_list_gives_the_same_on_two_workers(tmp_path: Path, train: Train) -> None:
     lines = []
     for index in range(12):

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.multiproc.command import last_step, metrics_of, result_of, run, succeed
 from tests.multiproc.disk import Disk, disk
 from tests.multiproc.nets import write_net, write_solver
@@ -18,6 +20,7 @@ def on(small: Disk, solver: Path, out: Path, *flags: object) -> tuple[int, str, 
     return ended.return_code, ended.error if ended.return_code else "", ended.output
 
 
+@pytest.mark.slow
 def test_a_disk_that_gets_full_costs_the_snapshot_being_saved_and_no_more(tmp_path: Path, digits: Path) -> None:
     """A snapshot has about 140 kB (Caffe's pair and Samovar's own): of three on 500 kB the first ones fit."""
     solver = write_solver(write_net(tmp_path, digits), NUM_STEPS, snapshot=10)

@@ -159,6 +159,7 @@ def test_mpiexec(wrapped: bool) -> None:
     assert output.count("[0, 1]") == 2
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named(port: int) -> None:
     program = (sys.executable, PROGRAM, "sums", 8)
     with started([(program, variables_of(rank, 4, port), ()) for rank in (0, 2)]) as ranks:

@@ -23,6 +23,7 @@ def test_larger_steps_in_the_same_epochs(tmp_path: Path, digits: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_refused(tmp_path: Path, digits: Path) -> None:
     solver = write_solver(write_net(tmp_path, digits), 12)
     ended = run("train", "--solver", solver, "--large-batch", 8, folder=tmp_path)

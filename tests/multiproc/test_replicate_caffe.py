@@ -41,6 +41,7 @@ def train(net, batches, replicate=True):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_ranks_train_as_one_process_on_all_the_data(tmp_path: Path) -> None:
     (tmp_path / "net.prototxt").write_text(NET)

@@ -20,6 +20,7 @@ def of(name: str) -> list[Any]:
     return results()[name]
 
 
+@pytest.mark.slow
 def test_elastic_averaging_is_its_definition_for_every_spread() -> None:
     for result in of("elastic"):
         for overlap in ("none", "step", "period"):

@@ -26,6 +26,7 @@ WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]  # the third rank has
 STRATEGIES = ["local_sgd", "diloco", "elastic_step", "elastic_period"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_step_is_taken_with_the_mean_of_those_who_have_data(world_size: int) -> None:
     for rank, result in enumerate(of("gradients", world_size)):
@@ -43,6 +44,7 @@ def test_all_ranks_come_to_the_same_step_and_evaluate_the_same_weights(name: str
         assert result["evaluated"] == ranks[0]["evaluated"]
 
 
+@pytest.mark.slow
 def test_the_spread_of_an_exchange_changes_no_bit_with_uneven_data() -> None:
     assert of("elastic_step") == of("elastic_period")
 

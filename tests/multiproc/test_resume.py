@@ -89,6 +89,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_folder_and_from_a_solverstate(solver: Path, unbroken: Unbroken, tmp_path: Path) -> None:
     """SIGHUP saves a snapshot on the way; from it the same weights come in another run folder."""
     whole = unbroken(1, False)

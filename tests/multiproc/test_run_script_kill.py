@@ -127,6 +127,7 @@ def test_a_second_signal_ends_ranks_that_go_on(tmp_path: Path, second: signal.Si
     assert living(processes) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_other_signals_are_passed_on_too(tmp_path: Path, number: signal.Signals) -> None:
     """The rank that has saved last has the time that it needs."""
@@ -157,6 +158,7 @@ def test_ranks_that_do_not_end_in_their_grace_are_ended(tmp_path: Path) -> None:
     assert living(processes) == []
 
 
+@pytest.mark.slow
 def test_who_starts_it_with_nohup_wants_it_to_go_on(tmp_path: Path) -> None:
     text = WITH_CHILD + "await_all('go', [9])\nprint('done')\n"
     script = tmp_path / "script.py"

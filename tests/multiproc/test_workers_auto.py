@@ -44,6 +44,7 @@ def test_one_of_the_settings_is_kept(tmp_path: Path, digits: Path) -> None:
         assert f"--workers auto: {kept[0]} worker" in text
 
 
+@pytest.mark.slow
 def test_what_continues_a_run_takes_its_setting(tmp_path: Path, digits: Path) -> None:
     solver = write_solver(write_net(tmp_path, digits), 4)
     succeed("train", "--solver", solver, "--threads-per-worker", 1, "--out", "out", folder=tmp_path)

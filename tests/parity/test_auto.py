@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from samovar.collectives.choose import choose_all_reduce
 from samovar.config import RunConfig
 from samovar.core.calibration import NOMINAL
@@ -12,6 +14,7 @@ WORKERS = 3  # with two, every plan gives the same bits
 BATCH = 8
 
 
+@pytest.mark.slow
 def test_auto_is_the_chosen_plan_bit_for_bit(train: Trainer) -> None:
     auto = train(WORKERS, BATCH)
     config = RunConfig.load(auto.out / "config.json")
@@ -25,6 +28,7 @@ def test_auto_is_the_chosen_plan_bit_for_bit(train: Trainer) -> None:
     assert named.sha256 == auto.sha256
 
 
+@pytest.mark.slow
 def test_a_calibration_that_is_given_is_what_auto_stands_on_and_is_kept(train: Trainer, tmp_path: Path) -> None:
     slow = NOMINAL.to_json()
     # Bytes cost nothing, sending a message or changing the process does: a tree has the fewest.

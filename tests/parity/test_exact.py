@@ -28,12 +28,14 @@ def test_so_it_is_with_several_batches_a_step(train: Trainer, workers: int) -> N
 
 
 @SLOW
+@pytest.mark.slow
 def test_it_learns_what_the_whole_batch_does(train: Trainer) -> None:
     exact, plain = train(1, BATCH, "--exact", "8"), train(1, BATCH)
     assert 0 < relative_difference(exact, plain) < 1e-6
     assert exact.result["effective_batch"] == BATCH
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_workers_and_the_same_bits(digits: Path, tmp_path: Path) -> None:
     """The published LeNet's kind, with maxima: bits are bits."""
     solver = write_solver(write_net(tmp_path, digits, BATCH), 40, snapshot=20)

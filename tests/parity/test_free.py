@@ -23,6 +23,7 @@ STRATEGIES: dict[str, tuple[object, ...]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_narrow_net_learns_at_a_center(train: Trainer) -> None:
     """Two workers with half the batch each, an exchange every second step, come near one with the whole."""
     alone, together = train(1, 24), train(2, 12, "--strategy", "async-measgd", "--sync-period", "2")

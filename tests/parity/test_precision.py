@@ -40,6 +40,7 @@ def test_snapshots_hold_the_float32_weights(half: Trained) -> None:
         assert (weights.view(np.uint32) & 0xFFFF).any(), f"{name} was rounded to bfloat16"
 
 
+@pytest.mark.slow
 def test_one_worker_and_two_differ_by_rounding(train: Trainer, half: Trained) -> None:
     assert relative_difference(half, train(1, 2 * BATCH, *BF16)) < 1e-2
 

@@ -66,6 +66,7 @@ def test_the_tolerance_is_far_below_what_training_changes(train: Trainer) -> Non
     assert two.losses[-1] < 0.7 * two.losses[0]
 
 
+@pytest.mark.slow
 def test_uneven_shares_of_a_global_batch(train: Trainer) -> None:
     """64 samples on 3 workers are 22, 21 and 21."""
     together = train(3, 64, "--batch-mode", "global", "--bucket", "layer")
