@@ -1,13 +1,11 @@
 """Elastic averaging one worker at a time: first come first served, with momentum, without locks, or in rank order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.core.layout import Bucket
 from samovar.core.stateful import StateValue
-from samovar.strategies.center_steps import CenterSeat, ElasticSteps, Rate
-from samovar.transports.base import Array, Notification, Region, Window
+from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
+from samovar.transports.base import Array, Notification, Window
 
 
 class AsyncEasgd(ElasticSteps):
@@ -67,18 +65,8 @@ class RoundRobinEasgd(AsyncEasgd):
     Source: You, Buluc and Demmel 2017 (Original EASGD), whose Sync EASGD takes 5.3 times less time.
     """
 
-    def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-        rate: Rate,
-        ring: Window,
-        group: Group,
-    ) -> None:
-        super().__init__(seat, buckets, weights, sync_period_steps, deadline, rate)
+    def __init__(self, place: Workplace, rate: Rate, ring: Window, group: Group) -> None:
+        super().__init__(place, rate)
         self._ring = ring
         self._group = group
         self._num_turns = 0

@@ -1,16 +1,14 @@
 """Asynchronous SGD: workers push what their steps changed, the center adds it up, workers pull."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from samovar.box.base import CenterWithVelocity
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.center_steps import CenterSeat, CenterSteps
+from samovar.strategies.center_steps import CenterSteps, Workplace
 from samovar.strategies.local_steps import take_array
-from samovar.transports.base import Array, Region
+from samovar.transports.base import Array
 
 
 class AsyncSgd(CenterSteps):
@@ -31,16 +29,8 @@ class AsyncSgd(CenterSteps):
     elastic method beats in time to accuracy.
     """
 
-    def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-        max_staleness_steps: int | None = None,
-    ) -> None:
-        super().__init__(seat, buckets, weights, sync_period_steps, deadline)
+    def __init__(self, place: Workplace, max_staleness_steps: int | None = None) -> None:
+        super().__init__(place)
         self.num_set_aside = 0
         self._max_staleness_steps = max_staleness_steps
         self._pulled = np.empty_like(self._weights)
@@ -104,17 +94,8 @@ class AsyncMsgd(AsyncSgd):
     Source: You, Buluc and Demmel 2017 (Async MSGD).
     """
 
-    def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-        max_staleness_steps: int | None,
-        momentum: float,
-    ) -> None:
-        super().__init__(seat, buckets, weights, sync_period_steps, deadline, max_staleness_steps)
+    def __init__(self, place: Workplace, max_staleness_steps: int | None, momentum: float) -> None:
+        super().__init__(place, max_staleness_steps)
         self._momentum = momentum
 
     def state_dict(self) -> State:

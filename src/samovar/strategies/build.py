@@ -12,7 +12,7 @@ from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.broadcast_easgd import BroadcastEasgd
-from samovar.strategies.center_steps import CenterSeat, CenterSteps, Rate
+from samovar.strategies.center_steps import CenterSeat, CenterSteps, Rate, Workplace
 from samovar.strategies.compressed import CompressedSync, encoded_buckets
 from samovar.strategies.config import AUTO, StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
@@ -24,7 +24,7 @@ from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.sync_easgd import Elastic, SyncEasgd
 from samovar.strategies.trial import Trial, Witness
-from samovar.transports.base import MappedWindow, Region
+from samovar.transports.base import MappedWindow
 
 
 def build_strategy(
@@ -108,32 +108,29 @@ def _at_center(
     num_workers = seat.num_workers or collectives.group.world_size
     config = resolved(config, num_workers)
     assert config.sync_period_steps is not None
-    place = (seat, buckets, buffers.weights, config.sync_period_steps, deadline)
+    place = Workplace(seat, buckets, buffers, config.sync_period_steps, deadline)
     if config.moving_rate is None:
         return _plain(config, place)
     rate = _rate(config, num_workers)
     match config.name:
         case "shm-easgd":
-            return ShmEasgd(*place, rate, bool(config.read_first), config.max_staleness_steps)
+            return ShmEasgd(place, rate, bool(config.read_first), config.max_staleness_steps)
         case "hybrid-easgd":
             group = _group(config, collectives, buffers)
-            pushing = (rate, group, bool(config.read_first), config.max_staleness_steps)
-            return HybridEasgd(seat, buckets, buffers, config.sync_period_steps, deadline, *pushing)
+            return HybridEasgd(place, rate, group, bool(config.read_first), config.max_staleness_steps)
         case "round-robin-easgd":
             ring = _planned(config, collectives).transport.open_window("turns", 0, 1)
-            return RoundRobinEasgd(*place, rate, ring, collectives.group)
+            return RoundRobinEasgd(place, rate, ring, collectives.group)
     return {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}[config.name](
-        *place, rate
+        place, rate
     )
 
 
-def _plain(
-    config: StrategyConfig, place: tuple[CenterSeat, Sequence[Bucket], Region, int, Callable[[], Deadline]]
-) -> AsyncSgd:
+def _plain(config: StrategyConfig, place: Workplace) -> AsyncSgd:
     if config.name == "async-msgd":
         assert config.center_momentum is not None
-        return AsyncMsgd(*place, config.max_staleness_steps, config.center_momentum)
-    return {"async-sgd": AsyncSgd, "hogwild-sgd": HogwildSgd}[config.name](*place, config.max_staleness_steps)
+        return AsyncMsgd(place, config.max_staleness_steps, config.center_momentum)
+    return {"async-sgd": AsyncSgd, "hogwild-sgd": HogwildSgd}[config.name](place, config.max_staleness_steps)
 
 
 def _rate(config: StrategyConfig, num_workers: int) -> Rate:

@@ -9,10 +9,10 @@ from samovar.box.base import Center, Versions
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Exchanged, Update
+from samovar.strategies.base import Buffers, Exchanged, Update
 from samovar.strategies.local_steps import take_array
 from samovar.strategies.staleness import Staleness
-from samovar.transports.base import Array, Region
+from samovar.transports.base import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,20 @@ class Rate:
     default_for: Callable[[int], float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """Where a worker works: its seat at the center, its buckets, weights x_i and gradients g_i, each float32 (N,).
+
+    It exchanges every `sync_period_steps` steps of its own; every wait of it ends by `deadline()`.
+    """
+
+    seat: CenterSeat
+    buckets: Sequence[Bucket]
+    buffers: Buffers
+    sync_period_steps: int
+    deadline: Callable[[], Deadline]
+
+
 class CenterSteps:
     """Every worker updates its own x_i; after every `sync_period_steps`-th step of its own: `_exchange` with c.
 
@@ -43,27 +57,20 @@ class CenterSteps:
     1, over the life of this object. Evaluated and saved: c, read anew where it is asked for.
     """
 
-    def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-    ) -> None:
+    def __init__(self, place: Workplace) -> None:
         self.staleness = Staleness()
-        self._center = seat.center
-        self._is_first = seat.is_first
-        self._buckets = buckets
-        self._weights = weights.array
-        self._sync_period_steps = sync_period_steps
-        self._deadline = deadline
+        self._center = place.seat.center
+        self._is_first = place.seat.is_first
+        self._buckets = place.buckets
+        self._weights = place.buffers.weights.array
+        self._sync_period_steps = place.sync_period_steps
+        self._deadline = place.deadline
         self._sequence = 0
         self._seen: Versions | None = None  # the center's versions when this worker last saw it
         self._copy = np.empty_like(self._weights)  # of c, as it was last read
         self._notices: list[str] = []
         if self._is_first:
-            self._center.write(self._weights, deadline())
+            self._center.write(self._weights, self._deadline())
 
     @property
     def exchanges(self) -> Exchanged:
@@ -160,16 +167,8 @@ class CenterSteps:
 class ElasticSteps(CenterSteps):
     """A worker and the center pull at each other: d = alpha (x - c)."""
 
-    def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-        rate: Rate,
-    ) -> None:
-        super().__init__(seat, buckets, weights, sync_period_steps, deadline)
+    def __init__(self, place: Workplace, rate: Rate) -> None:
+        super().__init__(place)
         self._rate = rate.value
         self._default_rate_for = rate.default_for
 

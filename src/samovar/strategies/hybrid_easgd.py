@@ -1,16 +1,13 @@
 """Groups that train in step, and elastic averaging through shared memory between them."""
 
-from collections.abc import Callable, Sequence
-
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
-from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Buffers, Update
-from samovar.strategies.center_steps import CenterSeat, Rate
+from samovar.strategies.base import Update
+from samovar.strategies.center_steps import Rate, Workplace
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.transports.base import Region
@@ -48,22 +45,17 @@ class HybridEasgd(ShmEasgd):
 
     def __init__(
         self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        buffers: Buffers,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
+        place: Workplace,
         rate: Rate,
         group: GroupCollectives,
         reads_first: bool = False,
         max_staleness_steps: int | None = None,
     ) -> None:
-        super().__init__(
-            seat, buckets, buffers.weights, sync_period_steps, deadline, rate, reads_first, max_staleness_steps
-        )
+        super().__init__(place, rate, reads_first, max_staleness_steps)
         self._is_leader = group.group.rank == 0
-        self._sync = Sync(sum_channels(group, buckets, buffers.gradients), group.group.world_size, False, deadline)
-        self._broadcast = group.broadcast("group's weights", buffers.weights)
+        channels = sum_channels(group, place.buckets, place.buffers.gradients)
+        self._sync = Sync(channels, group.group.world_size, False, place.deadline)
+        self._broadcast = group.broadcast("group's weights", place.buffers.weights)
 
     def exchanges_at(self, _step: int) -> bool:
         """Always: a step waits for its group."""

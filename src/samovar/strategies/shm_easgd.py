@@ -1,15 +1,10 @@
 """Elastic averaging through shared memory: the worker reads the center, its push travels while it computes on."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
 from samovar import _native
 from samovar.box.base import Push, Versions
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
-from samovar.strategies.center_steps import CenterSeat, ElasticSteps, Rate
-from samovar.transports.base import Region
+from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
 
 
 class ShmEasgd(ElasticSteps):
@@ -35,17 +30,9 @@ class ShmEasgd(ElasticSteps):
     """
 
     def __init__(
-        self,
-        seat: CenterSeat,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-        rate: Rate,
-        reads_first: bool = False,
-        max_staleness_steps: int | None = None,
+        self, place: Workplace, rate: Rate, reads_first: bool = False, max_staleness_steps: int | None = None
     ) -> None:
-        super().__init__(seat, buckets, weights, sync_period_steps, deadline, rate)
+        super().__init__(place, rate)
         self._reads_first = reads_first
         self._max_staleness_steps = max_staleness_steps
         self._difference = np.empty_like(self._weights)
