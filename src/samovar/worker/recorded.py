@@ -9,12 +9,11 @@ from samovar.worker.order_log import OrderWriter
 from samovar.worker.step import Updates
 
 
-class RecordingCenter:
-    """`center`, each read and update of which goes into `log` (see `samovar.box.base.Center`)."""
+class WatchedCenter:
+    """What is neither recorded nor replayed of `center`: its start, and its end."""
 
-    def __init__(self, center: MappedCenter, log: OrderWriter) -> None:
+    def __init__(self, center: MappedCenter) -> None:
         self._center = center
-        self._log = log
 
     @property
     def num_elements(self) -> int:
@@ -26,6 +25,20 @@ class RecordingCenter:
 
     def write(self, values: Array, deadline: Deadline) -> None:
         self._center.write(values, deadline)
+
+    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
+        self._center.read_velocity(destination, deadline)
+
+    def write_velocity(self, values: Array, deadline: Deadline) -> None:
+        self._center.write_velocity(values, deadline)
+
+
+class RecordingCenter(WatchedCenter):
+    """`center`, each read and update of which goes into `log` (see `samovar.box.base.Center`)."""
+
+    def __init__(self, center: MappedCenter, log: OrderWriter) -> None:
+        super().__init__(center)
+        self._log = log
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         versions = self._center.read(destination, deadline)
@@ -44,12 +57,6 @@ class RecordingCenter:
         versions = self._center.exchange(sequence, weights, moving_rate, deadline)
         self._log.update(versions)
         return versions
-
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._center.read_velocity(destination, deadline)
-
-    def write_velocity(self, values: Array, deadline: Deadline) -> None:
-        self._center.write_velocity(values, deadline)
 
 
 class RecordedPush:

@@ -12,6 +12,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.transports.base import Array, Window
 from samovar.worker.order_log import OrderLog
+from samovar.worker.recorded import WatchedCenter
 
 _FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
 
@@ -65,24 +66,13 @@ class Turns:
         self._window.fetch_add(0, 8 * chunk, 1)
 
 
-class ReplayedCenter:
+class ReplayedCenter(WatchedCenter):
     """`center`, each chunk of which waits for its turn (see `samovar.box.base.Center`)."""
 
     def __init__(self, center: MappedCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
-        self._center = center
+        super().__init__(center)
         self._turns = turns
         self._deadline = deadline
-
-    @property
-    def num_elements(self) -> int:
-        return self._center.num_elements
-
-    @property
-    def chunk_elements(self) -> int:
-        return self._center.chunk_elements
-
-    def write(self, values: Array, deadline: Deadline) -> None:
-        self._center.write(values, deadline)
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self._in_turn(
@@ -115,12 +105,6 @@ class ReplayedCenter:
             deadline,
             lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
         )
-
-    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        self._center.read_velocity(destination, deadline)
-
-    def write_velocity(self, values: Array, deadline: Deadline) -> None:
-        self._center.write_velocity(values, deadline)
 
     def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)
