@@ -1,10 +1,12 @@
 """`samovar box`: what docs/box.md shows, a server that is killed and started again, and nothing left behind."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import safetensors.numpy
 
 from samovar.box.board import Board, Progress
 from samovar.box.buffers import Buffer, BufferShape
+from samovar.box.joining import buffer_names, create_buffer, drop_buffer, parse_place, read_buffer, take_seat
 from samovar.box.local import LocalBox
 from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
@@ -28,14 +31,14 @@ WAIT_S = 30.0
 
 
 @contextmanager
-def serve(box: str, *flags: str) -> Iterator["subprocess.Popen[str]"]:
+def serve(box: str, *flags: str, first: str = "box ") -> Iterator["subprocess.Popen[str]"]:
     """A server that has said it is there; it is killed at the end if it still runs."""
     command = [str(SAMOVAR), "box", "serve", "--box", box, *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None
             greeting = server.stdout.readline()
-            assert greeting.startswith(f"box '{box}' is served"), greeting
+            assert greeting.startswith(first), greeting
             yield server
         finally:
             server.kill()
@@ -96,6 +99,91 @@ def test_a_box_from_beginning_to_end(tmp_path: Path) -> None:
         LocalBox(box).names(Deadline.after(WAIT_S))
 
 
+def test_a_box_of_another_host(tmp_path: Path) -> None:
+    """As list, snapshot, load and drop see it with its key alone."""
+    key = tmp_path / "box.pem"
+    with serve(f"test-{uuid.uuid4().hex}", "--listen", "127.0.0.1:0", "--key-file", str(key)) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().rpartition(" ")[2].strip()
+        place, flags = parse_place(address, key), ("--box", address, "--key-file", key)
+        deadline = Deadline.after(WAIT_S)
+        create_buffer(place, "lenet", BufferShape(SIZE, max_members=4, with_velocity=True), "test", deadline)
+        with take_seat(place, "lenet", "test", deadline) as seat:
+            seat.center.accumulate(1, np.ones(SIZE, np.float32), deadline, momentum=0.5)
+            seat.board.post(seat.member, Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1))
+            seat.board.set_word(3, 2**64 - 1)
+            shown = run("list", *flags)
+            assert "lenet: 100,000 elements, 0.4 MB, with velocity; 1 of at most 4 members alive" in shown
+            assert re.search(rf"0\.1 +{os.getpid()} at 127.0.0.1 +works +12 +1,234 +0.5000", shown)
+            saved = tmp_path / "lenet.safetensors"
+            assert "100,000 elements" in run("snapshot", "lenet", "--out", saved, *flags)
+            assert "members 0 are at work there" in run("load", "lenet", saved, *flags, code=2)
+        assert run("load", "again", saved, *flags) == f"again: made and filled with 100,000 elements of {saved}\n"
+        arrays = [read_buffer(place, name, "test", Deadline.after(WAIT_S))[1] for name in ("again", "lenet")]
+        assert all((arrays[0][name] == arrays[1][name]).all() for name in ("center", "velocity", "words"))
+        assert (arrays[0]["velocity"] == 1).all()
+        assert run("drop", "again", *flags) == "again: dropped\n"
+        assert "no buffer 'again'; there are: lenet" in run("drop", "again", *flags, code=2)
+        end(server, signal.SIGINT)
+
+
+def kill_with_keeper(server: "subprocess.Popen[str]") -> None:
+    """As the loss of the host does it."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, WAIT_S)
+
+
+def test_a_box_whose_host_was_lost(tmp_path: Path) -> None:
+    box, deadline = f"test-{uuid.uuid4().hex}", Deadline.after(WAIT_S)
+    folder, place = tmp_path / "box", parse_place(box, None)
+    flags = ("--box-snapshot", str(folder), "--snapshot-every", "0.1")
+    with serve(box, *flags) as server:
+        for number, name in enumerate(("a", "b", "c", "d")):
+            create_buffer(place, name, BufferShape(SIZE, 4 + number, number == 1, number != 2), "test", deadline)
+            with take_seat(place, name, "test", deadline) as seat:
+                seat.center.write(np.full(SIZE, number + 1.0, np.float32), deadline)
+                if number == 1:
+                    seat.center.write_velocity(np.full(SIZE, 7.0, np.float32), deadline)
+                seat.board.set_word(0, number + 10)
+        drop_buffer(place, "d", "test", deadline)
+        wait_for_files(folder, {"a": 10, "b": 11, "c": 12})
+        assert "another box writes there" in run("serve", "--box", f"{box}-2", *flags, code=2)
+        kill_with_keeper(server)
+    spoiled = folder / "a.safetensors"
+    spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"\x01")
+    (folder / "e.safetensors").write_bytes(b"no safetensors")
+    with serve(box, *flags, first="not loaded: ") as server:
+        assert server.stdout is not None
+        told = [server.stdout.readline() for _ in range(4)]
+        assert told[0] == f"loaded from {folder / 'b.safetensors'}: b\n"
+        assert told[1] == f"loaded from {folder / 'c.safetensors'}: c\n"
+        assert told[2].startswith(f"not loaded: {folder / 'e.safetensors'}: not a safetensors file")
+        assert told[3].startswith(f"box '{box}' is served")
+        assert buffer_names(place, "test", deadline) == ["b", "c"]
+        for name, value in (("b", 2.0), ("c", 3.0)):
+            shape, arrays = read_buffer(place, name, "test", deadline)
+            assert (arrays["center"] == value).all()
+            assert arrays["words"][0] == value + 9
+            assert (shape.max_members, shape.with_velocity, shape.with_locks) == (value + 3, value == 2, value == 2)
+        assert (read_buffer(place, "b", "test", deadline)[1]["velocity"] == 7).all()
+        with take_seat(place, "c", "test", deadline) as seat:
+            seat.center.accumulate(1, np.ones(SIZE, np.float32), deadline)
+        end(server, signal.SIGTERM)
+    assert (safetensors.numpy.load_file(folder / "c.safetensors")["center"] == 4).all(), "written at the end"
+
+
+def wait_for_files(folder: Path, words: dict[str, int]) -> None:
+    """Until each buffer's file holds its word 0, and there are no others."""
+    deadline, pause, found = Deadline.after(WAIT_S), threading.Event(), dict[str, int]()
+    while found != words:
+        assert not deadline.passed(), found
+        pause.wait(0.05)
+        paths = list(folder.glob("*.safetensors"))
+        found = {path.stem: int(safetensors.numpy.load_file(path)["words"][0]) for path in paths}
+
+
 @pytest.mark.slow
 def test_a_keeper_goes_after_its_time() -> None:
     box = f"test-{uuid.uuid4().hex}"
@@ -123,6 +211,11 @@ def test_other_ends(number: signal.Signals, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("serve", "--keep", "0"), "--keep 0: give more than 0"),
+        (("serve", "--grace", "-1"), "--grace -1: give more than 0"),
+        (("serve", "--snapshot-every", "0"), "--snapshot-every 0: give more than 0"),
+        (("serve", "--box-snapshot", "/dev/null"), "--box-snapshot /dev/null: "),
+        (("load", "a", "b"), "b: cannot be read (No such file or directory)"),
+        (("list", "--key-file", "key"), "is one of this host; --box HOST:PORT needs a key"),
         (("serve", "--listen", "127.0.0.1:0"), "--listen and --key-file go together"),
         (("serve", "--key-file", "key"), "--listen and --key-file go together"),
         (

@@ -8,20 +8,26 @@ so that sums are exact. The center outlives the server, as the keeper's memory d
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
-from samovar.box.board import Member
-from samovar.box.protocol import NOBODY, ON_CHUNKS, Kind, Operation, Reply, Request, Shape, Status, Welcome
-from samovar.box.serving import answer
+from samovar.box.answering import answer, answer_on_board
+from samovar.box.board import Member, Progress
+from samovar.box.bodies import Welcome, pack_word, unpack_word
+from samovar.box.buffers import BufferShape
+from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Shape, Status
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
+from tests.sim.box_checks import check_board, check_updates
+from tests.sim.box_faults import Faults
 from tests.unit.box.numpy_host import Array, NumpyCenter, NumpySeat
 
 NUM_MEMBERS, NUM_OPERATIONS = 3, 8
 SHAPE = Shape(18, 4)
+CLAIMED_WORDS = range(3, 6)
+SET_WORDS = range(3)
 PART_BYTES = 16  # one chunk, so that an operation has several parts
 NEVER = Deadline(0.0)
 _RETRY_S, _PAUSE_S = 1.0, 6.0
@@ -32,29 +38,6 @@ class WholeSeat(NumpySeat):
 
     def difference(self, weights: Array, center: Array, rate: float) -> Array:
         return np.rint(np.float32(rate) * (weights - center))
-
-
-@dataclass
-class Faults:
-    """What this seed does to messages and to those who send them; rates are per message, or per operation."""
-
-    loss: float
-    doubling: float
-    delay_s: float
-    member_crash: float
-    server_crash: float
-    pause: float
-
-    @classmethod
-    def drawn(cls, generator: random.Random) -> "Faults":
-        def rate(most: float) -> float:
-            return generator.choice([0.0, generator.uniform(0.0, most)])
-
-        delay_s = generator.uniform(0.01, 1.5)
-        return cls(rate(0.4), rate(0.5), delay_s, rate(0.06), rate(0.04), rate(0.02))
-
-    def heal(self) -> None:
-        self.loss = self.doubling = self.member_crash = self.server_crash = self.pause = 0.0
 
 
 class World:
@@ -99,22 +82,15 @@ class World:
             action()
 
     def check(self) -> None:
-        self._check_once()
+        clients = [*self.clients, *self.retired]
+        check_updates(self.center, clients)
         total = self.center.values.astype(np.int64)
-        for client in [*self.clients, *self.retired]:
+        for client in clients:
             total = total + client.share()
-        injected = sum(client.injected for client in [*self.clients, *self.retired])
+        injected = sum(client.injected for client in clients)
         assert (total == injected).all(), f"the sum is off by {total - injected}"
         assert (self.center.versions == self._num_applied()).all()
-
-    def _check_once(self) -> None:
-        seen = [(member, sequence, chunk) for member, sequence, chunk, _ in self.center.log]
-        applied = set(seen)
-        assert len(seen) == len(applied), "an update was applied twice"
-        for client in [*self.clients, *self.retired]:
-            for sequence in client.acknowledged:
-                for chunk in range(SHAPE.num_chunks):
-                    assert (client.member, sequence, chunk) in applied, "an acknowledged update is not there"
+        check_board(self.center.board, clients)
 
     def _num_applied(self) -> np.ndarray:
         return np.bincount([chunk for _, _, chunk, _ in self.center.log], minlength=SHAPE.num_chunks)
@@ -151,7 +127,10 @@ class Server:
         try:
             if request.kind is Kind.ATTACH:
                 member = self._attach(request.member)
-                return Reply.to(request).pack(), [Welcome(SHAPE, member).pack()]
+                welcome = Welcome(BufferShape(SHAPE.num_elements, chunk_elements=SHAPE.chunk_elements), member, 1)
+                return Reply.to(request).pack(), [welcome.pack()]
+            if request.kind in ON_BOARD:
+                return Reply.to(request).pack(), [answer_on_board(self._seat(request), request, body)]
             return self._done(request, body)
         except SamovarError as error:
             text = str(error).encode()
@@ -159,15 +138,18 @@ class Server:
 
     def _done(self, request: Request, body: bytes) -> tuple[bytes, list[bytes]]:
         assert request.kind in ON_CHUNKS
-        seat = self._seats.get(request.member)
-        if seat is None:
-            raise RankFailed("who are you? attach")
+        seat = self._seat(request)
         part = request.elements(SHAPE)
         floats = np.frombuffer(body, np.float32).copy() if body else np.empty(part.stop - part.start, np.float32)
         found = answer(seat, request, floats, NEVER)
         bodies = [] if found.body is None else [found.body.tobytes()]
-        assert found.versions is not None
         return found.reply.pack(), [found.versions.tobytes(), *bodies]
+
+    def _seat(self, request: Request) -> NumpySeat:
+        seat = self._seats.get(request.member)
+        if seat is None:
+            raise RankFailed("who are you? attach")
+        return seat
 
     def _attach(self, member: Member) -> Member:
         center = self._world.center
@@ -213,6 +195,12 @@ class Client:
     kind: Kind = Kind.READ
     operation_call: int = 0
     acknowledged: list[int] = field(default_factory=list)
+    board_sequence: int = 0
+    board_request: tuple[Kind, int, bytes] | None = None
+    board_call: int = 0
+    asked: list[tuple[object, ...]] = field(default_factory=list)  # changes of the board, as it logs them
+    changed: list[tuple[object, ...]] = field(default_factory=list)  # those that are acknowledged
+    claimed: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.weights = self._whole_numbers()
@@ -220,7 +208,7 @@ class Client:
 
     @property
     def is_done(self) -> bool:
-        return self.sequence >= NUM_OPERATIONS and self.operation is None
+        return self.sequence >= NUM_OPERATIONS and self.operation is None and self.board_request is None
 
     def join(self) -> None:
         """Ask for a place, until there is one."""
@@ -238,6 +226,8 @@ class Client:
         if reply.kind is Kind.ATTACH:
             if reply.call == self.num_calls and reply.status is Status.DONE:
                 self._welcome(Welcome.unpack(bodies[0]).member)
+        elif reply.kind in ON_BOARD:
+            self._take_from_board(reply, bodies)
         elif reply.status is not Status.DONE:
             if self.operation is not None and reply.call == self.operation_call:
                 self.failed()
@@ -264,6 +254,48 @@ class Client:
             self.operation = self._repeated()
         self._send_operation()
 
+    def change_board(self) -> None:
+        """Post, set a word or claim one; one such request at a time."""
+        if self.board_request is not None or self.is_dead:
+            return
+        self.board_sequence += 1
+        number = 1000 * self.member.incarnation + self.board_sequence
+        kind = self.world.random.choice([Kind.POST, Kind.SET_WORD, Kind.CLAIM_WORD])
+        index = self.world.random.choice(SET_WORDS if kind is Kind.SET_WORD else CLAIMED_WORDS)
+        match kind:
+            case Kind.POST:
+                self.board_request = kind, 0, Progress(steps=number).pack()
+                self.asked.append(("post", self.member, number))
+            case _:
+                self.board_request = kind, index, pack_word(number)
+                self.asked.append(("set" if kind is Kind.SET_WORD else "claim", index, number))
+        self.send_to_board()
+
+    def send_to_board(self) -> None:
+        """Until it is answered."""
+        if self.board_request is None or self.is_dead:
+            return
+        kind, index, body = self.board_request
+        self.board_call = self._next_call()
+        request = Request(kind, self.board_call, self.member, index, sequence=self.next_board_sequence())
+        self._send(replace(request, body_bytes=len(body)), body)
+        call = self.board_call
+        self.world.after(_RETRY_S, lambda: self.board_call == call and self.send_to_board())
+
+    def next_board_sequence(self) -> int:
+        return self.board_sequence
+
+    def _take_from_board(self, reply: Reply, bodies: list[bytes]) -> None:
+        if self.board_request is None or reply.call != self.board_call:
+            return
+        if reply.status is not Status.DONE:
+            self.join()
+            return
+        if self.board_request[0] is Kind.CLAIM_WORD:
+            self.claimed.append((self.board_request[1], unpack_word(bodies[0])))
+        self.changed.append(self.asked[-1])
+        self.board_request = None
+
     def share(self) -> np.ndarray:
         """What is its own: of a dead one, corrected by what the center took without its knowing."""
         share = self.weights.astype(np.int64)
@@ -283,6 +315,7 @@ class Client:
     def _welcome(self, member: Member) -> None:
         self.member = member
         self._next_call()  # later copies of the welcome are old
+        self.send_to_board()
         if self.operation is None:
             self._step()
         else:
@@ -297,6 +330,7 @@ class Client:
         self.injected = self.injected + moved.astype(np.int64)
         self.sequence = self.next_sequence()
         self.pushed, self.received = None, set()
+        self.change_board()
         self.kind = self.world.random.choice([Kind.EXCHANGE, Kind.ACCUMULATE])
         if self.kind is Kind.ACCUMULATE:
             self.pushed = self._whole_numbers()

@@ -34,6 +34,7 @@ def test_the_sum_is_conserved_exactly() -> None:
     assert any(world.retired for world in worlds)
     assert any(world.num_retries for world in worlds)
     assert sum(len(world.center.log) for world in worlds) > NUM_SEEDS * 50
+    assert sum(len(world.center.board.changes) for world in worlds) > NUM_SEEDS * 10
 
 
 @pytest.mark.slow
@@ -205,7 +206,54 @@ def the_center_forgets_with_the_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Server, "_attach", attach)
 
 
+def the_board_forgets_with_the_server(patch: pytest.MonkeyPatch) -> None:
+    """Which of a member's requests it has done, and what it said."""
+    attached = Server._attach
+
+    def attach(self: Server, member: Member) -> Member:
+        notes = self._world.center.board.notes
+        if member in notes:
+            notes[member][1:] = 0
+        return attached(self, member)
+
+    patch.setattr(Server, "_attach", attach)
+
+
+def a_retry_is_a_new_change_of_the_board(patch: pytest.MonkeyPatch) -> None:
+    def next_board_sequence(self: Client) -> int:
+        self.board_sequence += 1
+        return self.board_sequence
+
+    patch.setattr(Client, "next_board_sequence", next_board_sequence)
+
+
+def only_the_last_change_of_the_board_is_known(patch: pytest.MonkeyPatch) -> None:
+    """An earlier one that comes late is done again."""
+    answer = box_world.answer_on_board
+
+    def careless(seat: NumpySeat, request: Request, body: bytes) -> bytes:
+        if request.sequence < seat.notes[1]:
+            seat.notes[1] = 0
+        return answer(seat, request, body)
+
+    patch.setattr(box_world, "answer_on_board", careless)
+
+
+def the_board_keeps_no_answers(patch: pytest.MonkeyPatch) -> None:
+    answer = box_world.answer_on_board
+
+    def careless(seat: NumpySeat, request: Request, body: bytes) -> bytes:
+        seat.notes[2] = 0
+        return answer(seat, request, body)
+
+    patch.setattr(box_world, "answer_on_board", careless)
+
+
 MISTAKES: list[Plant] = [
+    the_board_forgets_with_the_server,
+    a_retry_is_a_new_change_of_the_board,
+    only_the_last_change_of_the_board_is_known,
+    the_board_keeps_no_answers,
     nothing_is_held,
     only_the_last_is_held,
     sequences_belong_to_rows,

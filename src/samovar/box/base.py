@@ -74,3 +74,12 @@ class CenterWithVelocity(Center, Protocol):
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         """v = values."""
         ...
+
+
+class SeatCenter(CenterWithVelocity, Protocol):
+    """The center of a box, as one of its members has it."""
+
+    @property
+    def lock_wait_s(self) -> float:
+        """Seconds that this member lost to others at the center so far."""
+        ...

@@ -7,19 +7,24 @@ posts is read whole or not at all, whenever its process is killed.
 
 import os
 import struct
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import astuple, dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final, Protocol
 
 from samovar import _native
 from samovar.box.memory import create_empty, seal
 from samovar.core.errors import InputError, RankFailed
 
 MAX_MEMBERS: Final = 64
-NUM_WORDS: Final = 16  # that all members share
-_POST = struct.Struct("<3Q3d2Qd2Q")
+NUM_WORDS: Final = 15  # that all members share
+_TOKEN_WORD: Final = 15  # who made the board, once and for all
+_PROGRESS = struct.Struct("<2Q3d2QdQ")
+_INCARNATION = struct.Struct("<Q")
+_ORIGIN = struct.Struct("<16sI")
 _POSTED_WORDS = 16
 _WORDS = struct.Struct(f"<{_POSTED_WORDS}Q")
 _FINISHED, _STOPPED = 1, 2
+PROGRESS_BYTES: Final = _PROGRESS.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +50,79 @@ class Progress:
     finished: bool = False
     stopped: bool = False
 
+    def pack(self) -> bytes:
+        *numbers, finished, stopped = astuple(self)
+        return _PROGRESS.pack(*numbers, _FINISHED * finished | _STOPPED * stopped)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Progress":
+        steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, flags = _PROGRESS.unpack_from(data)
+        ends = bool(flags & _FINISHED), bool(flags & _STOPPED)
+        return cls(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a member of another host is: that host's numeric address, and its process there."""
+
+    host: str
+    process_id: int
+
+    def pack(self) -> bytes:
+        address = ip_address(self.host.partition("%")[0])
+        if isinstance(address, IPv4Address):
+            address = IPv6Address(f"::ffff:{address}")
+        return _ORIGIN.pack(address.packed, self.process_id)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Origin | None":
+        """None where nothing was packed."""
+        packed, process_id = _ORIGIN.unpack_from(data)
+        address = IPv6Address(packed)
+        return cls(str(address.ipv4_mapped or address), process_id) if any(packed) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the board: the last member that had it, its process (0: it has left), and its last post."""
+    """A row of the board: the last member that had it, its process (0: it has left), and its last post.
+
+    `host` is where the member of another host is, "" on this one; the process is one of that host then.
+    """
 
     member: Member
     process_id: int
     is_alive: bool
     progress: Progress
+    host: str = ""
+
+
+class Rows(Protocol):
+    """A board as its members see it, on this host or another. What a method raises its implementations say."""
+
+    @property
+    def max_members(self) -> int: ...
+
+    def row(self, index: int) -> Row:
+        """Row `index`, read whole."""
+        ...
+
+    def rows(self) -> list[Row]:
+        """The rows that somebody has or had."""
+        ...
+
+    def post(self, member: Member, progress: Progress) -> None:
+        """Show `progress` in the member's row."""
+        ...
+
+    def word(self, index: int) -> int:
+        """One of the NUM_WORDS words that all members share, of 64 bits; 0 at the start."""
+        ...
+
+    def set_word(self, index: int, value: int) -> None: ...
+
+    def claim_word(self, index: int, value: int) -> int:
+        """Set the word if it is 0; returns what stands there now, `value` or what another was quicker to set."""
+        ...
 
 
 def create_board(max_members: int = MAX_MEMBERS) -> int:
@@ -86,6 +155,8 @@ class Board:
 
         Raises InputError where there is no such row, RankFailed where `index` belongs to a living process.
         """
+        if index is not None:
+            self._check_row(index)
         for row in range(self.max_members) if index is None else [index]:
             incarnation = self._native.join(row)
             if incarnation:
@@ -99,8 +170,10 @@ class Board:
     def adopt(self, member: Member) -> None:
         """Go on as `member`, whose process is dead: what a restarted server does for those it acts for.
 
-        Raises RankFailed where the row has a newer incarnation or belongs to a living process.
+        Raises InputError where there is no such row, RankFailed where it has a newer incarnation or belongs to a living
+        process.
         """
+        self._check_row(member.index)
         if not self._native.resume(member.index, member.incarnation):
             incarnation, process_id, _is_alive = self._native.seen(member.index)
             raise RankFailed(
@@ -112,30 +185,25 @@ class Board:
         """Give the row back; nothing happens where it is another's by now."""
         self._native.leave(member.index, member.incarnation)
 
-    def post(self, member: Member, progress: Progress) -> None:
+    def post(self, member: Member, progress: Progress, origin: Origin | None = None) -> None:
         """Show `progress` in the member's row. Raises RankFailed where the row is another's by now."""
-        flags = _FINISHED * progress.finished | _STOPPED * progress.stopped
-        numbers = (
-            *(member.incarnation, progress.steps, progress.samples),
-            *(progress.samples_per_s, progress.loss, progress.staleness_mean),
-            *(progress.staleness_max, progress.updates, progress.lock_wait_s, flags, 0),
-        )
-        words = _WORDS.unpack(_POST.pack(*numbers).ljust(_WORDS.size, b"\0"))
+        posted = _INCARNATION.pack(member.incarnation) + progress.pack() + (b"" if origin is None else origin.pack())
+        words = _WORDS.unpack(posted.ljust(_WORDS.size, b"\0"))
         if not self._native.post(member.index, member.incarnation, list(words)):
             raise RankFailed(f"member {member.index} of the box is another process by now; join anew")
 
     def row(self, index: int) -> Row:
         """Row `index`, read whole."""
         incarnation, process_id, is_alive = self._native.seen(index)
-        posted = _POST.unpack_from(_WORDS.pack(*self._native.read(index)))
-        steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, flags, _ = posted[1:]
-        progress = Progress(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s)
-        if posted[0] != incarnation:  # an earlier member's
-            progress = Progress()
-        elif flags:
-            finished, stopped = bool(flags & _FINISHED), bool(flags & _STOPPED)
-            progress = Progress(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, finished, stopped)
-        return Row(Member(index, incarnation), process_id, is_alive, progress)
+        posted = _WORDS.pack(*self._native.read(index))
+        member = Member(index, incarnation)
+        if _INCARNATION.unpack_from(posted) != (incarnation,):  # an earlier member's
+            return Row(member, process_id, is_alive, Progress())
+        progress = Progress.unpack(posted[_INCARNATION.size :])
+        origin = Origin.unpack(posted[_INCARNATION.size + _PROGRESS.size :])
+        if origin is None:
+            return Row(member, process_id, is_alive, progress)
+        return Row(member, origin.process_id if process_id else 0, is_alive, progress, origin.host)
 
     def rows(self) -> list[Row]:
         """The rows that somebody has or had."""
@@ -144,11 +212,24 @@ class Board:
 
     def word(self, index: int) -> int:
         """One of the words that all members share, of 64 bits; 0 at the start."""
-        return self._native.word(index)
+        return self._native.word(_checked(index))
 
     def set_word(self, index: int, value: int) -> None:
-        self._native.set_word(index, value)
+        self._native.set_word(_checked(index), value)
 
     def claim_word(self, index: int, value: int) -> int:
         """Set the word if it is 0; returns what stands there now, `value` or what another was quicker to set."""
-        return self._native.claim_word(index, value)
+        return self._native.claim_word(_checked(index), value)
+
+    def _check_row(self, index: int) -> None:
+        if not 0 <= index < self.max_members:
+            raise InputError(f"member {index}: the box has members 0 to {self.max_members - 1}")
+
+    def claim_token(self, token: int) -> int:
+        """The board's own number, which no other board has; the first who says one gives it. 0: none was given."""
+        return self._native.claim_word(_TOKEN_WORD, token)
+
+
+def _checked(index: int) -> int:
+    assert 0 <= index < NUM_WORDS, f"no such word: {index}"
+    return index

@@ -4,15 +4,17 @@ import math
 import mmap
 import os
 import re
+import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from samovar.box.board import MAX_MEMBERS, Board, create_board
+from samovar.box.board import MAX_MEMBERS, Board, Row, create_board
 from samovar.box.kept import KeptMemory
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
 from samovar.box.memory import create_empty, seal
@@ -22,6 +24,9 @@ from samovar.transports.base import Array
 MAX_BUFFERS: Final = 256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FLOAT_BYTES = 4
+_NOTES_BYTES = 64
+# Numbers that a restarted server finds again.
+Notes: TypeAlias = npt.NDArray[np.uint64]
 # As native/center_file.cpp has them.
 _MAX_ELEMENTS, _MAX_MEMBERS, _MAX_CHUNK_ELEMENTS = 1 << 40, 1024, 1 << 24
 
@@ -49,21 +54,51 @@ class BufferShape:
 
     @classmethod
     def of_center(cls, descriptor: int) -> "BufferShape":
-        center = MappedCenter(descriptor)
+        return cls.of_mapped(MappedCenter(descriptor))
+
+    @classmethod
+    def of_mapped(cls, center: MappedCenter) -> "BufferShape":
         sizes = center.num_elements, center.max_members, center.with_velocity, center.with_locks, center.chunk_elements
         return cls(*sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Descriptors of a buffer's two files; they belong to whoever was given the buffer."""
+    """Descriptors of a buffer's two files; they belong to whoever was given the buffer. `is_new`: made by this call."""
 
     center: int
     board: int
+    is_new: bool = False
 
     def close(self) -> None:
         os.close(self.center)
         os.close(self.board)
+
+    def __enter__(self) -> "Buffer":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteMemory:
+    """What one member of another host has at the box beside the center, float32 (N,): its last exchange's answer.
+
+    `notes`, uint64 (3,), are its incarnation, the number of its last request to the board, and that one's answer.
+    """
+
+    answers: Array
+    notes: Notes
+
+    @staticmethod
+    def num_bytes(num_elements: int) -> int:
+        return _NOTES_BYTES + num_elements * _FLOAT_BYTES
+
+    @classmethod
+    def of(cls, mapped: mmap.mmap, num_elements: int) -> "RemoteMemory":
+        notes = np.frombuffer(mapped, np.uint64, 3)
+        return cls(np.frombuffer(mapped, np.float32, num_elements, offset=_NOTES_BYTES), notes)
 
 
 class Buffers:
@@ -80,13 +115,17 @@ class Buffers:
     def names(self) -> list[str]:
         return sorted(key.removeprefix("center/") for key in self._descriptors if key.startswith("center/"))
 
-    def create(self, name: str, shape: BufferShape) -> Buffer:
-        """A new buffer of zeros, or the one of this name and shape that is there. Raises InputError."""
+    def create(self, name: str, shape: BufferShape, token: int | None = None) -> Buffer:
+        """A new buffer of zeros, or the one of this name and shape that is there. Raises InputError.
+
+        Who tries again with the same `token`, of 63 bits, is told again that the buffer is new.
+        """
+        token = token or new_token()
         if not _NAME.fullmatch(name):
             raise InputError(f"a buffer cannot be called {name!r}; use letters, digits, '.', '_', '-', at most 64")
         with self._lock:
             if f"center/{name}" in self._descriptors:
-                return self._existing(name, shape)
+                return self._existing(name, shape, token)
             if len(self.names()) >= MAX_BUFFERS:
                 raise InputError(f"the box has {MAX_BUFFERS} buffers already; drop one")
             with ExitStack() as undone:
@@ -94,25 +133,33 @@ class Buffers:
                 undone.callback(os.close, made[f"center/{name}"])
                 made[f"board/{name}"] = create_board(shape.max_members)
                 undone.callback(os.close, made[f"board/{name}"])
+                Board(made[f"board/{name}"]).claim_token(token)
                 for key, descriptor in made.items():
                     self._memory.put(key, descriptor)
                 undone.pop_all()
             self._descriptors.update(made)
-            return self._buffer(name)
+            return Buffer(made[f"center/{name}"], made[f"board/{name}"], is_new=True)
 
-    def _existing(self, name: str, shape: BufferShape) -> Buffer:
+    def _existing(self, name: str, shape: BufferShape, token: int) -> Buffer:
         found = BufferShape.of_center(self._descriptors[f"center/{name}"])
         if found != shape:
             raise InputError(
                 f"buffer {name!r} is there already and is another: {found}, not {shape}; "
                 "take another name, or drop it first"
             )
-        return self._buffer(name)
+        buffer = self._buffer(name)
+        return replace(buffer, is_new=Board(buffer.board).claim_token(token) == token)
 
     def get(self, name: str) -> Buffer:
         """Raises InputError where there is none of this name."""
         with self._lock:
             return self._buffer(name)
+
+    def held(self, name: str) -> Buffer:
+        """As `get`, for the caller to close, whoever drops the buffer meanwhile."""
+        with self._lock:
+            buffer = self._buffer(name)
+            return Buffer(os.dup(buffer.center), os.dup(buffer.board))
 
     def drop(self, name: str) -> None:
         """Forget a buffer; members that have it mapped keep it. Raises InputError where there is none."""
@@ -120,21 +167,21 @@ class Buffers:
             self._buffer(name)
             for key in (f"center/{name}", f"board/{name}"):
                 self._discard(key)
-            for key in [key for key in self._descriptors if key.startswith(f"answers/{name}/")]:
+            for key in [key for key in self._descriptors if key.startswith(f"remote/{name}/")]:
                 self._discard(key)
 
-    def answers(self, name: str, index: int, num_elements: int) -> Array:
-        """float32 (num_elements,) that lives as long as the buffer: one for each row of its board."""
-        key = f"answers/{name}/{index}"
+    def remote_memory(self, name: str, index: int, num_elements: int) -> RemoteMemory:
+        """What the member of another host in row `index` has here; it lives as long as the buffer."""
+        key = f"remote/{name}/{index}"
         with self._lock:
             if key not in self._descriptors:
                 descriptor = create_empty()
                 self._descriptors[key] = descriptor
-                os.ftruncate(descriptor, num_elements * _FLOAT_BYTES)
+                os.ftruncate(descriptor, RemoteMemory.num_bytes(num_elements))
                 seal(descriptor)
                 self._memory.put(key, descriptor)
-            mapped = mmap.mmap(self._descriptors[key], num_elements * _FLOAT_BYTES)
-        return np.frombuffer(mapped, np.float32)
+            mapped = mmap.mmap(self._descriptors[key], RemoteMemory.num_bytes(num_elements))
+        return RemoteMemory.of(mapped, num_elements)
 
     def close(self) -> None:
         """Close this process's descriptors; what the keeper holds stays."""
@@ -155,21 +202,30 @@ class Buffers:
         os.close(self._descriptors.pop(key))
 
 
-def describe(name: str, buffer: Buffer) -> dict[str, Any]:
-    """A buffer and its members as JSON holds them: sizes, processes, steps, speeds, staleness."""
-    rows = Board(buffer.board).rows()
+def describe(name: str, shape: BufferShape, rows: Sequence[Row]) -> dict[str, Any]:
+    """A buffer and its members as JSON holds them: sizes, hosts, processes, steps, speeds, staleness."""
     members = [
         {
             "member": row.member.index,
             "incarnation": row.member.incarnation,
             "process_id": row.process_id,
+            "host": row.host,
             "is_alive": row.is_alive,
-            **asdict(row.progress),
-            "loss": None if math.isnan(row.progress.loss) else row.progress.loss,  # JSON has no NaN
+            **{key: _finite(value) for key, value in asdict(row.progress).items()},
         }
         for row in rows
     ]
-    return {"name": name, **asdict(BufferShape.of_center(buffer.center)), "members": members}
+    return {"name": name, **asdict(shape), "members": members}
+
+
+def new_token() -> int:
+    """A number that nobody else has."""
+    return secrets.randbits(62) + 1
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN, and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _number(given: Mapping[str, Any], name: str, most: int) -> int:

@@ -61,7 +61,8 @@ class LocalBox:
         if len(message.descriptors) != 2:
             message.close()
             raise InputError(f"box {self._box!r} speaks another version's language; use one version of Samovar")
-        return Buffer(*message.descriptors)
+        center, board = message.descriptors
+        return Buffer(center, board, message.content.get("is_new") is True)
 
     def _ask(self, content: dict[str, Any], deadline: Deadline) -> Message:
         connection = local_wire.connect(server_address(self._box), deadline)

@@ -144,13 +144,11 @@ class MappedCenter:
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self.read_chunks(0, destination, deadline)
 
-    def write_velocity(self, values: Array, _deadline: Deadline) -> None:
-        self._native.write(0, values, True)
+    def write_velocity(self, values: Array, deadline: Deadline) -> None:
+        self.write_velocity_chunks(0, values, deadline)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        versions = self._versions(destination)
-        done = self._native.read(0, destination, True, versions, deadline.remaining_s())
-        self._check(done, "read the velocity")
+        self.read_velocity_chunks(0, destination, deadline)
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         return self.accumulate_chunks(0, sequence, difference, deadline, momentum)
@@ -167,6 +165,19 @@ class MappedCenter:
         versions = self._versions(destination)
         done = self._native.read(first_chunk, destination, False, versions, deadline.remaining_s())
         self._check(done, "read the center")
+        return versions
+
+    def write_velocity_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        """`write_velocity` for a part of the chunks."""
+        self._check_velocity("its velocity cannot be written")
+        self._native.write(first_chunk, values, True)
+
+    def read_velocity_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
+        """`read_velocity` of a part of the chunks, and their versions."""
+        self._check_velocity("its velocity cannot be read")
+        versions = self._versions(destination)
+        done = self._native.read(first_chunk, destination, True, versions, deadline.remaining_s())
+        self._check(done, "read the velocity")
         return versions
 
     def accumulate_chunks(
@@ -239,8 +250,12 @@ class MappedCenter:
         return np.zeros(-(-array.size // self.chunk_elements), np.int64)
 
     def _check_momentum(self, momentum: float) -> None:
-        if momentum != 0 and not self.with_velocity:
-            raise InputError(f"{self._name}: momentum {momentum:g} needs a center with a velocity; this one has none")
+        if momentum != 0:
+            self._check_velocity(f"momentum {momentum:g} needs a center with a velocity")
+
+    def _check_velocity(self, what: str) -> None:
+        if not self.with_velocity:
+            raise InputError(f"{self._name}: {what}; this one has none")
 
     def _check(self, done: bool, what: str) -> None:
         if not done:

@@ -16,39 +16,58 @@ from typing import Final
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import Member
+from samovar.box.board import PROGRESS_BYTES, Member
+from samovar.box.bodies import MOST_ATTACHMENT_BYTES, MOST_CREATION_BYTES, MOST_NAME_BYTES, WORD_BYTES
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 
-VERSION: Final = 1
-PART_BYTES: Final = 1 << 20
+VERSION: Final = 2
+# Of 1 MiB, a fifth more is computed for each byte: Python's share of a part does not depend on its size.
+PART_BYTES: Final = 1 << 22
 MOST_CHUNK_BYTES: Final = 1 << 26
-MOST_NAME_BYTES: Final = 128
 MOST_TEXT_BYTES: Final = 1 << 20
 _MOST_ELEMENTS: Final = 1 << 40
 _FLOAT_BYTES: Final = 4
 # kind, version, call, index, first chunk, number of chunks, incarnation, sequence, rate, body
 _REQUEST = struct.Struct("<BB2xIiIIqqdI")
-# kind, status, call, first chunk, number of chunks, sequence, body
-_REPLY = struct.Struct("<BB2xIIIqI")
-_WELCOME = struct.Struct("<qqiq")
+# kind, status, call, first chunk, number of chunks, sequence, body, lost
+_REPLY = struct.Struct("<BB2xIIIqId")
 
 
 class Kind(IntEnum):
-    ATTACH = 1  # body: the center's name
+    ATTACH = 1  # as a member; body: Attachment
     READ = 2
     WRITE = 3
     ACCUMULATE = 4
     EXCHANGE = 5
     DETACH = 6
-    DROP = 7  # body: the center's name
-    LIST = 8
+    DROP = 7  # body: the buffer's name
+    NAMES = 8
+    READ_VELOCITY = 9
+    WRITE_VELOCITY = 10
+    CREATE = 11  # body: Creation
+    WATCH = 12  # the board of a member, or center and board to read only; body: Attachment
+    ROWS = 13  # from `first_chunk` on, `num_chunks` of them; 0: those that somebody has or had
+    POST = 14  # body: Progress
+    WORD = 15  # word `first_chunk`
+    SET_WORD = 16  # body: the value
+    CLAIM_WORD = 17  # body: the value
 
 
-_NAMED = (Kind.ATTACH, Kind.DROP)
-ON_CHUNKS = (Kind.READ, Kind.WRITE, Kind.ACCUMULATE, Kind.EXCHANGE)
-_WITH_FLOATS = (Kind.WRITE, Kind.ACCUMULATE, Kind.EXCHANGE)
-_MOST_BODY = dict.fromkeys(_NAMED, MOST_NAME_BYTES) | dict.fromkeys(_WITH_FLOATS, MOST_CHUNK_BYTES)
-_ANSWERED_BY_FLOATS = (Kind.READ, Kind.EXCHANGE)
+ON_CHUNKS = (Kind.READ, Kind.WRITE, Kind.ACCUMULATE, Kind.EXCHANGE, Kind.READ_VELOCITY, Kind.WRITE_VELOCITY)
+READING = (Kind.READ, Kind.READ_VELOCITY)
+ON_BOARD = (Kind.ROWS, Kind.POST, Kind.WORD, Kind.SET_WORD, Kind.CLAIM_WORD)
+_UPDATES = (Kind.ACCUMULATE, Kind.EXCHANGE, Kind.POST, Kind.SET_WORD, Kind.CLAIM_WORD)
+_WITH_FLOATS = (Kind.WRITE, Kind.ACCUMULATE, Kind.EXCHANGE, Kind.WRITE_VELOCITY)
+_MOST_BODY = dict.fromkeys(_WITH_FLOATS, MOST_CHUNK_BYTES) | {
+    Kind.ATTACH: MOST_ATTACHMENT_BYTES,
+    Kind.WATCH: MOST_ATTACHMENT_BYTES,
+    Kind.DROP: MOST_NAME_BYTES,
+    Kind.CREATE: MOST_CREATION_BYTES,
+    Kind.POST: PROGRESS_BYTES,
+    Kind.SET_WORD: WORD_BYTES,
+    Kind.CLAIM_WORD: WORD_BYTES,
+}
+_ANSWERED_BY_FLOATS = (*READING, Kind.EXCHANGE)
 
 
 class Status(IntEnum):
@@ -132,6 +151,8 @@ class Request:
             raise SamovarError(f"a member speaks version {version} of the box's language, the box version {VERSION}")
         if kind not in _KINDS or not math.isfinite(rate) or sequence < 0 or index < -1 or incarnation < 0:
             raise SamovarError(f"no such request: kind {kind}, sequence {sequence}, rate {rate}, member {index}")
+        if kind in _UPDATES and sequence == 0:
+            raise SamovarError("no such request: updates are numbered from 1 on")
         request = cls(Kind(kind), call, Member(index, incarnation), first, count, sequence, rate, body)
         most = _MOST_BODY.get(request.kind, 0)
         if body > most:
@@ -149,7 +170,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one request: where DONE, versions of its chunks (int64) follow, then `body_bytes`; else a text."""
+    """The answer to one request: where DONE, versions of its chunks (int64) follow, then `body_bytes`; else a text.
+
+    `lost_s` is what the member lost to others meanwhile.
+    """
 
     kind: Kind
     status: Status
@@ -158,23 +182,27 @@ class Reply:
     num_chunks: int = 0
     sequence: int = 0
     body_bytes: int = 0
+    lost_s: float = 0.0
 
     def pack(self) -> bytes:
         chunks = self.first_chunk, self.num_chunks
-        return _REPLY.pack(self.kind, self.status, self.call, *chunks, self.sequence, self.body_bytes)
+        rest = self.sequence, self.body_bytes, self.lost_s
+        return _REPLY.pack(self.kind, self.status, self.call, *chunks, *rest)
 
     @classmethod
     def unpack(cls, header: bytes) -> "Reply":
         """Raises SamovarError where no box of this version sends it."""
-        kind, status, call, first, count, sequence, body = _REPLY.unpack_from(header)
+        kind, status, call, first, count, sequence, body, lost_s = _REPLY.unpack_from(header)
         if kind not in _KINDS or status not in _STATUSES or body > max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES):
             raise SamovarError(f"no such answer: kind {kind}, status {status}, {body} bytes")
-        return cls(Kind(kind), Status(status), call, first, count, sequence, body)
+        if not lost_s >= 0:
+            raise SamovarError(f"no such answer: {lost_s} s lost")
+        return cls(Kind(kind), Status(status), call, first, count, sequence, body, lost_s)
 
     @classmethod
-    def to(cls, request: Request, body_bytes: int = 0, status: Status = Status.DONE) -> "Reply":
+    def to(cls, request: Request, body_bytes: int = 0, status: Status = Status.DONE, lost_s: float = 0.0) -> "Reply":
         chunks = request.first_chunk, request.num_chunks if status is Status.DONE else 0
-        return cls(request.kind, status, request.call, *chunks, request.sequence, body_bytes)
+        return cls(request.kind, status, request.call, *chunks, request.sequence, body_bytes, lost_s)
 
     def error(self, text: str) -> SamovarError:
         """What the box says went wrong."""
@@ -184,25 +212,6 @@ class Reply:
 def status_of(error: SamovarError) -> Status:
     """How an answer tells of it; what is none of the three is the box's own failure."""
     return next((status for status, kind in _ERRORS.items() if isinstance(error, kind)), Status.FAILED)
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """The answer to ATTACH: the center's shape, and who the member is from now on."""
-
-    shape: Shape
-    member: Member
-
-    def pack(self) -> bytes:
-        shape, member = self.shape, self.member
-        return _WELCOME.pack(shape.num_elements, shape.chunk_elements, member.index, member.incarnation)
-
-    @classmethod
-    def unpack(cls, body: bytes) -> "Welcome":
-        if len(body) != _WELCOME.size:
-            raise SamovarError(f"the answer to ATTACH has {len(body)} bytes instead of {_WELCOME.size}")
-        num_elements, chunk_elements, index, incarnation = _WELCOME.unpack(body)
-        return cls(Shape(num_elements, chunk_elements), Member(index, incarnation))
 
 
 class Operation:

@@ -1,76 +1,73 @@
 """The center of a box on another host: every operation is tried again until it is done once, or its deadline passes."""
 
+import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
 from samovar.box.base import Versions
 from samovar.box.board import Member
-from samovar.box.protocol import (
-    MOST_NAME_BYTES,
-    MOST_TEXT_BYTES,
-    NOBODY,
-    Kind,
-    Operation,
-    Reply,
-    Request,
-    Shape,
-    Status,
-    Welcome,
-)
+from samovar.box.bodies import Attachment, Creation, Welcome, pack_name, unpack_word
+from samovar.box.buffers import BufferShape, new_token
+from samovar.box.line import BoxAddress, Line, ask, receive_text
+from samovar.box.protocol import NOBODY, Kind, Operation, Reply, Request, Shape, Status
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.base import Array
-from samovar.transports.keys import Key
-from samovar.transports.secure import Address, Channel, ConnectionLost, connect
-
-_Answer = TypeVar("_Answer")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class BoxAddress:
-    """Where a box listens, and the key that it shares with its members."""
-
-    address: Address
-    key: Key
-
-    def __str__(self) -> str:
-        return f"the box at {self.address[0]}:{self.address[1]}"
+from samovar.transports.secure import Channel, ConnectionLost
 
 
 class RemoteCenter:
-    """See `samovar.box.base.Center`; the center `name` of a box, for one member. `who` begins every error.
+    """See `samovar.box.base.SeatCenter`; the center `name` of a box, for one member. `who` begins every error.
 
     Where the connection breaks, or the box is started again, the member comes back as who it was and sends what was
     not answered. After DeadlineExceeded an operation may be tried again with the same sequence and array. Updates in
-    the background have `background_s`. Arrays are sent from, and received into, where they lie.
+    the background have `background_s`. Arrays are sent from, and received into, where they lie. With an `index` the
+    member takes that row. Who `is_viewer` is no member, and may only read.
 
     Cost: 4N bytes for `write`, `accumulate` and `read`, 4N each way for `exchange`, in parts of whole chunks of about
-    1 MiB; the box applies one part while the next is under way.
+    4 MiB; the box applies one part while the next is under way.
     """
 
-    def __init__(self, box: BoxAddress, name: str, who: str, deadline: Deadline, background_s: float = 60.0) -> None:
-        if not 1 <= len(name.encode()) <= MOST_NAME_BYTES:
-            raise InputError(f"{who}: the name of a center has 1 to {MOST_NAME_BYTES} bytes, got {name!r}")
-        self._box = box
-        self._name = name
+    def __init__(
+        self,
+        box: BoxAddress,
+        name: str,
+        who: str,
+        deadline: Deadline,
+        background_s: float = 60.0,
+        index: int | None = None,
+        is_viewer: bool = False,
+    ) -> None:
         self._who = who
         self._background_s = background_s
-        self._lock = threading.Lock()  # of the connection: one operation at a time
-        self._channel: Channel | None = None
-        self._calls = 0
         self._pusher: _Pusher | None = None
-        self.member: Member = NOBODY
-        self.num_reconnects = -1
-        with self._locked(deadline):
-            self.shape: Shape = self._insist(self._attached, deadline)
+        self._lost_s = 0.0
+        kind = Kind.WATCH if is_viewer else Kind.ATTACH
+        asked = NOBODY if index is None else Member(index, 0)
+        self._line = Line(box, kind, Attachment(name, os.getpid()), asked, who, deadline)
+        sizes = self._line.welcome.shape
+        self.shape = Shape(sizes.num_elements, sizes.chunk_elements)
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the box said at the start."""
+        return self._line.welcome
+
+    @property
+    def member(self) -> Member:
+        return self._line.member
+
+    @property
+    def num_reconnects(self) -> int:
+        return self._line.num_reconnects
+
+    @property
+    def lock_wait_s(self) -> float:
+        return self._lost_s
 
     @property
     def num_elements(self) -> int:
@@ -106,24 +103,26 @@ class RemoteCenter:
         self._settle(deadline)
         return self._run(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights, deadline)
 
+    def read_velocity(self, destination: Array, deadline: Deadline) -> None:
+        self._run(self._operation(Kind.READ_VELOCITY), None, destination, deadline)
+
+    def write_velocity(self, values: Array, deadline: Deadline) -> None:
+        self._run(self._operation(Kind.WRITE_VELOCITY), values, None, deadline)
+
     def close(self, deadline: Deadline | None = None) -> None:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
         if self._pusher is not None:
             self._pusher.close()
         deadline = deadline or Deadline.after(1.0)
-        with self._locked(deadline):
-            if self._channel is None:
+        with self._line.locked(deadline):
+            if not self._line.is_connected:
                 return
             with suppress(SamovarError):  # its place is given up when it has been away for long
-                _ask(self._channel, Request(Kind.DETACH, self._next_call()), b"", deadline)
-            self._disconnect()
+                ask(self._line.channel(deadline), Request(Kind.DETACH, self._line.next_call()), b"", deadline)
+            self._line.disconnect()
 
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
-        return Operation(kind, self._next_call(), self.member, self.shape, sequence, rate)
-
-    def _next_call(self) -> int:
-        self._calls = (self._calls + 1) % 2**32
-        return self._calls
+        return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
 
     def _settle(self, deadline: Deadline) -> None:
         """Updates of a member are applied in their order: those in the background first."""
@@ -133,102 +132,53 @@ class RemoteCenter:
     def _run(
         self, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline
     ) -> Versions:
-        with self._locked(deadline):
-            self._insist(lambda until: self._try(operation, outgoing, incoming, until), deadline)
+        for array in (outgoing, incoming):
+            assert array is None or array.size == self.num_elements, f"{array.size} elements"
+        with self._line.locked(deadline):
+            self._line.insist(lambda until: self._try(operation, outgoing, incoming, until), deadline)
         return operation.versions
-
-    def _insist(self, attempt: Callable[[Deadline], _Answer], deadline: Deadline) -> _Answer:
-        """What attempt(deadline) returns, made again after every lost connection. Raises DeadlineExceeded."""
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return attempt(deadline)
-            except ConnectionLost as error:
-                self._disconnect()
-                if deadline.passed():
-                    raise DeadlineExceeded(
-                        f"{self._who}: {error}, and {self._box} did not come back in time"
-                    ) from error
-            except BaseException:
-                self._disconnect()  # where in a message it stopped is not known
-                raise
-            time.sleep(min(pause_s, deadline.remaining_s()))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _try(self, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline) -> None:
         """One attempt; what was answered before is not sent again."""
-        self._attached(deadline)
-        channel = self._channel
-        assert channel is not None
-        requests = operation.unanswered()
-        with _sending(channel, requests, outgoing, deadline):
+        channel = self._line.channel(deadline)
+        with _sending(channel, operation.unanswered(), outgoing, deadline):
             while not operation.is_complete:
-                _take_answer(channel, operation, incoming, deadline)
+                self._lost_s += _take_answer(channel, operation, incoming, deadline)
 
-    def _attached(self, deadline: Deadline) -> Shape:
-        """Be connected, as the member that this was before, if any."""
-        if self._channel is not None:
-            return self.shape
-        self._channel = connect(self._box.address, self._box.key, self._who, f"{self._who}: {self._box}", deadline)
-        request = Request(Kind.ATTACH, self._next_call(), self.member)
-        welcome = Welcome.unpack(_ask(self._channel, request, self._name.encode(), deadline))
-        if self.member not in (NOBODY, welcome.member):
-            raise SamovarError(f"{self._who}: {self._box} takes this member for another")
-        self.member = welcome.member
-        self.num_reconnects += 1
-        return welcome.shape
 
-    def _disconnect(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-
-    @contextmanager
-    def _locked(self, deadline: Deadline) -> Iterator[None]:
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), 0.001)):
-            raise DeadlineExceeded(
-                f"{self._who}: an earlier operation with {self._box} is not over yet; raise --timeout"
-            )
+def create_remote_buffer(box: BoxAddress, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
+    """Whether this call made the buffer; where one of this shape was there, False. Raises InputError."""
+    wanted = Creation(name, shape, new_token()).pack()
+    while True:
         try:
-            yield
-        finally:
-            self._lock.release()
+            return unpack_word(_ask_once(box, Kind.CREATE, wanted, who, deadline)) == 1
+        except ConnectionLost as error:  # it may be made by now: the same number says that it was this call
+            if deadline.passed():
+                raise DeadlineExceeded(f"{error}, and it did not come back in time") from error
 
 
-def ask_box(box: BoxAddress, kind: Kind, name: str, who: str, deadline: Deadline) -> str:
-    """What the box answers to LIST, or to DROP of the center `name`. Raises InputError, DeadlineExceeded."""
-    channel = connect(box.address, box.key, who, f"{who}: {box}", deadline)
+def remote_buffer_names(box: BoxAddress, who: str, deadline: Deadline) -> list[str]:
+    return _ask_once(box, Kind.NAMES, b"", who, deadline).decode().split()
+
+
+def drop_remote_buffer(box: BoxAddress, name: str, who: str, deadline: Deadline) -> None:
+    """Raises InputError where there is none."""
+    _ask_once(box, Kind.DROP, pack_name(name), who, deadline)
+
+
+def _ask_once(box: BoxAddress, kind: Kind, body: bytes, who: str, deadline: Deadline) -> bytes:
+    channel = box.connect(who, deadline)
     try:
-        return _ask(channel, Request(kind, 1), name.encode(), deadline).decode()
+        return ask(channel, Request(kind, 1), body, deadline)
     finally:
         channel.close()
 
 
-def _ask(channel: Channel, request: Request, body: bytes, deadline: Deadline) -> bytes:
-    """The text that answers a request about no chunks. Raises what the box says."""
-    request = replace(request, body_bytes=len(body))
-    channel.send(request.pack(), np.frombuffer(body, np.uint8), deadline)
-    reply = Reply.unpack(channel.receive(deadline))
-    if (reply.kind, reply.call) != (request.kind, request.call):
-        raise SamovarError(f"{channel.peer} answered another question")
-    text = _text(channel, reply, deadline)
-    if reply.status is not Status.DONE:
-        raise reply.error(f"{channel.peer}: {text.decode(errors='replace')}")
-    return text
-
-
-def _text(channel: Channel, reply: Reply, deadline: Deadline) -> bytes:
-    if reply.body_bytes > MOST_TEXT_BYTES:
-        raise SamovarError(f"{channel.peer} answered with a text of {reply.body_bytes} bytes")
-    text = np.empty(reply.body_bytes, np.uint8)
-    channel.receive_body(text, deadline)
-    return text.tobytes()
-
-
-def _take_answer(channel: Channel, operation: Operation, incoming: Array | None, deadline: Deadline) -> None:
+def _take_answer(channel: Channel, operation: Operation, incoming: Array | None, deadline: Deadline) -> float:
+    """Seconds that the member lost to others meanwhile."""
     reply = Reply.unpack(channel.receive(deadline))
     if reply.status is not Status.DONE:
-        raise reply.error(f"{channel.peer}: {_text(channel, reply, deadline).decode(errors='replace')}")
+        raise reply.error(f"{channel.peer}: {receive_text(channel, reply, deadline).decode(errors='replace')}")
     part = operation.expected(reply)
     if part is None:
         raise SamovarError(f"{channel.peer} answered what was not asked")
@@ -237,6 +187,7 @@ def _take_answer(channel: Channel, operation: Operation, incoming: Array | None,
     if incoming is not None:
         channel.receive_body(incoming[part], deadline)
     operation.answered(reply, versions)
+    return reply.lost_s
 
 
 @contextmanager

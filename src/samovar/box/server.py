@@ -89,4 +89,6 @@ class BoxServer:
                     raise InputError(f"the box cannot {str(other)[:20]!r}; use one version of Samovar")
         except SamovarError as error:
             return {"error": str(error)}, []
-        return {"done": True}, [] if buffer is None else [buffer.center, buffer.board]
+        if buffer is None:
+            return {"done": True}, []
+        return {"is_new": buffer.is_new}, [buffer.center, buffer.board]

@@ -1,131 +1,28 @@
-"""The box's side of the network: does on centers what remote members ask for, each update exactly once.
+"""The box's side of the network: connections of remote members, and whose they are.
 
-A member is its (index, incarnation), not its connection: where one breaks, the member comes back over another and goes
-on. The answers to its exchanges are kept until they are written over by the next, so a lost one can be given again.
+A member is its (index, incarnation), not its connections: where one breaks, the member comes back over another and goes
+on. It has one for its center and one for the board, so that neither waits for the other.
 """
 
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum
 
 import numpy as np
 
-from samovar.box.base import Versions
-from samovar.box.board import Member
-from samovar.box.protocol import (
-    MOST_TEXT_BYTES,
-    ON_CHUNKS,
-    Kind,
-    Reply,
-    Request,
-    Shape,
-    Welcome,
-    status_of,
-)
+from samovar.box.answering import Answer, Host, Seat, answer, answer_on_board
+from samovar.box.board import Member, Origin
+from samovar.box.bodies import Attachment, Creation, Welcome, pack_word, unpack_name
+from samovar.box.protocol import NOBODY, ON_CHUNKS, Kind, Reply, Request, status_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
-from samovar.transports.base import Array
 from samovar.transports.secure import Channel, ConnectionLost
 
 _FOR_EVER = Deadline(math.inf)
-
-
-class Seat(Protocol):
-    """A center as one remote member's place sees it; arrays cover whole chunks from `first_chunk` on.
-
-    See `samovar.box.base.Center`; one call at a time. `answers`, float32 (N,), is the member's own: what its last
-    exchange left of its weights. It lives as long as the center, where the server's death is to cost nothing.
-    """
-
-    member: Member
-    shape: Shape
-    answers: Array
-
-    def read(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions: ...
-
-    def write(self, first_chunk: int, values: Array, deadline: Deadline) -> None: ...
-
-    def accumulate(
-        self, first_chunk: int, sequence: int, difference: Array, momentum: float, deadline: Deadline
-    ) -> Versions: ...
-
-    def exchange(
-        self,
-        first_chunk: int,
-        sequence: int,
-        weights: Array,
-        moved: Array,
-        moving_rate: float,
-        deadline: Deadline,
-    ) -> Versions:
-        """moved = x - d, before c += d shows; chunks that hold the sequence leave c and `moved` alone."""
-        ...
-
-    def close(self) -> None:
-        """The member is not there any more; its place is free."""
-        ...
-
-
-class Host(Protocol):
-    """The box as its server sees it. Calls may come from several threads at once."""
-
-    def attach(self, name: str, member: Member) -> Seat:
-        """The center's place for a new member (NOBODY), or for one that was there before this server.
-
-        Raises InputError where there is no such center, RankFailed where the member's place is another's by now.
-        """
-        ...
-
-    def drop(self, name: str) -> None:
-        """Delete a center; who is attached keeps it. Raises InputError where there is none."""
-        ...
-
-    def describe(self) -> str:
-        """Buffers, members, speeds, staleness as JSON text."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes back: the reply, and its bodies."""
-
-    reply: Reply
-    versions: Versions | None = None
-    body: Array | None = None
-
-
-def answer(seat: Seat, request: Request, body: Array, deadline: Deadline) -> Answer:
-    """Do what the request says with the member's center. Raises SamovarError where it cannot be done.
-
-    `body` is float32, as many as the request says; for READ it is filled.
-    """
-    if request.member != seat.member:
-        raise RankFailed(f"member {request.member} is not {seat.member}: a newer one has its place")
-    first = request.first_chunk
-    match request.kind:
-        case Kind.READ:
-            versions = seat.read(first, body, deadline)
-        case Kind.WRITE:
-            seat.write(first, body, deadline)
-            versions = np.zeros(request.num_chunks, np.int64)
-        case Kind.ACCUMULATE:
-            versions = seat.accumulate(first, request.sequence, body, request.rate, deadline)
-        case Kind.EXCHANGE:
-            return _exchange(seat, request, body, deadline)
-        case _:
-            raise AssertionError(request)
-    floats = body if request.kind is Kind.READ else None
-    return Answer(Reply.to(request, 0 if floats is None else floats.nbytes), versions, floats)
-
-
-def _exchange(seat: Seat, request: Request, weights: Array, deadline: Deadline) -> Answer:
-    """Of a chunk that holds the update already, the kept answer is given again."""
-    kept = seat.answers[request.elements(seat.shape)]
-    arrays = weights, kept
-    versions = seat.exchange(request.first_chunk, request.sequence, *arrays, request.rate, deadline)
-    return Answer(Reply.to(request, kept.nbytes), versions, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +34,25 @@ class ServingConfig:
     most_connections: int = 256
 
 
+class _Lane(Enum):
+    """What a connection is for."""
+
+    CENTER = 1
+    BOARD = 2
+    VIEW = 3
+
+
 @dataclass(slots=True)
 class _Place:
-    """A seat, and the connection that its member has now."""
+    """A seat, and the connections that its member has now; `attempt` is how it came."""
 
+    name: str
     seat: Seat
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while a request is answered
-    channel: Channel | None = None
+    attempt: int = 0
+    locks: dict[_Lane, threading.Lock] = field(  # held while a request is answered
+        default_factory=lambda: {lane: threading.Lock() for lane in _Lane}
+    )
+    channels: dict[_Lane, Channel] = field(default_factory=dict)
     left_s: float = 0.0
 
 
@@ -154,7 +63,7 @@ class Service:
         self._host = host
         self._config = config
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, Member], _Place] = {}
+        self._places: list[_Place] = []
         self._threads: dict[Channel, threading.Thread] = {}
 
     def accept(self, channel: Channel) -> None:
@@ -193,40 +102,66 @@ class Service:
     def expire(self, now_s: float | None = None) -> None:
         """Give up the places of members that have been without a connection for long."""
         now_s = time.monotonic() if now_s is None else now_s
-        with self._lock:
-            gone = [
-                key
-                for key, place in self._places.items()
-                if place.channel is None and now_s - place.left_s >= self._config.absent_s
-            ]
-            places = [self._places.pop(key) for key in gone]
-        for place in places:
-            place.seat.close()
+        self._give_up(lambda place: now_s - place.left_s >= self._config.absent_s)
 
-    def attached(self, name: str, member: Member, channel: Channel) -> _Place:
-        """The member's place, from now on over this connection; one that it had before ends first."""
+    def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: Channel) -> _Place:
+        """The member's place, from now on over this connection too; one of its kind that it had before ends first."""
         self.expire()
+        if member.index >= 0 and member.incarnation == 0:  # a new one, who asks for this row: an absent one loses it
+            self._give_up(
+                lambda place: (
+                    (place.name, place.seat.member.index) == (attachment.name, member.index)
+                    and place.attempt != attachment.attempt
+                )
+            )
         with self._lock:
-            place = self._places.get((name, member))
+            place = self._found(attachment, member)
             if place is None:
-                place = _Place(self._host.attach(name, member))
-                self._places[name, place.seat.member] = place
-            before, place.channel = place.channel, channel
+                origin = Origin(channel.others_address, attachment.process_id)
+                seat = self._host.attach(attachment, member, origin)
+                place = _Place(attachment.name, seat, attachment.attempt)
+                self._places.append(place)
+            before = place.channels.get(lane)
+            place.channels[lane] = channel
         if before is not None:
             before.end()
         return place
 
-    def left(self, place: _Place, channel: Channel) -> None:
+    def left(self, place: _Place, lane: _Lane, channel: Channel) -> None:
         """The connection is over; the member may come back over another, or has."""
         with self._lock:
-            if place.channel is channel:
-                place.channel, place.left_s = None, time.monotonic()
+            if place.channels.get(lane) is channel:
+                del place.channels[lane]
+                place.left_s = time.monotonic()
 
-    def detached(self, name: str, place: _Place) -> None:
+    def detached(self, place: _Place) -> None:
         """Free the place, for good."""
         with self._lock:
-            self._places.pop((name, place.seat.member), None)
+            if place not in self._places:
+                return
+            self._places.remove(place)
+            channels = list(place.channels.values())
         place.seat.close()
+        for channel in channels[1:]:
+            channel.end()
+
+    def _found(self, attachment: Attachment, member: Member) -> _Place | None:
+        """That of a member who was here, or whose first attachment was answered in vain."""
+        for place in self._places:
+            if member.incarnation == 0:
+                is_its_own = place.attempt == attachment.attempt
+            else:
+                is_its_own = (place.seat.member, place.seat.token) == (member, attachment.token)
+            if is_its_own and place.name == attachment.name:
+                return place
+        return None
+
+    def _give_up(self, condition: Callable[[_Place], bool]) -> None:
+        with self._lock:
+            gone = [place for place in self._places if not place.channels and condition(place)]
+            self._places = [place for place in self._places if place not in gone]
+        for place in gone:
+            place.seat.close()
 
     @property
     def host(self) -> Host:
@@ -243,8 +178,8 @@ class _Connection:
     def __init__(self, channel: Channel, service: Service) -> None:
         self._channel = channel
         self._service = service
-        self._name = ""
         self._place: _Place | None = None
+        self._lane = _Lane.CENTER
         self._buffer = np.empty(0, np.float32)
 
     def answer_next(self) -> None:
@@ -269,35 +204,40 @@ class _Connection:
     def leave(self) -> None:
         """The connection is over; the member may come back."""
         place, self._place = self._place, None
-        if place is not None:
-            self._service.left(place, self._channel)
+        if place is not None and self._lane is _Lane.VIEW:
+            place.seat.close()
+        elif place is not None:
+            self._service.left(place, self._lane, self._channel)
 
     def _answer_on_chunks(self, request: Request, deadline: Deadline) -> None:
-        if self._place is None:
-            raise SamovarError("the first request must be ATTACH")
         place = self._place
+        if place is None or self._lane is _Lane.BOARD:
+            raise SamovarError("the first request must be ATTACH")
         part = request.elements(place.seat.shape)
         if len(self._buffer) < part.stop - part.start:
             self._buffer = np.empty(part.stop - part.start, np.float32)
         floats = self._buffer[: part.stop - part.start]
         if request.body_bytes:
             self._channel.receive_body(floats, deadline)
-        with place.lock:
-            if place.channel is not self._channel:
-                raise ConnectionLost("the member has another connection by now")
+        with self._its_turn(place):
             try:
                 found = answer(place.seat, request, floats, deadline)
             except SamovarError as error:
                 self._refuse(request, error, deadline)
                 return
-            # Under the lock: what is sent may be the member's kept answer.
+            # In its turn: what is sent may be the member's kept answer.
             self._send(found, deadline)
 
+    @contextmanager
+    def _its_turn(self, place: _Place) -> Iterator[None]:
+        """Nothing else of this member is answered; raises ConnectionLost where it has another connection by now."""
+        with place.locks[self._lane]:
+            if place.channels.get(self._lane) is not self._channel:
+                raise ConnectionLost("the member has another connection by now")
+            yield
+
     def _send(self, found: Answer, deadline: Deadline) -> None:
-        assert found.versions is not None
-        self._channel.send(found.reply.pack(), found.versions, deadline)
-        if found.body is not None:
-            self._channel.send_body(found.body, deadline)
+        self._channel.send(found.reply.pack(), found.versions, deadline, found.body)
 
     def _refuse(self, request: Request, error: SamovarError, deadline: Deadline) -> None:
         text = np.frombuffer(str(error).encode(), np.uint8)
@@ -305,29 +245,40 @@ class _Connection:
 
     def _done(self, request: Request, body: bytes) -> bytes:
         """The answer's text. Raises SamovarError."""
+        host = self._service.host
         match request.kind:
-            case Kind.ATTACH:
-                return self._attach(_name(body), request.member)
+            case Kind.ATTACH | Kind.WATCH:
+                return self._attach(Attachment.unpack(body), request)
             case Kind.DETACH:
                 place, self._place = self._place, None
                 if place is not None:
-                    self._service.detached(self._name, place)
+                    self._service.detached(place)
+            case Kind.CREATE:
+                wanted = Creation.unpack(body)
+                return pack_word(host.create(wanted.name, wanted.shape, wanted.attempt))
             case Kind.DROP:
-                self._service.host.drop(_name(body))
-            case Kind.LIST:
-                return self._service.host.describe().encode()[:MOST_TEXT_BYTES]
+                host.drop(unpack_name(body))
+            case Kind.NAMES:
+                return "\n".join(host.names()).encode()
+            case _:
+                return self._on_board(request, body)
         return b""
 
-    def _attach(self, name: str, member: Member) -> bytes:
+    def _on_board(self, request: Request, body: bytes) -> bytes:
+        if self._place is None or self._lane is _Lane.CENTER:
+            raise SamovarError("the first request must be WATCH")
+        with self._its_turn(self._place):
+            return answer_on_board(self._place.seat, request, body)
+
+    def _attach(self, attachment: Attachment, request: Request) -> bytes:
         if self._place is not None:
-            raise RankFailed(f"this connection is attached to {self._name!r} already; take another")
-        self._place = self._service.attached(name, member, self._channel)
-        self._name = name
-        return Welcome(self._place.seat.shape, self._place.seat.member).pack()
-
-
-def _name(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise RankFailed("a center's name must be text (UTF-8)") from error
+            raise RankFailed(f"this connection is attached to {self._place.name!r} already; take another")
+        if request.kind is Kind.WATCH and request.member == NOBODY:
+            self._lane = _Lane.VIEW
+            self._place = _Place(attachment.name, self._service.host.view(attachment.name))
+            self._place.channels[self._lane] = self._channel
+        else:
+            self._lane = _Lane.CENTER if request.kind is Kind.ATTACH else _Lane.BOARD
+            self._place = self._service.attached(attachment, request.member, self._lane, self._channel)
+        seat = self._place.seat
+        return Welcome(seat.buffer, seat.member, seat.token).pack()

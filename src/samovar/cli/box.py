@@ -8,7 +8,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import numpy as np
 import rich.box
 import rich.console
 import rich.table
@@ -16,30 +15,37 @@ import typer
 
 from samovar.box.buffers import describe
 from samovar.box.host import BufferHost
-from samovar.box.local import DEFAULT_BOX, LocalBox
-from samovar.box.mapped import MappedCenter
+from samovar.box.joining import buffer_names, drop_buffer, look_at, parse_place, read_buffer
+from samovar.box.local import DEFAULT_BOX
 from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
-from samovar.checkpoint.arrays import Array, chunks
+from samovar.cli.box_snapshots import TIMEOUT_S, Content, Snapshots
 from samovar.core.clock import Deadline
-from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
 
-KEEP_S = 60.0
+KEEP_S, GRACE_S, SNAPSHOT_S = 60.0, 120.0, 60.0
+_LONGEST_S = 86_400
+_WHO = "samovar box"
 _TIMEOUT_S = 30.0
 _HIGHEST_PORT = 65_535
+_FILE_COLUMNS = 120
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
 
 box_app = typer.Typer(help="Serve named centers that workers of several runs change together.", no_args_is_help=True)
-Box = Annotated[str, typer.Option("--box", metavar="NAME", help="Which of this user's boxes on this host.")]
+Box = Annotated[
+    str, typer.Option("--box", metavar="NAME|HOST:PORT", help="A box of this user on this host, or one that listens.")
+]
+KeyFile = Annotated[Path | None, typer.Option(help="Key of the box, where it is at HOST:PORT.")]
 Buffer = Annotated[str, typer.Argument(help="Name of a buffer, as `samovar box list` shows it.")]
 
 
 @box_app.command()
 def serve(
-    box: Box = DEFAULT_BOX,
+    box: Annotated[str, typer.Option("--box", metavar="NAME", help="Which of this user's boxes on this host.")] = (
+        DEFAULT_BOX
+    ),
     keep: Annotated[float, typer.Option(help="Seconds that the memory waits if this server is killed.")] = KEEP_S,
     listen_at: Annotated[
         str | None, typer.Option("--listen", metavar="ADDRESS:PORT", help="Also take in members of other hosts there.")
@@ -47,10 +53,18 @@ def serve(
     key_file: Annotated[
         Path | None, typer.Option(help="Key that those members must have; made where there is none.")
     ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that a member of another host keeps its place without a connection.")
+    ] = GRACE_S,
+    box_snapshot: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the buffers in files there, and find them again.")
+    ] = None,
+    snapshot_every: Annotated[float, typer.Option(help="Seconds between two writings of these files.")] = SNAPSHOT_S,
 ) -> None:
     """Hold named buffers for this user's programs until Ctrl-C; members already at work need no server."""
-    if not 0 < keep <= 86_400:
-        raise InputError(f"--keep {keep:g}: give more than 0 and at most 86,400 seconds")
+    for flag, seconds in (("--keep", keep), ("--grace", grace), ("--snapshot-every", snapshot_every)):
+        if not 0 < seconds <= _LONGEST_S:
+            raise InputError(f"{flag} {seconds:g}: give more than 0 and at most {_LONGEST_S:,} seconds")
     if (listen_at is None) != (key_file is None):
         raise InputError("--listen and --key-file go together: nobody comes in from the network without a key")
     stopped: list[int] = []
@@ -58,12 +72,24 @@ def serve(
         signal.signal(number, lambda number, _frame: _note(stopped, number, _frame))
     server = BoxServer(box, keep)
     try:
-        with _network(server, listen_at, key_file) as (place, service):
+        with (
+            _snapshots(server, box_snapshot, snapshot_every),
+            _network(server, listen_at, key_file, grace) as (place, service),
+        ):
             typer.echo(_greeting(server, box, place))
             server.serve(lambda: _is_over(stopped, service))
     finally:
         server.close()
     typer.echo(f"box {box!r} has ended")
+
+
+@contextmanager
+def _snapshots(server: BoxServer, folder: Path | None, every_s: float) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    with Snapshots(server.buffers, folder, every_s, lambda text: typer.echo(text, err=True)):
+        yield
 
 
 def _note(stopped: list[int], number: int, _frame: FrameType | None) -> None:
@@ -78,7 +104,9 @@ def _is_over(stopped: list[int], service: Service | None) -> bool:
 
 
 @contextmanager
-def _network(server: BoxServer, listen_at: str | None, key_file: Path | None) -> Iterator[tuple[str, Service | None]]:
+def _network(
+    server: BoxServer, listen_at: str | None, key_file: Path | None, grace_s: float
+) -> Iterator[tuple[str, Service | None]]:
     """Serves members of other hosts meanwhile; where, for people."""
     if listen_at is None or key_file is None:
         yield "", None
@@ -90,7 +118,7 @@ def _network(server: BoxServer, listen_at: str | None, key_file: Path | None) ->
         )
     if not key_file.exists():
         make_key(key_file)
-    service = Service(BufferHost(server.buffers), ServingConfig())
+    service = Service(BufferHost(server.buffers), ServingConfig(absent_s=grace_s))
     listener = Listener(listen(address.strip("[]"), int(port)), read_key(key_file), service.accept)
     try:
         yield f"{listener.address[0]}:{listener.address[1]}", service
@@ -111,31 +139,25 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
 @box_app.command("list")
 def list_buffers(
     box: Box = DEFAULT_BOX,
+    key_file: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show buffers, their members, speeds and staleness."""
-    described = _described(LocalBox(box))
+    place, deadline = parse_place(box, key_file), Deadline.after(_TIMEOUT_S)
+    names = buffer_names(place, _WHO, deadline)
+    described = [describe(name, *look_at(place, name, _WHO, deadline)) for name in names]
     if as_json:
         typer.echo(json.dumps(described, indent=2))
         return
     if not described:
-        typer.echo(f"box {box!r} holds no buffers")
+        typer.echo(f"{place} holds no buffers")
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
     for each in described:
         typer.echo(_heading(each))
         if each["members"]:
-            rich.console.Console().print(_table(each["members"]))
-
-
-def _described(box: LocalBox) -> list[dict[str, Any]]:
-    deadline = Deadline.after(_TIMEOUT_S)
-    found = []
-    for name in box.names(deadline):
-        buffer = box.attach(name, deadline)
-        try:
-            found.append(describe(name, buffer))
-        finally:
-            buffer.close()
-    return found
+            console.print(_table(each["members"]))
 
 
 def _heading(described: dict[str, Any]) -> str:
@@ -150,14 +172,23 @@ def _heading(described: dict[str, Any]) -> str:
 def _table(members: list[dict[str, Any]]) -> rich.table.Table:
     table = rich.table.Table(*_COLUMNS, box=rich.box.SIMPLE)
     for member in members:
-        loss = "-" if member["loss"] is None else f"{member['loss']:.4f}"
-        staleness = f"{member['staleness_mean']:.1f}, at most {member['staleness_max']}"
+        staleness = f"{_number(member['staleness_mean'], '.1f')} / {member['staleness_max']}"
         table.add_row(
-            *(f"{member['member']}.{member['incarnation']}", str(member["process_id"] or "-"), _state(member)),
-            *(f"{member['steps']:,}", f"{member['samples_per_s']:,.0f}", loss, staleness),
-            f"{member['lock_wait_s']:.1f} s",
+            *(f"{member['member']}.{member['incarnation']}", _process(member), _state(member)),
+            *(f"{member['steps']:,}", _number(member["samples_per_s"], ",.0f"), _number(member["loss"], ".4f")),
+            *(staleness, f"{_number(member['lock_wait_s'], '.1f')} s"),
         )
     return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _process(member: dict[str, Any]) -> str:
+    """Its number, and whose: "-" is nobody's any more."""
+    process = str(member["process_id"] or "-")
+    return f"{process} at {member['host']}" if member["host"] else process
 
 
 def _state(member: dict[str, Any]) -> str:
@@ -167,7 +198,9 @@ def _state(member: dict[str, Any]) -> str:
         return "stopped"
     if member["is_alive"]:
         return "works"
-    return "died" if member["process_id"] else "left"
+    if member["process_id"]:
+        return "died"
+    return "gone" if member["host"] else "left"
 
 
 @box_app.command()
@@ -175,32 +208,35 @@ def snapshot(
     buffer: Buffer,
     out: Annotated[Path, typer.Option(help="File to write (safetensors).")],
     box: Box = DEFAULT_BOX,
+    key_file: KeyFile = None,
 ) -> None:
     """Write a buffer to a file while others change it: each chunk whole, with its version."""
-    deadline = Deadline.after(_TIMEOUT_S)
-    attached = LocalBox(box).attach(buffer, deadline)
+    found = read_buffer(parse_place(box, key_file), buffer, _WHO, Deadline.after(TIMEOUT_S))
+    content = Content.of(*found)
     try:
-        arrays = _arrays(MappedCenter(attached.center), deadline)
-    finally:
-        attached.close()
-    try:
-        mark = publish_file(out, chunks(arrays))
+        mark = content.write(out)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}; give a file elsewhere") from error
-    typer.echo(f"{out}: {arrays['center'].size:,} elements, {mark.size_bytes:,} bytes, sha256 {mark.sha256}")
-
-
-def _arrays(center: MappedCenter, deadline: Deadline) -> dict[str, Array]:
-    values = np.empty(center.num_elements, np.float32)
-    arrays: dict[str, Array] = {"versions": center.read(values, deadline), "center": values}
-    if center.with_velocity:
-        arrays["velocity"] = np.empty_like(values)
-        center.read_velocity(arrays["velocity"], deadline)
-    return arrays
+    typer.echo(f"{out}: {content.shape.num_elements:,} elements, {mark.size_bytes:,} bytes, sha256 {mark.sha256}")
 
 
 @box_app.command()
-def drop(buffer: Buffer, box: Box = DEFAULT_BOX) -> None:
+def load(
+    buffer: Buffer,
+    file: Annotated[Path, typer.Argument(help="What `samovar box snapshot` wrote, or any with a float32 `center`.")],
+    box: Box = DEFAULT_BOX,
+    key_file: KeyFile = None,
+) -> None:
+    """Fill a buffer from a file while nobody is at work there; it is made where there is none."""
+    content = Content.read(file)
+    is_new = content.load(parse_place(box, key_file), buffer)
+    typer.echo(
+        f"{buffer}: {'made and ' if is_new else ''}filled with {content.shape.num_elements:,} elements of {file}"
+    )
+
+
+@box_app.command()
+def drop(buffer: Buffer, box: Box = DEFAULT_BOX, key_file: KeyFile = None) -> None:
     """Delete a buffer; members at work keep theirs until they end."""
-    LocalBox(box).drop(buffer, Deadline.after(_TIMEOUT_S))
+    drop_buffer(parse_place(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
     typer.echo(f"{buffer}: dropped")

@@ -43,17 +43,25 @@ def make_key(path: Path) -> None:
 
     A file that is there is never written over: others may hold it.
     """
-    private = ec.generate_private_key(ec.SECP256R1())
-    secret = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    text = secret + _certificate(private).public_bytes(serialization.Encoding.PEM)
+    text = _new_key()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             file.write(text)
     except OSError as error:
         raise InputError(f"key file {path}: cannot be made ({error.strerror}); name another with --key-file") from error
+
+
+def make_key_in_memory() -> int:
+    """The descriptor of a new key that no file has; `key_path` is where to read it."""
+    descriptor = os.memfd_create("samovar-key", os.MFD_CLOEXEC)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, _new_key())
+    return descriptor
+
+
+def key_path(descriptor: int) -> Path:
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def read_key(path: Path) -> Key:
@@ -71,6 +79,14 @@ def read_key(path: Path) -> Key:
         except (ssl.SSLError, ValueError) as error:
             raise InputError(f"key file {path}: cannot be used ({_reason(error)}); make a new one") from error
     return Key(certificate, *contexts)
+
+
+def _new_key() -> bytes:
+    private = ec.generate_private_key(ec.SECP256R1())
+    secret = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return secret + _certificate(private).public_bytes(serialization.Encoding.PEM)
 
 
 def _certificate(private: ec.EllipticCurvePrivateKey) -> x509.Certificate:

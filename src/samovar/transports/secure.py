@@ -29,6 +29,8 @@ from samovar.transports.keys import Key
 HEADER_BYTES: Final = 64
 PIECE_BYTES: Final = 524_288
 _TAG_BYTES: Final = 16
+# Two pieces, and what goes before them: one system call for a MiB.
+_BUFFER_BYTES: Final = 2 * PIECE_BYTES + 4096
 _SECRET_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _RECEIVE_BYTES: Final = 16_384
@@ -132,7 +134,8 @@ class Channel:
     stopped is not known. `peer` is what errors call the other side. The owner closes it, when no thread uses it any
     more.
 
-    Cost: 16 bytes a piece of 512 KiB; both ends encrypt or decrypt each byte once, and copy it once.
+    Cost: 16 bytes a piece of 512 KiB; both ends encrypt or decrypt each byte once, and copy it once. Memory: two pieces
+    for each direction.
     """
 
     def __init__(self, connection: socket.socket, handshake: Handshake, peer: str) -> None:
@@ -141,28 +144,34 @@ class Channel:
         self._sending = connection.dup()  # with a timeout of its own
         self._sending_limit, self._receiving_limit = _Limit(), _Limit()
         self._sealer, self._opener = _Sealer(handshake.own_secret), _Sealer(handshake.others_secret)
-        self._sealed = memoryview(bytearray(HEADER_BYTES + PIECE_BYTES + 2 * _TAG_BYTES))
-        self._arrived = memoryview(bytearray(PIECE_BYTES + _TAG_BYTES))
+        self._sealed, self._sealed_stop = _buffer(), 0
+        self._arrived, self._arrived_start, self._arrived_stop = _buffer(), 0, 0
         self._header = memoryview(bytearray(HEADER_BYTES))
         self.is_over = False
 
-    def send(self, header: bytes, body: npt.NDArray[Any] | None, deadline: Deadline) -> None:
-        """Send a header of at most 64 bytes and, where there is one, a body.
+    def send(
+        self,
+        header: bytes,
+        body: npt.NDArray[Any] | None,
+        deadline: Deadline,
+        then: npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Send a header of at most 64 bytes and, where there are any, one or two bodies.
 
-        Returns when the body may be overwritten. Raises DeadlineExceeded, ConnectionLost.
+        Returns when the bodies may be overwritten. Raises DeadlineExceeded, ConnectionLost.
         """
         assert len(header) <= HEADER_BYTES, len(header)
-        start = HEADER_BYTES + _TAG_BYTES
-        self._sealer.seal(memoryview(header.ljust(HEADER_BYTES, b"\0")), self._sealed[:start])
-        parts = _parts(body) if body is not None else iter(())
-        self._send_piece(next(parts, None), start, deadline)
-        for part in parts:
-            self._send_piece(part, 0, deadline)
+        self._seal(memoryview(header.ljust(HEADER_BYTES, b"\0")), deadline)
+        for array in (body, then):
+            for part in _parts(array) if array is not None else ():
+                self._seal(part, deadline)
+        self._flush(deadline)
 
     def send_body(self, body: npt.NDArray[Any], deadline: Deadline) -> None:
         """Send one more body of the message whose header was sent. Raises as `send`."""
         for part in _parts(body):
-            self._send_piece(part, 0, deadline)
+            self._seal(part, deadline)
+        self._flush(deadline)
 
     def receive(self, deadline: Deadline) -> bytes:
         """The next header, padded with zeros to 64 bytes. Raises DeadlineExceeded, ConnectionLost."""
@@ -173,6 +182,14 @@ class Channel:
         """Fill `destination`, contiguous, with the next body. Raises as `receive`."""
         for part in _parts(destination):
             self._receive_piece(part, deadline)
+
+    @property
+    def others_address(self) -> str:
+        """The numeric address of the other side's host."""
+        try:
+            return str(self._receiving.getpeername()[0])
+        except OSError as error:
+            raise ConnectionLost(f"{self.peer} is gone: connection {_reason(error)}; see its log") from error
 
     def end(self) -> None:
         """Neither side sends any more; threads that wait for it get ConnectionLost."""
@@ -185,30 +202,41 @@ class Channel:
         self._sending.close()
         self._receiving.close()
 
-    def _send_piece(self, part: memoryview | None, start: int, deadline: Deadline) -> None:
-        """Send what lies sealed before `start`, and the part."""
-        stop = start
-        if part is not None:
-            stop += len(part) + _TAG_BYTES
-            self._sealer.seal(part, self._sealed[start:stop])
+    def _seal(self, part: memoryview, deadline: Deadline) -> None:
+        """Behind what lies sealed already, which is sent first where there is no room."""
+        size = len(part) + _TAG_BYTES
+        if self._sealed_stop + size > _BUFFER_BYTES:
+            self._flush(deadline)
+        start, self._sealed_stop = self._sealed_stop, self._sealed_stop + size
+        self._sealer.seal(part, self._sealed[start : self._sealed_stop])
+
+    def _flush(self, deadline: Deadline) -> None:
+        stop, self._sealed_stop = self._sealed_stop, 0
         with _Failing(self, "take", deadline):
             self._sending_limit.apply(self._sending, deadline)
             self._sending.sendall(self._sealed[:stop])
 
     def _receive_piece(self, part: memoryview, deadline: Deadline) -> None:
-        sealed = self._arrived[: len(part) + _TAG_BYTES]
+        size = len(part) + _TAG_BYTES
         with _Failing(self, "send", deadline):
-            self._receive_exactly(sealed, deadline)
-            self._opener.open(sealed, part)
+            if self._arrived_stop - self._arrived_start < size:
+                self._receive_more(size, deadline)
+            start, self._arrived_start = self._arrived_start, self._arrived_start + size
+            self._opener.open(self._arrived[start : self._arrived_start], part)
 
-    def _receive_exactly(self, destination: memoryview, deadline: Deadline) -> None:
-        received = 0
-        while received < len(destination):
+    def _receive_more(self, size: int, deadline: Deadline) -> None:
+        """Until `size` bytes are there; what has come beside them is kept."""
+        start, stop = self._arrived_start, self._arrived_stop
+        if start == stop or start + size > _BUFFER_BYTES:
+            self._arrived[: stop - start] = self._arrived[start:stop]
+            start, stop = 0, stop - start
+        while stop - start < size:
             self._receiving_limit.apply(self._receiving, deadline)
-            count = self._receiving.recv_into(destination[received:])
+            count = self._receiving.recv_into(self._arrived[stop:])
             if count == 0:
                 raise ConnectionResetError("closed")
-            received += count
+            stop += count
+        self._arrived_start, self._arrived_stop = start, stop
 
 
 class _Limit:
@@ -253,7 +281,8 @@ def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline)
     Raises InputError where the other side has another key, DeadlineExceeded.
     """
     waiting_s, reason = deadline.remaining_s(), "no time was given"
-    place = f"{peer} at {address[0]}:{address[1]}"
+    where, place = f"{address[0]}:{address[1]}", peer.removeprefix(f"{who}: ")
+    place = place if where in place else f"{place} at {where}"
     while not deadline.passed():
         try:
             return _connect_once(address, key, peer, Deadline.after(min(deadline.remaining_s(), _CONNECT_S)))
@@ -294,6 +323,11 @@ def prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+def _buffer() -> memoryview:
+    """Of a connection that says little, most of it is never touched."""
+    return memoryview(np.empty(_BUFFER_BYTES, np.uint8))  # type: ignore[arg-type]
 
 
 def _parts(array: npt.NDArray[Any]) -> Iterator[memoryview]:

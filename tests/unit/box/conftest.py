@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from samovar.box.line import BoxAddress
 from samovar.box.protocol import Shape
-from samovar.box.remote import BoxAddress, RemoteCenter
+from samovar.box.remote import RemoteCenter
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import Key, make_key, read_key

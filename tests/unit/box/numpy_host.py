@@ -1,18 +1,52 @@
 """A box in plain NumPy: what `samovar.box.serving` asks of one, exactly once per (member, chunk), as the native one."""
 
-import json
 import threading
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar.box.base import Versions
-from samovar.box.board import Member
+from samovar.box.board import NUM_WORDS, Member, Origin, Progress, Row
+from samovar.box.bodies import Attachment
+from samovar.box.buffers import BufferShape, Notes
 from samovar.box.protocol import NOBODY, Shape
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed
 
 Array = npt.NDArray[np.float32]
+
+
+class NumpyBoard:
+    """See `samovar.box.board.Rows`; `changes` has everything that was done to it."""
+
+    def __init__(self, max_members: int = 64) -> None:
+        self.max_members = max_members
+        self.words = [0] * NUM_WORDS
+        self.shown: dict[int, Row] = {}
+        self.changes: list[tuple[object, ...]] = []
+        self.notes: dict[Member, Notes] = {}
+
+    def row(self, index: int) -> Row:
+        return self.shown.get(index, Row(Member(index, 0), 0, False, Progress()))
+
+    def rows(self) -> list[Row]:
+        return [self.shown[index] for index in sorted(self.shown)]
+
+    def post(self, member: Member, progress: Progress) -> None:
+        self.shown[member.index] = Row(member, 1, True, progress)
+        self.changes.append(("post", member, progress.steps))
+
+    def word(self, index: int) -> int:
+        return self.words[index]
+
+    def set_word(self, index: int, value: int) -> None:
+        self.words[index] = value
+        self.changes.append(("set", index, value))
+
+    def claim_word(self, index: int, value: int) -> int:
+        self.words[index] = self.words[index] or value
+        self.changes.append(("claim", index, value))
+        return self.words[index]
 
 
 class NumpyCenter:
@@ -25,6 +59,7 @@ class NumpyCenter:
         self.versions = np.zeros(shape.num_chunks, np.int64)
         self.sequences: dict[Member, npt.NDArray[np.int64]] = {}
         self.answers: dict[Member, Array] = {}
+        self.board = NumpyBoard()
         self.keeps_log = True
         self.log: list[tuple[Member, int, int, Array]] = []
         self.lock = threading.Lock()
@@ -52,7 +87,12 @@ class NumpySeat:
         self.member = member
         self.shape = center.shape
         self.center = center
-        self.answers = center.answers[member]
+        self.buffer = BufferShape(*(self.shape.num_elements, 64, True), chunk_elements=self.shape.chunk_elements)
+        self.token = id(center)
+        self.board = center.board
+        self.answers = center.answers.get(member, np.zeros(0, np.float32))
+        self.notes = center.board.notes.setdefault(member, np.array([member.incarnation, 0, 0], np.uint64))
+        self.lost_s = 0.0
 
     def read(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
         with self.center.lock:
@@ -62,6 +102,18 @@ class NumpySeat:
     def write(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
         with self.center.lock:
             self.center.values[self._elements(first_chunk, values)] = values
+
+    def read_velocity(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        with self.center.lock:
+            destination[:] = self.center.velocity[self._elements(first_chunk, destination)]
+            return self._versions(first_chunk, destination)
+
+    def write_velocity(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+        with self.center.lock:
+            self.center.velocity[self._elements(first_chunk, values)] = values
+
+    def post(self, progress: Progress) -> None:
+        self.board.post(self.member, progress)
 
     def accumulate(
         self, first_chunk: int, sequence: int, difference: Array, momentum: float, _deadline: Deadline
@@ -119,11 +171,9 @@ class NumpyHost:
         self.num_members = 0
         self.members: set[Member] = set()
 
-    def attach(self, name: str, member: Member) -> NumpySeat:
-        if name not in self.centers:
-            raise InputError(f"no center {name!r}; there are: {', '.join(self.centers) or 'none'}")
-        center = self.centers[name]
-        if member == NOBODY:
+    def attach(self, attachment: Attachment, member: Member, _origin: Origin) -> NumpySeat:
+        center = self._center(attachment.name)
+        if member.incarnation == 0:
             self.num_members += 1
             member = Member(self.num_members - 1, self.num_members)
             self.members.add(member)
@@ -133,9 +183,23 @@ class NumpyHost:
             raise RankFailed(f"member {member.index} of incarnation {member.incarnation} is gone; join again")
         return NumpySeat(center, member)
 
+    def view(self, name: str) -> NumpySeat:
+        return NumpySeat(self._center(name), NOBODY)
+
+    def create(self, name: str, shape: BufferShape, _attempt: int) -> bool:
+        is_new = name not in self.centers
+        if is_new:
+            self.centers[name] = NumpyCenter(Shape(shape.num_elements, shape.chunk_elements))
+        return is_new
+
     def drop(self, name: str) -> None:
         if self.centers.pop(name, None) is None:
             raise InputError(f"no center {name!r}")
 
-    def describe(self) -> str:
-        return json.dumps({"centers": sorted(self.centers), "members": self.num_members})
+    def names(self) -> list[str]:
+        return sorted(self.centers)
+
+    def _center(self, name: str) -> NumpyCenter:
+        if name not in self.centers:
+            raise InputError(f"no center {name!r}; there are: {', '.join(self.centers) or 'none'}")
+        return self.centers[name]

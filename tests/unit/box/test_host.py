@@ -11,9 +11,10 @@ from samovar.box.board import Board
 from samovar.box.buffers import Buffers, BufferShape
 from samovar.box.host import BufferHost
 from samovar.box.kept import KeptMemory
+from samovar.box.line import BoxAddress
 from samovar.box.local import keeper_address
 from samovar.box.mapped import MappedCenter
-from samovar.box.remote import BoxAddress, RemoteCenter
+from samovar.box.remote import RemoteCenter
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import Key

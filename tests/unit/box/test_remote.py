@@ -1,6 +1,5 @@
 """The center of a box over real sockets: the same numbers as in memory, once each, however often the link breaks."""
 
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from samovar.box.protocol import Kind
-from samovar.box.remote import BoxAddress, RemoteCenter, ask_box
+from samovar.box import protocol
+from samovar.box.line import BoxAddress
+from samovar.box.remote import RemoteCenter, drop_remote_buffer, remote_buffer_names
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
@@ -93,8 +93,11 @@ def test_members_together_add_up_to_what_they_did(box: ServedBox, attach: Attach
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_operation_goes_on_where_the_connection_broke(box: ServedBox, attach: Attach, seed: int) -> None:
+def test_an_operation_goes_on_where_the_connection_broke(
+    box: ServedBox, attach: Attach, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cuts in the middle of requests and of answers, again and again."""
+    monkeypatch.setattr(protocol, "PART_BYTES", 1 << 20)
     num_elements = 700_001
     held = box.create("c", num_elements, 65_536)
     generator = np.random.default_rng(seed)
@@ -162,8 +165,9 @@ def test_a_new_connection_of_a_member_ends_its_old_one(box: ServedBox, attach: A
     ones = np.ones(1000, np.float32)
     first.accumulate(1, ones, in_time())
     second = attach()
-    second._disconnect()
-    second.member = first.member
+    second._line.disconnect()
+    second._line.member = first.member
+    second._line._attachment = first._line._attachment
     second.accumulate(2, ones, in_time())
     assert (first.accumulate(2, ones, in_time()) == 2).all(), "it comes back in turn"
     assert (held.values == 2).all()
@@ -195,10 +199,10 @@ def test_a_refused_update_leaves_the_member_usable(
 def test_a_box_lists_and_drops(box: ServedBox) -> None:
     box.create("a", 10, 10)
     box.create("b", 10, 10)
-    assert json.loads(ask_box(box.address, Kind.LIST, "", "me", in_time())) == {"centers": ["a", "b"], "members": 0}
-    ask_box(box.address, Kind.DROP, "a", "me", in_time())
+    assert remote_buffer_names(box.address, "me", in_time()) == ["a", "b"]
+    drop_remote_buffer(box.address, "a", "me", in_time())
     with pytest.raises(InputError, match=r"me: the box at .*: no center 'a'"):
-        ask_box(box.address, Kind.DROP, "a", "me", in_time())
+        drop_remote_buffer(box.address, "a", "me", in_time())
     assert list(box.host.centers) == ["b"]
 
 
@@ -214,12 +218,12 @@ def test_places_of_members_that_stay_away_are_given_up(box: ServedBox, attach: A
     box.create("c", 10, 10)
     closed = threading.Event()
     center = attach()
-    (place,) = box.service._places.values()
+    (place,) = box.service._places
     place.seat.close = closed.set  # type: ignore[method-assign]
     box.service.expire()
     assert not closed.is_set()
-    center._disconnect()
-    while place.channel is not None:
+    center._line.disconnect()
+    while place.channels:
         assert not closed.wait(0.01)
     box.service.expire(place.left_s + 1.0)
     assert not closed.is_set(), "it has a while to come back"

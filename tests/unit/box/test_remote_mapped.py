@@ -7,11 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from samovar.box.board import Board, Member, create_board
+from samovar.box import protocol
+from samovar.box.board import Board, Member, Origin, create_board
+from samovar.box.bodies import Attachment
+from samovar.box.buffers import RemoteMemory
 from samovar.box.host import MappedSeat
+from samovar.box.line import BoxAddress
 from samovar.box.mapped import MappedCenter, create_center
-from samovar.box.protocol import NOBODY
-from samovar.box.remote import BoxAddress, RemoteCenter
+from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
 from tests.unit.transports.proxy import Proxy
@@ -31,15 +34,16 @@ class NativeHost:
         self.center = create_center(NUM_ELEMENTS, with_velocity=True, chunk_elements=CHUNK_ELEMENTS)
         self.board_descriptor = create_board()
         self.board = Board(self.board_descriptor)
-        self.answers: dict[int, np.ndarray] = {}
+        self.memory: dict[int, RemoteMemory] = {}
 
-    def attach(self, _name: str, member: Member) -> MappedSeat:
-        if member == NOBODY:
+    def attach(self, _attachment: Attachment, member: Member, _origin: Origin) -> MappedSeat:
+        if member.incarnation == 0:
             member = self.board.join()
         else:
             self.board.adopt(member)
-        answers = self.answers.setdefault(member.index, np.zeros(NUM_ELEMENTS, np.float32))
-        return MappedSeat(self.board, MappedCenter(self.center, member), member, answers)
+        fresh = RemoteMemory(np.zeros(NUM_ELEMENTS, np.float32), np.zeros(3, np.uint64))
+        memory = self.memory.setdefault(member.index, fresh)
+        return MappedSeat(self.board, MappedCenter(self.center, member), member, memory)
 
     def close(self) -> None:
         os.close(self.center)
@@ -74,9 +78,10 @@ def test_a_remote_member_gets_the_bits_of_a_local_one(host: NativeHost, attach: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_local_and_remote_members_add_up_though_the_link_breaks(
-    box: ServedBox, host: NativeHost, attach: Attach, seed: int
+    box: ServedBox, host: NativeHost, attach: Attach, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole numbers: the sum is exact."""
+    monkeypatch.setattr(protocol, "PART_BYTES", 1 << 20)
     generator = np.random.default_rng(seed)
     cuts = [(int(generator.integers(0, 9e6)), int(generator.integers(0, 9e6))) for _ in range(6)]
     proxy = Proxy(box.address.address, cuts)

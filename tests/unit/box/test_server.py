@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from samovar.box import local_wire
-from samovar.box.board import Board
+from samovar.box.board import Board, Origin
+from samovar.box.bodies import Attachment
 from samovar.box.buffers import Buffer, BufferShape
 from samovar.box.host import BufferHost
 from samovar.box.local import LocalBox, keeper_address, server_address
@@ -24,6 +25,7 @@ from samovar.box.server import BoxServer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
 
+ORIGIN = Origin("192.0.2.7", 7)
 SHAPE = BufferShape(1000, max_members=3, chunk_elements=64)
 KEEP_S = 20.0
 KEEPERS: list["subprocess.Popen[bytes]"] = []  # of servers that went without a word
@@ -215,27 +217,29 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
     ones, x = np.ones(SHAPE.num_elements, np.float32), np.full(SHAPE.num_elements, 3.0, np.float32)
     with serving(box) as server:
         LocalBox(box).create("a", SHAPE, soon()).close()
-        seat = BufferHost(server.buffers).attach("a", NOBODY)
+        seat = BufferHost(server.buffers).attach(Attachment("a", 7), NOBODY, ORIGIN)
         seat.accumulate(0, 1, ones, 0.0, soon())
         seat.exchange(0, 2, x, seat.answers, 0.5, soon())
         assert (x == 3).all()
-        member = seat.member
+        member, seat_token = seat.member, seat.token
         seat._center.close()  # as its process's death would
         del seat
     with serving(box) as server:
         host = BufferHost(server.buffers)
         Board(server.buffers.get("a").board).leave(member)  # what a dead process's row is: nobody's
-        seat = host.attach("a", member)
+        seat = host.attach(Attachment("a", 7, token=seat_token), member, ORIGIN)
         assert (seat.answers == 2).all()
         assert (seat.accumulate(0, 1, ones, 0.0, soon()) == 2).all()  # it has a later one: nothing to do
         versions = seat.exchange(0, 2, x, seat.answers, 0.5, soon())
         assert (versions == 2).all()
         assert (seat.answers == 2).all()
         with pytest.raises(RankFailed):
-            host.attach("a", member)  # it is here
+            host.attach(Attachment("a", 7), member, ORIGIN)  # it is here
         with pytest.raises(InputError, match="no buffer 'zzz'"):
-            host.attach("zzz", NOBODY)
-        assert '"name": "a"' in host.describe()
+            host.attach(Attachment("zzz", 7), NOBODY, ORIGIN)
+        with pytest.raises(RankFailed, match="buffer 'a' was made anew"):
+            host.attach(Attachment("a", 7, token=seat_token + 1), member, ORIGIN)
+        assert host.names() == ["a"]
         seat.close()
         del seat
     end(box)

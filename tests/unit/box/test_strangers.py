@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from samovar.box.bodies import Attachment
 from samovar.box.protocol import VERSION, Kind, Reply, Request, Shape
 from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
@@ -223,7 +224,7 @@ def nonsensical(generator: random.Random) -> bytes:
     rate = generator.choice([0.0, 1.0, float("nan"), float("inf")])
     return struct.pack(
         "<BB2xIiIIqqdI",
-        generator.randrange(12),
+        generator.randrange(20),
         generator.choice([VERSION, VERSION, VERSION, 0, 255]),
         1,
         generator.choice(numbers),
@@ -240,19 +241,20 @@ def test_nonsense_with_a_key_ends_its_own_connection_only(box: ServedBox, attach
     box.create("c", 1000, 100)
     center, generator = attach(), random.Random(3)
     with well_behaved(center):
-        for _ in range(150):
+        for _ in range(250):
             header = nonsensical(generator)
             if header[0] == Kind.DROP:
                 continue  # that one would be right
-            say_with_a_key(box, header)
+            say_with_a_key(box, header, generator)
 
 
-def say_with_a_key(box: ServedBox, header: bytes) -> None:
+def say_with_a_key(box: ServedBox, header: bytes, generator: random.Random) -> None:
     """Attach, say it, and listen until the door is shut, or to the one answer of a request that happens to be right."""
     channel = connect(box.address.address, box.key, "me", "box", in_time())
     try:
-        name = np.frombuffer(b"c", np.uint8)
-        channel.send(Request(Kind.ATTACH, 1, body_bytes=1).pack(), name, in_time())
+        attachment = Attachment("c", 1).pack()
+        request = Request(generator.choice([Kind.ATTACH, Kind.WATCH]), 1, body_bytes=len(attachment))
+        channel.send(request.pack(), np.frombuffer(attachment, np.uint8), in_time())
         welcome = Reply.unpack(channel.receive(in_time()))
         channel.receive_body(np.zeros(welcome.body_bytes, np.uint8), in_time())
         channel.send(header, None, in_time())
@@ -273,8 +275,8 @@ def say_with_a_key(box: ServedBox, header: bytes) -> None:
         Request(Kind.READ, 1, first_chunk=0, num_chunks=11),
         Request(Kind.READ, 1, first_chunk=10, num_chunks=1),
         Request(Kind.READ, 1, first_chunk=2**32 - 1, num_chunks=2**32 - 1),
-        Request(Kind.ACCUMULATE, 1, num_chunks=10, body_bytes=3996),
-        Request(Kind.ACCUMULATE, 1, num_chunks=9, body_bytes=4000),
+        Request(Kind.ACCUMULATE, 1, num_chunks=10, sequence=1, body_bytes=3996),
+        Request(Kind.ACCUMULATE, 1, num_chunks=9, sequence=1, body_bytes=4000),
         Request(Kind.READ, 1, num_chunks=1, body_bytes=400),
     ],
 )

@@ -1,0 +1,247 @@
+"""A place in a box for one member, whether the box is on this host or another."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.box.base import CenterWithVelocity, SeatCenter
+from samovar.box.board import NUM_WORDS, Board, Member, Row, Rows
+from samovar.box.buffers import Buffer, BufferShape
+from samovar.box.line import BoxAddress
+from samovar.box.local import LocalBox, checked_name
+from samovar.box.mapped import MappedCenter
+from samovar.box.remote import RemoteCenter, create_remote_buffer, drop_remote_buffer, remote_buffer_names
+from samovar.box.remote_board import RemoteBoard
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.transports.keys import read_key
+
+_HIGHEST_PORT: Final = 65_535
+_PATIENCE_S, _PAUSE_S = 5.0, 0.05
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BoxPlace:
+    """Where a box is: one of this user's on this host, by `name`; or at an `address`, for who has the key in a file."""
+
+    name: str | None
+    address: tuple[str, int] | None
+    key_file: Path | None
+
+    def __str__(self) -> str:
+        if self.address is None:
+            return f"box {self.name!r}"
+        return f"the box at {self.address[0]}:{self.address[1]}"
+
+
+class BoxSeat:
+    """One member of a buffer; a context manager, which leaves the box at its end.
+
+    A local seat goes on when the box's server dies; a remote one waits for the next server until its deadlines.
+    """
+
+    def __init__(
+        self, center: SeatCenter, board: Rows, member: Member, shape: BufferShape, leave: Callable[[], None]
+    ) -> None:
+        self.center = center
+        self.board = board
+        self.member = member
+        self.shape = shape
+        self._leave = leave
+
+    def close(self) -> None:
+        """What was posted is shown and updates in the background end first; then the row is free."""
+        self._leave()
+
+    def __enter__(self) -> "BoxSeat":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+def parse_place(text: str, key_file: Path | None) -> BoxPlace:
+    """`NAME`, or `HOST:PORT` with a key file ([::1]:4711 for IPv6). Raises InputError, also where no key is in it."""
+    if ":" not in text:
+        if key_file is not None:
+            raise InputError(f"--key-file {key_file}: box {text!r} is one of this host; --box HOST:PORT needs a key")
+        return BoxPlace(checked_name(text), None, None)
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) <= _HIGHEST_PORT:
+        raise InputError(f"--box {text!r}: give a name, or HOST:PORT with a port from 1 to {_HIGHEST_PORT}")
+    if key_file is None:
+        raise InputError(f"--box {text}: a box of another host wants its key; give --key-file FILE")
+    read_key(key_file)
+    return BoxPlace(None, (host, int(port)), key_file)
+
+
+def create_buffer(place: BoxPlace, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
+    """Have a buffer of zeros: True where it was made, False where one of this shape was there already.
+
+    `who` begins every error. Raises InputError where one of another shape is there, or nobody serves the box.
+    """
+    if place.name is None:
+        return create_remote_buffer(_address(place), name, shape, who, deadline)
+    with _said_by(who):
+        buffer = LocalBox(place.name).create(name, shape, deadline)
+    buffer.close()
+    return buffer.is_new
+
+
+def take_seat(
+    place: BoxPlace, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
+) -> BoxSeat:
+    """Become a member of buffer `name`, in row `index` or the first free one.
+
+    Updates in the background, and calls of a remote board, have `timeout_s`.
+
+    Raises InputError where there is no such buffer, no such row or no room, or nobody serves the box; RankFailed where
+    row `index` belongs to a living process.
+    """
+    if place.name is None:
+        return _remote_seat(_address(place), name, who, deadline, index, timeout_s)
+    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+        return mapped_seat(buffer, index)
+
+
+def buffer_names(place: BoxPlace, who: str, deadline: Deadline) -> list[str]:
+    """The box's buffers, sorted. Raises InputError where nobody serves the box."""
+    if place.name is None:
+        return remote_buffer_names(_address(place), who, deadline)
+    with _said_by(who):
+        return LocalBox(place.name).names(deadline)
+
+
+def drop_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> None:
+    """Delete it; members at work keep theirs. Raises InputError where there is none, or nobody serves the box."""
+    if place.name is None:
+        drop_remote_buffer(_address(place), name, who, deadline)
+        return
+    with _said_by(who):
+        LocalBox(place.name).drop(name, deadline)
+
+
+def look_at(place: BoxPlace, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, list[Row]]:
+    """The buffer's shape and its members, for who is none. Raises InputError as `take_seat`."""
+    if place.name is None:
+        board = RemoteBoard(_address(place), name, who, deadline)
+        try:
+            return board.shape, board.rows()
+        finally:
+            board.close(deadline)
+    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+        return BufferShape.of_center(buffer.center), Board(buffer.board).rows()
+
+
+def read_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
+    """The buffer's shape, and copies of `center`, `velocity` (where it has one), `versions` and `words` (of the board).
+
+    Others may change it meanwhile: each chunk is whole, and the words are no newer than the center. Cost: 4 bytes an
+    element, 8 with velocity. Raises InputError as `take_seat`.
+    """
+    if place.name is None:
+        return _read_remote(_address(place), name, who, deadline)
+    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+        return read_mapped(buffer, deadline)
+
+
+def read_mapped(buffer: Buffer, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
+    """As `read_buffer`."""
+    words, shape = _words(Board(buffer.board)), BufferShape.of_center(buffer.center)
+    return shape, words | _arrays(MappedCenter(buffer.center), shape, deadline)
+
+
+def _read_remote(box: BoxAddress, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
+    with ExitStack() as stack:
+        board = RemoteBoard(box, name, who, deadline)
+        stack.callback(board.close)
+        words = _words(board)
+        center = RemoteCenter(box, name, who, deadline, is_viewer=True)
+        stack.callback(center.close)
+        return center.welcome.shape, words | _arrays(center, center.welcome.shape, deadline)
+
+
+def _words(board: Rows) -> dict[str, Array]:
+    return {"words": np.array([board.word(index) for index in range(NUM_WORDS)], np.uint64)}
+
+
+def _arrays(center: CenterWithVelocity, shape: BufferShape, deadline: Deadline) -> dict[str, Array]:
+    arrays: dict[str, Array] = {"center": np.empty(shape.num_elements, np.float32)}
+    arrays["versions"] = center.read(arrays["center"], deadline)
+    if shape.with_velocity:
+        arrays["velocity"] = np.empty_like(arrays["center"])
+        center.read_velocity(arrays["velocity"], deadline)
+    return arrays
+
+
+def mapped_seat(buffer: Buffer, index: int | None = None) -> BoxSeat:
+    """A member of a buffer whose files this process has, and may close afterwards. Raises as `take_seat`."""
+    board = Board(buffer.board)
+    member = board.join(index)
+    try:
+        center = MappedCenter(buffer.center, member)
+    except BaseException:
+        board.leave(member)
+        raise
+
+    def leave() -> None:
+        center.close()
+        board.leave(member)
+
+    return BoxSeat(center, board, member, BufferShape.of_mapped(center), leave)
+
+
+def _remote_seat(
+    box: BoxAddress, name: str, who: str, deadline: Deadline, index: int | None, timeout_s: float
+) -> BoxSeat:
+    center = _remote_center(box, name, who, deadline, index, timeout_s)
+    try:
+        board = RemoteBoard(box, name, who, deadline, center.member, center.welcome.token, timeout_s)
+    except BaseException:
+        center.close()
+        raise
+
+    def leave() -> None:
+        try:
+            board.close()
+        finally:
+            center.close()
+
+    return BoxSeat(center, board, center.member, center.welcome.shape, leave)
+
+
+def _remote_center(
+    box: BoxAddress, name: str, who: str, deadline: Deadline, index: int | None, timeout_s: float
+) -> RemoteCenter:
+    """Who was killed a moment ago has its row until the box hears of it."""
+    patience = Deadline.after(min(_PATIENCE_S, deadline.remaining_s()))
+    while True:
+        try:
+            return RemoteCenter(box, name, who, deadline, timeout_s, index)
+        except RankFailed:
+            if patience.passed():
+                raise
+        time.sleep(_PAUSE_S)
+
+
+def _address(place: BoxPlace) -> BoxAddress:
+    assert place.address is not None, place
+    assert place.key_file is not None, place
+    return BoxAddress(place.address, read_key(place.key_file))
+
+
+@contextmanager
+def _said_by(who: str) -> Iterator[None]:
+    """Errors begin with `who`."""
+    try:
+        yield
+    except SamovarError as error:
+        raise type(error)(f"{who}: {error}") from error

@@ -1,0 +1,152 @@
+"""A member's connection to a box on another host, made again where it breaks."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from samovar.box.board import Member
+from samovar.box.bodies import Attachment, Welcome
+from samovar.box.protocol import MOST_TEXT_BYTES, Kind, Reply, Request, Status
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.transports.keys import Key
+from samovar.transports.secure import Address, Channel, ConnectionLost, connect
+
+_Answer = TypeVar("_Answer")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BoxAddress:
+    """Where a box listens, and the key that it shares with its members."""
+
+    address: Address
+    key: Key
+
+    def __str__(self) -> str:
+        return f"the box at {self.address[0]}:{self.address[1]}"
+
+    def connect(self, who: str, deadline: Deadline) -> Channel:
+        return connect(self.address, self.key, who, f"{who}: {self}", deadline)
+
+
+class Line:
+    """A connection of one `kind` (ATTACH or WATCH) to one buffer, as one member; `who` begins every error.
+
+    The first time `attachment` and `member` are what is asked for; from then on, who the box said that the member is.
+    """
+
+    def __init__(
+        self, box: BoxAddress, kind: Kind, attachment: Attachment, member: Member, who: str, deadline: Deadline
+    ) -> None:
+        self.who = who
+        self.num_reconnects = -1
+        self.member = member
+        self._box = box
+        self._kind = kind
+        self._attachment = replace(attachment, attempt=secrets.randbits(62) + 1)
+        self._lock = threading.Lock()  # of the connection: one operation at a time
+        self._channel: Channel | None = None
+        self._is_closed = False
+        self._calls = 0
+        with self.locked(deadline):
+            self.welcome: Welcome = self.insist(self._connected, deadline)
+
+    def next_call(self) -> int:
+        self._calls = (self._calls + 1) % 2**32
+        return self._calls
+
+    @contextmanager
+    def locked(self, deadline: Deadline) -> Iterator[None]:
+        if not self._lock.acquire(timeout=max(deadline.remaining_s(), 0.001)):
+            raise DeadlineExceeded(
+                f"{self.who}: an earlier operation with {self._box} is not over yet; raise --timeout"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def insist(self, attempt: Callable[[Deadline], _Answer], deadline: Deadline) -> _Answer:
+        """What attempt(deadline) returns, made again after every lost connection. Raises DeadlineExceeded.
+
+        The caller has it `locked`.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt(deadline)
+            except ConnectionLost as error:
+                self.disconnect()
+                if deadline.passed() or self._is_closed:
+                    raise DeadlineExceeded(f"{self.who}: {error}, and {self._box} did not come back in time") from error
+            except BaseException:
+                self.disconnect()  # where in a message it stopped is not known
+                raise
+            time.sleep(min(pause_s, deadline.remaining_s()))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def channel(self, deadline: Deadline) -> Channel:
+        """The open connection, as the member that this was before."""
+        self._connected(deadline)
+        assert self._channel is not None
+        return self._channel
+
+    def ask(self, request: Request, body: bytes, deadline: Deadline) -> bytes:
+        """The text that answers `request`, tried again until it comes; the caller has the line `locked`."""
+        return self.insist(lambda until: ask(self.channel(until), request, body, until), deadline)
+
+    def disconnect(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def give_up(self) -> None:
+        """An operation of another thread ends soon, in vain; nothing is tried again."""
+        self._is_closed = True
+        if (channel := self._channel) is not None:
+            channel.end()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._channel is not None
+
+    def _connected(self, deadline: Deadline) -> Welcome:
+        if self._channel is not None:
+            return self.welcome
+        self._channel = self._box.connect(self.who, deadline)
+        request = Request(self._kind, self.next_call(), self.member)
+        welcome = Welcome.unpack(ask(self._channel, request, self._attachment.pack(), deadline))
+        if self.member.incarnation and welcome.member != self.member:
+            raise SamovarError(f"{self.who}: {self._box} takes this member for another")
+        self.member = welcome.member
+        self._attachment = replace(self._attachment, token=welcome.token)
+        self.num_reconnects += 1
+        return welcome
+
+
+def ask(channel: Channel, request: Request, body: bytes, deadline: Deadline) -> bytes:
+    """The text that answers a request about no chunks. Raises what the box says."""
+    request = replace(request, body_bytes=len(body))
+    channel.send(request.pack(), np.frombuffer(body, np.uint8), deadline)
+    reply = Reply.unpack(channel.receive(deadline))
+    if (reply.kind, reply.call) != (request.kind, request.call):
+        raise SamovarError(f"{channel.peer} answered another question")
+    text = receive_text(channel, reply, deadline)
+    if reply.status is not Status.DONE:
+        raise reply.error(f"{channel.peer}: {text.decode(errors='replace')}")
+    return text
+
+
+def receive_text(channel: Channel, reply: Reply, deadline: Deadline) -> bytes:
+    if reply.body_bytes > MOST_TEXT_BYTES:
+        raise SamovarError(f"{channel.peer} answered with a text of {reply.body_bytes} bytes")
+    text = np.empty(reply.body_bytes, np.uint8)
+    channel.receive_body(text, deadline)
+    return text.tobytes()
