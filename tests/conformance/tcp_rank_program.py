@@ -12,8 +12,9 @@ from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.keys import read_key
-from samovar.transports.tcp import TcpConfig, TcpTransport
+from samovar.transports.tcp import TcpTransport
 from samovar.transports.tcp_listen import LOOPBACK
+from samovar.transports.tcp_service import TcpConfig
 from tests.conformance import cases
 from tests.conformance.rank_program import TIMEOUT_S, run_case
 

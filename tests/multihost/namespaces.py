@@ -1,7 +1,9 @@
-"""Hosts on one machine: network namespaces joined by one link. Needs root and `ip`; a rate also needs `tc`.
+"""Hosts on one machine: network namespaces joined by a cable or a switch. Needs root and `ip`; a rate also needs `tc`.
 
     with two_hosts(rate="100mbit") as (left, right):
         left.start([sys.executable, "train.py"], env=...)
+    with switched_hosts(4) as network:
+        network.set_rate("100mbit")
 
 Imported by benchmarks by its path, so it needs nothing but the standard library.
 """
@@ -46,11 +48,16 @@ class NamespaceHost:
     address: str
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The words of a command that runs another one on this host."""
+        return ("ip", "netns", "exec", self.name)
+
     def start(
         self, command: Sequence[object], env: Mapping[str, str] | None = None, **options: Any
     ) -> "subprocess.Popen[str]":
         """Start a command on this host; its process is killed, if it still runs, when the hosts go."""
-        words = ["ip", "netns", "exec", self.name, *map(str, command)]
+        words = [*self.prefix, *map(str, command)]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process: subprocess.Popen[str] = subprocess.Popen(words, env=env, **(pipes | options))
         self.started.append(process)
@@ -61,15 +68,13 @@ class NamespaceHost:
         answer = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", INTERFACE)
         sent = json.loads(answer)[0]["stats64"]["tx"]
         names, values = (
-            line.split()
-            for line in _ip("netns", "exec", self.name, "cat", "/proc/net/snmp").splitlines()
-            if line.startswith("Tcp:")
+            line.split() for line in _run(*self.prefix, "cat", "/proc/net/snmp").splitlines() if line.startswith("Tcp:")
         )
         return Traffic(sent["packets"], sent["bytes"], int(values[names.index("RetransSegs")]))
 
     def set_kernel(self, name: str, value: int) -> None:
         """A setting of this host's network, as `sysctl` names it."""
-        _ip("netns", "exec", self.name, "sysctl", "-qw", f"{name}={value}")
+        _run(*self.prefix, "sysctl", "-qw", f"{name}={value}")
 
     def set_interface(self, state: str) -> None:
         """`up` or `down`."""
@@ -104,35 +109,90 @@ def two_hosts(rate: str | None = None, mtu: int = LARGEST_MTU) -> Iterator[tuple
 
     The neighbours know each other's hardware address and IPv6 is off: nothing but what is sent is counted.
     """
-    number = next(_numbers)
-    network = f"10.{os.getpid() % 200 + 20}.{number % 256}"
-    hosts = tuple(
-        NamespaceHost(f"samovar-{os.getpid()}-{number}-{side}", f"{network}.{place}")
-        for place, side in enumerate("ab", start=1)
-    )
     with ExitStack() as cleaning:
-        for host in hosts:
-            _ip("netns", "add", host.name)
-            cleaning.callback(_ip, "netns", "del", host.name)
-            cleaning.callback(host.end)
-            host.set_kernel("net.ipv6.conf.all.disable_ipv6", 1)
+        hosts = _namespaces(2, next(_numbers), cleaning)
         ends = [("name", INTERFACE, "netns", host.name, "mtu", str(mtu)) for host in hosts]
         _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
         for host, other in (hosts, hosts[::-1]):
-            _configure(host, other, rate)
+            _go_up(host)
+            hardware = json.loads(_ip("-n", other.name, "-j", "link", "show", "dev", INTERFACE))[0]["address"]
+            neighbour = (
+                "neighbour",
+                "replace",
+                other.address,
+                "lladdr",
+                hardware,
+                "dev",
+                INTERFACE,
+                "nud",
+                "permanent",
+            )
+            _ip("-n", host.name, *neighbour)
+            if rate is not None:
+                _limit(host.name, INTERFACE, rate)
         yield hosts[0], hosts[1]
 
 
-def _configure(host: NamespaceHost, other: NamespaceHost, rate: str | None) -> None:
+@dataclass(frozen=True)
+class Network:
+    """Hosts whose cables all lead to one switch, a namespace with a bridge; `ports` are its ends of the cables."""
+
+    hosts: tuple[NamespaceHost, ...]
+    switch: str
+    ports: tuple[str, ...]
+
+    def set_rate(self, rate: str) -> None:
+        """Limit both directions of every cable to `rate`, as `tc` writes it."""
+        for host, port in zip(self.hosts, self.ports, strict=True):
+            _limit(host.name, INTERFACE, rate)
+            _limit(self.switch, port, rate)
+
+
+@contextmanager
+def switched_hosts(count: int, mtu: int = LARGEST_MTU) -> Iterator[Network]:
+    """So many namespaces around a switch, which forwards at once; their cables have no limit at first."""
+    with ExitStack() as cleaning:
+        number = next(_numbers)
+        hosts = _namespaces(count, number, cleaning)
+        network = Network(hosts, f"samovar-{os.getpid()}-{number}-switch", tuple(f"port{k}" for k in range(count)))
+        _ip("netns", "add", network.switch)
+        cleaning.callback(_ip, "netns", "del", network.switch)
+        _ip("-n", network.switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", network.switch, "link", "set", "bridge", "up")
+        for host, port in zip(hosts, network.ports, strict=True):
+            ends = [
+                ("name", *end, "mtu", str(mtu))
+                for end in ((INTERFACE, "netns", host.name), (port, "netns", network.switch))
+            ]
+            _ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+            _ip("-n", network.switch, "link", "set", port, "master", "bridge", "up")
+            _go_up(host)
+        yield network
+
+
+def _namespaces(count: int, number: int, cleaning: ExitStack) -> tuple[NamespaceHost, ...]:
+    """Hosts without a cable, which go when `cleaning` does."""
+    network = f"10.{os.getpid() % 200 + 20}.{number % 256}"
+    hosts = tuple(
+        NamespaceHost(f"samovar-{os.getpid()}-{number}-{'abcdefgh'[k]}", f"{network}.{k + 1}") for k in range(count)
+    )
+    for host in hosts:
+        _ip("netns", "add", host.name)
+        cleaning.callback(_ip, "netns", "del", host.name)
+        cleaning.callback(host.end)
+        host.set_kernel("net.ipv6.conf.all.disable_ipv6", 1)
+    return hosts
+
+
+def _go_up(host: NamespaceHost) -> None:
     _ip("-n", host.name, "link", "set", "lo", "up")
     _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
     _ip("-n", host.name, "link", "set", INTERFACE, "up")
-    hardware = json.loads(_ip("-n", other.name, "-j", "link", "show", "dev", INTERFACE))[0]["address"]
-    neighbour = ("neighbour", "replace", other.address, "lladdr", hardware, "dev", INTERFACE, "nud", "permanent")
-    _ip("-n", host.name, *neighbour)
-    if rate is not None:
-        shaping = ("tbf", "rate", rate, "burst", str(_BURST_BYTES), "latency", _LATENCY)
-        _run("tc", "-n", host.name, "qdisc", "add", "dev", INTERFACE, "root", *shaping)
+
+
+def _limit(namespace: str, interface: str, rate: str) -> None:
+    shaping = ("tbf", "rate", rate, "burst", str(_BURST_BYTES), "latency", _LATENCY)
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *shaping)
 
 
 def left_over() -> list[str]:

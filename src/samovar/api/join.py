@@ -2,12 +2,13 @@
 
 import atexit
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
+from samovar.api.between import connected_by_gloo, connected_by_tcp
 from samovar.api.gathering import Gathering, Hello, hosts_of
 from samovar.collectives.choose import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -17,20 +18,22 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.hosts import Host
-from samovar.launch.identity import Identity, own_identity
+from samovar.launch.identity import Identity, checked_transport, own_identity
 from samovar.strategies.config import AUTO, COLLECTIVES
-from samovar.transports.interfaces import address_of, addresses_towards, interface_of
-from samovar.transports.meeting import is_loopback
+from samovar.transports.keys import make_key
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.transports.torch_dist import GlooCollectives, Leader
 
 
 @dataclass(slots=True)
 class Joined:
-    """The ranks that train together, in whose collectives this process takes part until `close`."""
+    """The ranks that train together, in whose collectives this process takes part until `close`.
+
+    `hosts` are those between which they exchange; where they do so as if each had a host of its own, `is_one_host`.
+    """
 
     group: Group
     hosts: tuple[Host, ...]
+    is_one_host: bool
     collectives: Collectives
     _closing: ExitStack = field(repr=False)
 
@@ -48,12 +51,30 @@ class Joined:
         self._closing.close()
 
 
-def join_group(timeout_s: float, collective: str = AUTO, identity: Identity | None = None) -> Joined:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How ranks are to exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, the key's file."""
+
+    collective: str
+    transport: str
+    key_file: Path | None
+
+
+def join_group(
+    timeout_s: float,
+    collective: str = AUTO,
+    identity: Identity | None = None,
+    transport: str = AUTO,
+    key_file: Path | None = None,
+) -> Joined:
     """Meet the other ranks, which must all call this, equally often; returns when all are there.
 
-    `collective` names the all-reduce inside a host (AUTO: the best for each buffer by nominal figures) where there is
-    one host only; `identity` is read from the environment where it is not given. A single process needs no store and
-    no socket.
+    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. With `gloo` and
+    `tcp` ranks of one host, if there is no other, exchange as if each had a host of its own. `key_file` is the job's
+    key, for `tcp`: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single
+    host make a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal
+    figures), which between hosts only `tcp` looks at. What is not given is read from the environment. A single process
+    needs no store and no socket.
 
     Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
     RankFailed.
@@ -61,38 +82,72 @@ def join_group(timeout_s: float, collective: str = AUTO, identity: Identity | No
     if collective not in COLLECTIVES:
         raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
     identity = identity or own_identity()
+    choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file)
     deadline = Deadline.after(timeout_s)
     with ExitStack() as closing:
         if identity.world_size == 1:
-            joined = _alone(identity, collective, closing)
+            joined = _alone(identity, choice, closing)
         else:
-            joined = _together(Gathering(identity, collective, timeout_s, deadline), collective, timeout_s, closing)
+            if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
+                make_key(choice.key_file)
+            gathering = Gathering(identity, choice.collective, choice.transport, timeout_s, deadline)
+            joined = _together(gathering, choice, timeout_s, closing)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
 
 
-def _alone(identity: Identity, collective: str, closing: ExitStack) -> Joined:
-    hellos = [Hello.own(identity, collective)]
+def _chosen_transport(given: str, of_environment: str) -> str:
+    checked_transport("transport", given)
+    if AUTO not in (given, of_environment) and given != of_environment:
+        raise InputError(
+            f"transport: the script says {given!r}, and SAMOVAR_TRANSPORT or `samovar run --transport` "
+            f"{of_environment!r}; leave one of them out"
+        )
+    return of_environment if given == AUTO else given
+
+
+def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
+    hellos = [Hello.own(identity, choice.collective, choice.transport)]
     hosts = hosts_of(hellos)
-    transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, collective, closing)
-    return Joined(Group(0, 1), hosts, PlannedCollectives(transport, choose), closing)
+    transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, choice.collective, closing)
+    return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), closing)
 
 
-def _together(gathering: Gathering, collective: str, timeout_s: float, closing: ExitStack) -> Joined:
+def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: ExitStack) -> Joined:
     rank, hosts = gathering.identity.rank, gathering.hosts
     group = Group(rank, gathering.identity.world_size)
-    transport, choose = _inside(gathering.segment(), rank, gathering.host, gathering.hellos, collective, closing)
-    collectives: Collectives = PlannedCollectives(transport, choose)
-    if len(hosts) > 1:
-        between = _between(gathering, timeout_s) if rank == gathering.host.ranks[0] else None
-        hierarchical = HierarchicalCollectives(transport, group, hosts, between, timeout_s)
-        closing.callback(hierarchical.close)
-        if between is not None:
-            closing.callback(between.close)  # runs first, and ends the waits of the other's thread
-        collectives = hierarchical
+    if len(hosts) > 1 and choice.transport == "shm":
+        raise InputError(
+            f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
+            "choose auto, gloo or tcp"
+        )
+    local: ShmTransport | None = None
+    if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
+        segment = gathering.segment()
+        local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
+    collectives: Collectives
+    if choice.transport == "tcp":
+        collectives = connected_by_tcp(gathering, local, choice.collective, choice.key_file, timeout_s, closing)
+    else:
+        assert local is not None
+        collectives = PlannedCollectives(local, choose)
+        if len(hosts) > 1:
+            collectives = _by_gloo(gathering, local, group, timeout_s, closing)
     gathering.close()
-    return Joined(group, hosts, collectives, closing)
+    return Joined(group, hosts, gathering.is_one_host, collectives, closing)
+
+
+def _by_gloo(
+    gathering: Gathering, local: ShmTransport, group: Group, timeout_s: float, closing: ExitStack
+) -> HierarchicalCollectives:
+    leads = group.rank == gathering.host.ranks[0]
+    between = connected_by_gloo(gathering, timeout_s) if leads else None
+    hierarchical = HierarchicalCollectives(local, group, gathering.hosts, between, timeout_s)
+    closing.callback(hierarchical.close)
+    if between is not None:
+        closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    return hierarchical
 
 
 def _inside(
@@ -111,50 +166,3 @@ def _inside(
     return transport, cache(
         lambda num_bytes: choose_all_reduce(NOMINAL, local.world_size, num_bytes, True, oversubscribed)
     )
-
-
-def _between(gathering: Gathering, timeout_s: float) -> GlooCollectives:
-    """The collectives of the hosts' first ranks, of which this is one."""
-    identity, number = gathering.identity, gathering.host_number
-    numbers = range(len(gathering.hosts))
-    first = gathering.tell_and_hear("route", _own_address(identity, identity.address), numbers)
-    # A host whose own name leads to loopback takes the address from which it reaches another host.
-    outside = next((address for address in first if not is_loopback(address)), None)
-    address = _own_address(identity, outside) if is_loopback(first[number]) else first[number]
-    if is_loopback(address):
-        raise InputError(
-            f"{gathering.who}: MASTER_ADDR {identity.address} leads to loopback, but there are "
-            f"{len(gathering.hosts)} hosts; set MASTER_ADDR to an address that all reach"
-        )
-    addresses = gathering.tell_and_hear("address", address, numbers)
-    leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
-    if identity.rank == 0:
-        _announce(gathering, identity.interfaces or (interface_of(address) or "",), address)
-    return GlooCollectives.connect(
-        gathering.store,
-        f"{gathering.prefix}/gloo",
-        number,
-        leaders,
-        identity.interfaces,
-        timeout_s,
-        gathering.deadline,
-    )
-
-
-def _own_address(identity: Identity, towards: str | None) -> str:
-    """That of the interface which the user named, else the one that leads `towards`."""
-    for interface in identity.interfaces:
-        if (address := address_of(interface)) is None:
-            raise InputError(f"GLOO_SOCKET_IFNAME: interface {interface!r} has no IPv4 address here; see `ip address`")
-        return address
-    try:
-        return addresses_towards(towards or "localhost")[0]
-    except OSError as error:
-        raise InputError(f"no route to MASTER_ADDR {towards}: {error}; name an address that all hosts reach") from error
-
-
-def _announce(gathering: Gathering, interfaces: Sequence[str], address: str) -> None:
-    ranks = gathering.identity.world_size
-    names = ", ".join(filter(None, interfaces))
-    place = f"{address} ({names})" if names else address
-    print(f"samovar: {ranks} ranks on {len(gathering.hosts)} hosts; between hosts gloo, from {place}", file=sys.stderr)

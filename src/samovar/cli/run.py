@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from samovar.core.errors import InputError
+from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.interface import describe_route
 from samovar.launch.placement import num_available_cpus
 from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch
@@ -19,14 +20,13 @@ from samovar.report.script_wording import end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
 _MAX_PORT = 65_535
-_AUTO = "auto"
 
 
 def run_script(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="What each rank runs.")],
     workers: Annotated[
         str, typer.Option("-n", "--workers", help="Ranks on this host: a number, or auto: one a core.")
-    ] = _AUTO,
+    ] = AUTO,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
     nodes: Annotated[int, typer.Option(help="Hosts; start the same command on each.")] = 1,
     node_rank: Annotated[int | None, typer.Option(help="Which of the hosts this is, from 0.")] = None,
@@ -35,6 +35,13 @@ def run_script(
     grace: Annotated[
         float, typer.Option(help="Seconds that ranks get to end after a signal was passed on to them.")
     ] = 30.0,
+    transport: Annotated[
+        str, typer.Option(help="How ranks reach each other: auto, shm, gloo, or tcp (encrypted).")
+    ] = AUTO,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="The job's key for tcp, the same file on all hosts; host 0 makes it where there is none."),
+    ] = None,
     all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
 ) -> None:
     """Run a script on several ranks of this host, or of several hosts.
@@ -44,19 +51,26 @@ def run_script(
     _require_script(command[0], module)
     num_ranks = _num_ranks(workers)
     hosts = _hosts(nodes, node_rank, master_addr, master_port)
+    settings = _settings(transport, key_file)
     output = ScriptOutput(with_doubles=all_lines)
-    launch = ScriptLaunch(
-        _rank_command(command, module),
-        num_ranks,
-        hosts,
-        output.take,
-        output,
-        lambda end: output.await_others_s(end.rank, end.ended_s),
-        grace,
-    )
+    launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings)
     _introduce(output, launch, num_ranks, hosts)
     ends = launch.run()
     raise typer.Exit(_finish(output, launch, ends))
+
+
+def _launch(
+    command: Callable[[int, tuple[int, ...]], list[str]],
+    num_ranks: int,
+    hosts: Hosts | None,
+    output: ScriptOutput,
+    grace_s: float,
+    settings: dict[str, str],
+) -> ScriptLaunch:
+    def await_others_s(end: ScriptEnd) -> float:
+        return output.await_others_s(end.rank, end.ended_s)
+
+    return ScriptLaunch(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings)
 
 
 def _require_script(script: str, module: bool) -> None:
@@ -65,10 +79,10 @@ def _require_script(script: str, module: bool) -> None:
 
 
 def _num_ranks(workers: str) -> int:
-    if workers == _AUTO:
+    if workers == AUTO:
         return num_available_cpus()
     if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-        raise InputError(f"--workers {workers}: give a number from 1, or {_AUTO} for one rank a core")
+        raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
     return int(workers)
 
 
@@ -89,6 +103,12 @@ def _hosts(num_hosts: int, number: int | None, address: str | None, port: int | 
     if not 0 < port <= _MAX_PORT:
         raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
     return Hosts(num_hosts, number, address, port)
+
+
+def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
+    """The ranks' variables."""
+    settings = {} if checked_transport("--transport", transport) == AUTO else {"SAMOVAR_TRANSPORT": transport}
+    return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
 
 def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:

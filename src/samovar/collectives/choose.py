@@ -15,7 +15,12 @@ ELEMENT_BYTES = 4
 
 
 def choose_all_reduce(
-    record: CalibrationRecord, world_size: int, num_bytes: int, mapped_memory: bool, oversubscribed: bool
+    record: CalibrationRecord,
+    world_size: int,
+    num_bytes: int,
+    mapped_memory: bool,
+    oversubscribed: bool,
+    transport: str = "shm",
 ) -> str:
     """The name of the all-reduce with the smallest `predicted_s` for a buffer of `num_bytes` of float32.
 
@@ -23,7 +28,7 @@ def choose_all_reduce(
     differently, so the choice is part of what makes bits equal. Cost: O(P^2) per plan.
     """
     names = [name for name in _CANDIDATES if mapped_memory or name not in _NEED_MAPPED_MEMORY]
-    return min(names, key=lambda name: predicted_s(record, name, world_size, num_bytes, oversubscribed))
+    return min(names, key=lambda name: predicted_s(record, name, world_size, num_bytes, oversubscribed, transport))
 
 
 def predicted_s(

@@ -32,9 +32,9 @@ class EncodedRunner(PlanRunner, Protocol):
         ...
 
 
-def encodable(name: str, world_size: int) -> PlanFunction:
+def encodable(name: str, host_size: int) -> PlanFunction:
     """The plan function behind a value of `--collective`, in a form in which all that moves are messages."""
-    return direct_in_messages if name == "direct" else all_reduce(name, host_size=world_size)
+    return direct_in_messages if name == "direct" else all_reduce(name, host_size=host_size)
 
 
 class EncodedChannel(StepByStep):

@@ -90,11 +90,15 @@ def float32_region(collectives: Collectives, name: str, num_elements: int) -> Re
 class PlannedCollectives:
     """Samovar's own plans on one transport.
 
-    `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank.
+    `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank. `host_size` ranks in
+    a row share a host, where plans care; None: all do.
     """
 
-    def __init__(self, transport: Transport, all_reduce_name: Callable[[int], str]) -> None:
+    def __init__(
+        self, transport: Transport, all_reduce_name: Callable[[int], str], host_size: int | None = None
+    ) -> None:
         self.transport = transport
+        self.host_size = host_size or transport.group.world_size
         self._all_reduce_name = all_reduce_name
 
     @property
@@ -110,11 +114,11 @@ class PlannedCollectives:
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         group = self.group
-        function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=group.world_size)
+        function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=self.host_size)
         return self.planned(name, function(group.rank, group.world_size), buffer)
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
-        function = encodable(self._all_reduce_name(buffer.array.nbytes), self.group.world_size)
+        function = encodable(self._all_reduce_name(buffer.array.nbytes), self.host_size)
         return EncodedChannel(name, function, self.transport, buffer, codec)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:

@@ -154,8 +154,12 @@ class Channel(StepByStep):
         return self._window, self._memory.staging_offset(put.staging), source
 
     def _put(self, peer: int, window: Window, offset: int, source: Array, slot: int) -> None:
-        window.put(peer, offset, source)
-        self._notify(peer, slot)
+        notification = self._next_notification(slot)
+        if window is self._window:  # one message where there are messages
+            window.put(peer, offset, source, notification)
+        else:
+            window.put(peer, offset, source)
+            self._window.notify(peer, notification)
 
 
 class NativeChannel:

@@ -8,7 +8,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.background import Background, Job
 from samovar.collectives.codecs import Codec
 from samovar.collectives.encoded import EncodedRunner
 from samovar.collectives.engine import Records
@@ -22,6 +21,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 from samovar.core.hosts import Host
+from samovar.transports.background import Background, Job
 from samovar.transports.base import Array, MissingNotification, NativeCollectives, Pending, Region, Transport
 
 # The library between hosts has a limit of its own, on the time in which nothing moves.

@@ -168,6 +168,13 @@ NOMINAL = CalibrationRecord(
                 (1 << 24, 15e9),
                 (1 << 26, 13e9),
             ),
-        )
+        ),
+        # Over loopback, where both ends encrypt on the same cores.
+        "tcp": TransportFigures(
+            spinning_latency_s=150e-6,
+            sleeping_latency_s=150e-6,
+            shared_core_latency_s=150e-6,
+            bandwidth=((1 << 12, 0.1e9), (1 << 16, 0.5e9), (1 << 20, 0.9e9)),
+        ),
     },
 )

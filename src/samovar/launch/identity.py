@@ -10,6 +10,8 @@ from samovar.core.errors import InputError
 from samovar.launch.node_list import first_node, tasks_on_node
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
+AUTO = "auto"
+TRANSPORTS = (AUTO, "shm", "gloo", "tcp")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
@@ -20,7 +22,7 @@ class Identity:
     They meet at `address`:`port`, which rank 0 serves (a launcher's agent does where `agent_store`, and where rank 0
     inherited the listening socket, `listen_descriptor` is that). Without an address all ranks run on this node
     and rank 0 chooses a port; `job` is what they have in common then (None: only the launcher as ancestor).
-    `local_*` are None where the launcher does not tell.
+    `local_*` are None where the launcher does not tell. `transport` is one of TRANSPORTS, `key_file` its job's key.
     """
 
     rank: int = 0
@@ -35,6 +37,8 @@ class Identity:
     attempt: int = 0
     job: str | None = None
     interfaces: tuple[str, ...] = ()
+    transport: str = AUTO
+    key_file: Path | None = None
 
 
 def own_identity() -> Identity:
@@ -72,6 +76,13 @@ def launcher_process() -> str:
     while (parent := _parent(own)) > 1 and _is_rank(parent):
         own = parent
     return f"{parent}-{_status_fields(parent)[19]}"
+
+
+def checked_transport(what: str, name: str) -> str:
+    """Raises InputError, about `what`, where it is none."""
+    if name not in TRANSPORTS:
+        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(TRANSPORTS)}")
+    return name
 
 
 def _torchrun(given: Mapping[str, str]) -> Identity:
@@ -167,6 +178,8 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
             **{name: getattr(found, name) for name in Identity.__slots__},
             **_meeting_place(given),
             "interfaces": tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if "GLOO_SOCKET_IFNAME" in given else (),
+            "transport": checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT", AUTO)),
+            "key_file": Path(given["SAMOVAR_KEY_FILE"]) if "SAMOVAR_KEY_FILE" in given else None,
         }
     )
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +63,7 @@ class ScriptLaunch:
     `hosts` is None where this host is the only one. `on_output(rank, stream, data)` gets what ranks write,
     stream 1 or 2; ranks wait while `outlet` is blocked. `await_others_s(end)` tells how long to wait
     for others, whose failure may be the cause, when a rank has failed. `grace_s` is what ranks may take to end
-    after a signal was passed on, or one has ended with code 75 (pre-empted).
+    after a signal was passed on, or one has ended with code 75 (pre-empted). `settings` are variables for all ranks.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class ScriptLaunch:
         outlet: Outlet,
         await_others_s: Callable[[ScriptEnd], float],
         grace_s: float,
+        settings: Mapping[str, str],
     ) -> None:
         self._command = command
         self._num_ranks = num_ranks
@@ -82,6 +83,7 @@ class ScriptLaunch:
         self._on_output = on_output
         self._await_others_s = await_others_s
         self._grace_s = grace_s
+        self._settings = settings
         self._placement = place(num_ranks, None)
         self._running: dict[int, _Running] = {}
         self._ends: dict[int, ScriptEnd] = {}
@@ -185,6 +187,7 @@ class ScriptLaunch:
     def _rank_variables(self, local_rank: int) -> dict[str, str]:
         num_hosts = 1 if self._hosts is None else self._hosts.num_hosts
         chosen = {
+            **self._settings,
             "RANK": str(self.first_rank + local_rank),
             "WORLD_SIZE": str(self._num_ranks * num_hosts),
             "LOCAL_RANK": str(local_rank),

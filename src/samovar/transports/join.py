@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from typing import Self
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
@@ -17,6 +18,7 @@ from samovar.core.errors import DeadlineExceeded, InputError
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _WORLD_SIZE = struct.Struct("!I")
 _PORT = struct.Struct("!H")
+_FILES = "samovar-files-"
 _POLL_S = 0.2
 _RETRY_S = 0.02
 
@@ -39,6 +41,12 @@ class Offer:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="samovar-offer", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the offer; joiners that already have what it offers keep it."""
@@ -77,31 +85,45 @@ class SegmentOffer(Offer):
     def __init__(self, descriptor: int, world_size: int) -> None:
         super().__init__(f"samovar-{secrets.token_hex(16)}", _WORLD_SIZE.pack(world_size), (descriptor,))
 
-    def __enter__(self) -> "SegmentOffer":
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
 
 def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
     """The (descriptor, world size) offered at `address`; the caller owns the descriptor.
 
     Raises InputError where nobody offers it or the offer is another user's, DeadlineExceeded.
     """
+    message, (descriptor,) = _received(address, _WORLD_SIZE.size, 1, deadline)
+    return descriptor, int(_WORLD_SIZE.unpack(message)[0])
+
+
+def offer_files(secret: bytes, descriptors: tuple[int, ...]) -> Offer:
+    """Hand `descriptors` to joiners of the same user that know the `secret`, until closed."""
+    return Offer(f"{_FILES}{secret.hex()}", _FILES.encode(), descriptors)
+
+
+def join_files(secret: bytes, count: int, deadline: Deadline) -> list[int]:
+    """The `count` descriptors that are offered to who knows the `secret`; the caller owns them.
+
+    Raises as `join_segment`.
+    """
+    return _received(f"{_FILES}{secret.hex()}", len(_FILES), count, deadline)[1]
+
+
+def _received(address: str, num_bytes: int, count: int, deadline: Deadline) -> tuple[bytes, list[int]]:
+    """The message and the descriptors of an offer. Raises InputError, DeadlineExceeded."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(deadline.remaining_s(), 0.001))
         try:
             connection.connect(f"\0{address}")
-            message, descriptors, _flags, _address = socket.recv_fds(connection, _WORLD_SIZE.size, 1)
+            message, descriptors, _flags, _address = socket.recv_fds(connection, num_bytes, count)
         except TimeoutError as error:
             raise DeadlineExceeded(f"segment {address}: no answer; is the run stopped?") from error
         except OSError as error:
             raise InputError(f"segment {address}: nobody offers it here ({error}); is the run over?") from error
-    if len(message) != _WORLD_SIZE.size or len(descriptors) != 1:
+    if len(message) != num_bytes or len(descriptors) != count:
         raise InputError(f"segment {address}: refused; it belongs to another user")
-    os.set_inheritable(descriptors[0], False)  # a received descriptor is inheritable
-    return descriptors[0], int(_WORLD_SIZE.unpack(message)[0])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # a received descriptor is inheritable
+    return message, descriptors
 
 
 def offer_port(job: str, port: int) -> Offer:

@@ -6,9 +6,8 @@ sends is never held up by what its peer sends. Connections are encrypted, and ma
 (`samovar.transports.secure`).
 """
 
-import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from socket import socket
 
@@ -19,23 +18,19 @@ from samovar import _native
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group
-from samovar.transports.base import Array, MissingNotification, Notification
+from samovar.transports.background import Background, Job, note_phase
+from samovar.transports.base import Array, MissingNotification, Notification, Pending
 from samovar.transports.keys import Key
 from samovar.transports.meeting import Meeting
-from samovar.transports.secure import PIECE_BYTES, Address, Channel, ConnectionLost, connect
+from samovar.transports.secure import Address, Channel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
-from samovar.transports.tcp_wire import NO_SLOT, Hello, Request, Verb, speaker
+from samovar.transports.tcp_service import FOR_EVER, Service, TcpConfig
+from samovar.transports.tcp_wire import NO_SLOT, Hello, Request, Verb
 
-_FOR_EVER = Deadline(math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class TcpConfig:
-    """`job` tells runs with one key apart; every request to a peer ends after `timeout_s`."""
-
-    job: str
-    timeout_s: float = 60.0
+# What waits for a peer lets others go on.
+_MOST_THREADS = 4
+_ENDING_S = 1.0
 
 
 @dataclass(slots=True)
@@ -46,29 +41,58 @@ class _Link:
     channel: Channel | None = None
     windows: set[int] = field(default_factory=set)  # that the peer was told of
 
+    def end(self) -> None:
+        """Close the channel; where a request is under way, which may hang, it fails, and its thread closes."""
+        channel = self.channel
+        if channel is not None:
+            channel.end()
+        if self.lock.acquire(timeout=_ENDING_S):
+            if channel is not None:
+                channel.close()
+            self.channel = None
+            self.lock.release()
+
 
 class TcpTransport:
     """This rank's access to its peers' memory over TCP (see `samovar.transports.base.Transport`).
 
-    `listening` is where peers reach this rank, `addresses` where each rank listens. Owns the socket. Close it when no
-    request is under way.
+    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. `names` are what
+    errors call the ranks. With `needs_memory` whoever opens a window gives its memory.
+
+    What `spawn` begins goes on in threads of its own, in the order of its beginning on all ranks.
     """
 
     def __init__(
-        self, group: Group, config: TcpConfig, key: Key, listening: socket, addresses: Sequence[Address]
+        self,
+        group: Group,
+        config: TcpConfig,
+        key: Key,
+        listening: socket,
+        addresses: Sequence[Address],
+        *,
+        names: Sequence[str] | None = None,
+        needs_memory: bool = False,
     ) -> None:
         assert len(addresses) == group.world_size, (len(addresses), group.world_size)
         self.group = group
+        self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
         self.bytes_sent = 0
+        self._is_closed = False
         self._config = config
         self._key = key
         self._addresses = addresses
         self._links = [_Link() for _ in addresses]
         self._counting = threading.Lock()
-        self._windows = WindowTable()
+        self._background = Background("samovar-tcp", _MOST_THREADS)
+        self._windows = WindowTable(config.timeout_s if needs_memory else None)
         self._num_windows = 0
-        self._service = _Service(group, config, self._windows)
+        self._service = Service(group, self.names, config, self._windows)
         self._listener = Listener(listening, key, self._service.accept)
+
+    @property
+    def bytes_between(self) -> int:
+        """What this rank sent to other hosts: all of it."""
+        return self.bytes_sent
 
     def count_sent(self, num_bytes: int) -> None:
         with self._counting:
@@ -77,32 +101,36 @@ class TcpTransport:
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         _native.reduce(destination, sources)
 
-    def open_window(self, name: str, num_bytes: int, num_slots: int) -> "TcpWindow":
+    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
+        """See `samovar.transports.base.Spawning`; all ranks must begin in one order what waits for each other."""
+        return self._background.submit(Job(f"{self.names[self.group.rank]}: {what}", lambda _job: work(FOR_EVER)))
+
+    def open_window(self, name: str, num_bytes: int, num_slots: int, memory: WindowMemory | None = None) -> "TcpWindow":
         """Cost: num_bytes of this rank's memory. Raises SamovarError where a peer opened it with other sizes."""
         number = self._num_windows
         self._num_windows += 1
         try:
-            memory = self._windows.open(number, num_bytes, num_slots)
+            memory = self._windows.open(number, num_bytes, num_slots, memory)
         except SamovarError as error:
             raise SamovarError(
-                f"rank {self.group.rank}: window {name!r}: {error}; do all ranks train one net?"
+                f"{self.names[self.group.rank]}: window {name!r}: {error}; do all ranks train one net?"
             ) from None
         return TcpWindow(self, name, number, memory)
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Ask for nothing more, and answer peers until they have closed too, or the deadline passes."""
+        self._is_closed = True
         for link in self._links:
-            with link.lock:
-                if link.channel is not None:
-                    link.channel.close()
-                link.channel = None
+            link.end()
+        self._windows.close()
+        self._background.close()
         self._service.linger(deadline or Deadline.after(0.0))
         self._listener.close()
         self._service.close()
 
     def lost(self, peer: int) -> str | None:
         """Why nothing comes from the peer any more, where that is so."""
-        return self._service.lost.get(peer)
+        return "the transport was closed here" if self._is_closed else self._service.lost.get(peer)
 
     def tell(self, peer: int, window: "TcpWindow", request: Request, body: Array | None = None) -> None:
         """Send a request that has no answer. Raises DeadlineExceeded, RankFailed."""
@@ -123,13 +151,15 @@ class TcpTransport:
     def _channel(self, peer: int, link: _Link, window: "TcpWindow", deadline: Deadline) -> Channel:
         """The open channel to a peer that knows the window."""
         if link.channel is None:
-            who = f"rank {self.group.rank}"
-            link.channel = connect(self._addresses[peer], self._key, who, f"{who}: rank {peer}", deadline)
+            if self._is_closed:
+                raise SamovarError(f"{self.names[self.group.rank]}: the transport was closed before; join again")
+            who = self.names[self.group.rank]
+            link.channel = connect(self._addresses[peer], self._key, who, f"{who}: {self.names[peer]}", deadline)
             hello = Hello(self._config.job, self.group.rank, peer, self.group.world_size)
             link.channel.send(hello.pack(), None, deadline)
         if window.number not in link.windows:
             memory = window.memory
-            opening = Request(Verb.OPEN, window.number, size=memory.num_bytes, slot=len(memory.slots))
+            opening = Request(Verb.OPEN, window.number, size=len(memory.bytes), slot=memory.num_slots)
             link.channel.send(opening.pack(), None, deadline)
             link.windows.add(window.number)
         return link.channel
@@ -201,32 +231,28 @@ class TcpWindow:
 
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
         """Raises RankFailed where the peer is gone, DeadlineExceeded."""
-        slots, waiting_s = self.memory.slots, deadline.remaining_s()
-        gone = self._transport.lost
-        self.memory.wait_until(lambda: slots[slot] >= at_least or gone(peer) is not None, waiting_s)
-        if (value := slots[slot]) >= at_least:
+        waiting_s, other, gone = deadline.remaining_s(), self._transport.names[peer], self._transport.lost
+        note_phase(f"waits for {other}")
+        value = self.memory.wait(slot, at_least, lambda: gone(peer) is not None, deadline)
+        if value is not None:
             return value
-        who = f"rank {self._rank}: rank {peer}"
+        who = f"{self._transport.names[self._rank]}: {other}"
         if (reason := gone(peer)) is not None:
-            raise RankFailed(f"{who} did not notify slot {slot} of window {self._name!r}: {reason}; see its log")
+            raise RankFailed(f"{who} did not notify slot {slot} of window {self._name!r}: {reason}")
         raise MissingNotification(
-            f"{who} did not notify slot {slot} of window {self._name!r} within {waiting_s:.1f} s; is rank {peer} "
+            f"{who} did not notify slot {slot} of window {self._name!r} within {waiting_s:.1f} s; is {other} "
             "stopped or much slower? See its log, or raise --timeout",
-            f"rank {peer}",
+            other,
         )
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
-        values, waiting_s = self.memory.slots, deadline.remaining_s()
-        with self.memory.changed:
-            self.memory.changed.wait_for(lambda: any(values[slot] for slot in slots), waiting_s)
-            for slot in slots:
-                if value := values[slot]:
-                    values[slot] = 0
-                    return slot, value
+        waiting_s = deadline.remaining_s()
+        if (fired := self.memory.take_any(slots, deadline)) is not None:
+            return fired
         raise DeadlineExceeded(
-            f"rank {self._rank}: nobody notified slots {slots.start} to {slots.stop - 1} of window {self._name!r} "
-            f"within {waiting_s:.1f} s; are the other ranks alive?"
+            f"{self._transport.names[self._rank]}: nobody notified slots {slots.start} to {slots.stop - 1} of "
+            f"window {self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
         )
 
     def _ask_word(self, peer: int, request: Request) -> int:
@@ -240,111 +266,11 @@ class TcpWindow:
 
     def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
         """All parts are of one size, so what is wrong is seen here."""
-        num_slots = len(self.memory.slots)
-        is_inside = 0 <= offset <= self.memory.num_bytes - num_bytes and 0 <= peer < self._transport.group.world_size
+        num_slots = self.memory.num_slots
+        is_inside = 0 <= offset <= len(self.memory.bytes) - num_bytes and 0 <= peer < self._transport.group.world_size
         if not is_inside or (notification is not None and not 0 <= notification.slot < num_slots):
             slot = "" if notification is None else f", slot {notification.slot} of {num_slots}"
             raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")
-
-
-class _Service:
-    """Does what peers ask of this rank's windows, a thread for each; `lost` says who went, and why."""
-
-    def __init__(self, group: Group, config: TcpConfig, windows: WindowTable) -> None:
-        self.lost: dict[int, str] = {}
-        self._group = group
-        self._config = config
-        self._windows = windows
-        self._lock = threading.Lock()
-        self._channels: dict[Channel, threading.Thread] = {}
-        self._present: set[int] = set()
-
-    def accept(self, channel: Channel) -> None:
-        thread = threading.Thread(target=self._serve, args=(channel,), name="samovar-peer", daemon=True)
-        with self._lock:
-            if len(self._channels) >= 2 * self._group.world_size:
-                channel.close()
-                return
-            self._channels[channel] = thread
-        thread.start()
-
-    def linger(self, deadline: Deadline) -> None:
-        """Return when all peers have gone, or the deadline passes."""
-        for thread in self._served().values():
-            thread.join(deadline.remaining_s())
-
-    def close(self) -> None:
-        for channel, thread in self._served().items():
-            channel.end()
-            thread.join()
-
-    def _served(self) -> dict[Channel, threading.Thread]:
-        with self._lock:
-            return dict(self._channels)
-
-    def _serve(self, channel: Channel) -> None:
-        peer = None
-        try:
-            peer = self._greeted(channel)
-            while True:
-                self._do(channel, Request.unpack(channel.receive(_FOR_EVER)))
-        except SamovarError as error:
-            if peer is not None:
-                self.lost[peer] = str(error) if isinstance(error, ConnectionLost) else f"it asked wrongly: {error}"
-                self._windows.wake()
-        finally:
-            channel.close()
-            with self._lock:
-                del self._channels[channel]
-
-    def _greeted(self, channel: Channel) -> int:
-        """The rank at the other end. Raises SamovarError where it is none that belongs here."""
-        header = channel.receive(Deadline.after(self._config.timeout_s))
-        peer, group = speaker(header), self._group
-        if not Hello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
-            raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
-        with self._lock:
-            if peer >= group.world_size or peer == group.rank or peer in self._present:
-                raise SamovarError(f"rank {group.rank}: {channel.peer} says that it is rank {peer}, which is taken")
-            self._present.add(peer)
-        channel.peer = f"rank {peer}"
-        return peer
-
-    def _do(self, channel: Channel, request: Request) -> None:
-        if request.verb is Verb.OPEN:
-            self._windows.open(request.window, request.size, request.slot)
-            return
-        window = self._windows.window(request.window)
-        if request.slot != NO_SLOT:
-            window.check_slot(request.slot)
-        match request.verb:
-            case Verb.PUT:
-                channel.receive_body(window.region(request.offset, request.size), self._deadline())
-            case Verb.ADD:
-                self._add(channel, window, request)
-            case Verb.GET:
-                channel.send_body(window.region(request.offset, request.size), self._deadline())
-            case Verb.FETCH_ADD:
-                self._answer(channel, window.fetch_add(request.offset, request.value))
-            case Verb.COMPARE_SWAP:
-                self._answer(channel, window.compare_swap(request.offset, request.expected, request.value))
-        if request.slot != NO_SLOT:
-            window.set_slot(request.slot, request.value)
-
-    def _add(self, channel: Channel, window: WindowMemory, request: Request) -> None:
-        """Piece by piece, so that it takes little memory; each is added as a whole."""
-        window.region(request.offset, request.size)
-        piece = np.empty(PIECE_BYTES, np.uint8)
-        for start in range(0, request.size, PIECE_BYTES):
-            part = piece[: min(PIECE_BYTES, request.size - start)]
-            channel.receive_body(part, self._deadline())
-            window.add(request.offset + start, part.view(request.dtype))
-
-    def _answer(self, channel: Channel, word: int) -> None:
-        channel.send_body(np.array([word], np.uint64), self._deadline())
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(self._config.timeout_s)
 
 
 def meet(meeting: Meeting, group: Group, own: Address, deadline: Deadline) -> list[Address]:

@@ -2,51 +2,93 @@
 
 import mmap
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
-from samovar.core.errors import SamovarError
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.base import Array
 
 WORD_BYTES = 8
 _WORDS = 2**64
+# How long a wait in native code lasts before it looks who has gone.
+_SLICE_S = 0.1
+
+Bytes = npt.NDArray[np.uint8]
 
 
-class WindowMemory:
-    """Memory and notification slots; every change of a word or a slot is made under one lock.
+class WindowMemory(ABC):
+    """Memory and notification slots, which the threads of peers and the rank itself change.
 
-    What a peer asks for is checked here: `region` and `set_slot` raise SamovarError outside the window.
+    What a peer asks for is checked here: each method raises SamovarError outside the window.
     """
 
-    def __init__(self, num_bytes: int, num_slots: int) -> None:
-        self.num_bytes = num_bytes
-        # Page-aligned, and taken when it is first written to.
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes]
-        self.slots = [0] * num_slots
-        self.changed = threading.Condition()
+    def __init__(self, memory: Bytes, num_slots: int) -> None:
+        self.bytes = memory
+        self.num_slots = num_slots
 
-    def region(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
-        if not 0 <= offset <= self.num_bytes - num_bytes:
-            raise SamovarError(f"bytes {offset} + {num_bytes} are outside the window of {self.num_bytes} bytes")
+    def region(self, offset: int, num_bytes: int) -> Bytes:
+        if not 0 <= offset <= len(self.bytes) - num_bytes:
+            raise SamovarError(f"bytes {offset} + {num_bytes} are outside the window of {len(self.bytes)} bytes")
         return self.bytes[offset : offset + num_bytes]
+
+    def check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.num_slots:
+            raise SamovarError(f"slot {slot} is none of the window's {self.num_slots}")
+
+    def check_word(self, offset: int) -> None:
+        if offset % WORD_BYTES != 0:
+            raise SamovarError(f"an atomic needs an offset divisible by {WORD_BYTES}, got {offset}")
+        self.region(offset, WORD_BYTES)
+
+    @abstractmethod
+    def set_slot(self, slot: int, value: int) -> None: ...
+
+    @abstractmethod
+    def add(self, offset: int, difference: Array) -> None:
+        """memory += difference, which is float32 or float64."""
+
+    @abstractmethod
+    def fetch_add(self, offset: int, value: int) -> int: ...
+
+    @abstractmethod
+    def compare_swap(self, offset: int, expected: int, desired: int) -> int: ...
+
+    @abstractmethod
+    def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        """The slot's value, once it is `at_least`; None where the deadline passes, or `is_over` after a `wake`."""
+
+    @abstractmethod
+    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
+        """The first of the slots that is not zero, and its value, now zero; None where the deadline passes."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have those who wait look again."""
+
+
+class PrivateMemory(WindowMemory):
+    """Memory of this process; every change of a word or a slot is made under one lock."""
+
+    def __init__(self, num_bytes: int, num_slots: int) -> None:
+        # Page-aligned, and taken when it is first written to.
+        super().__init__(np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), np.uint8)[:num_bytes], num_slots)
+        self._slots = [0] * num_slots
+        self._changed = threading.Condition()
 
     def set_slot(self, slot: int, value: int) -> None:
         self.check_slot(slot)
-        with self.changed:
-            self.slots[slot] = value
-            self.changed.notify_all()
-
-    def check_slot(self, slot: int) -> None:
-        if not 0 <= slot < len(self.slots):
-            raise SamovarError(f"slot {slot} is none of the window's {len(self.slots)}")
+        with self._changed:
+            self._slots[slot] = value
+            self._changed.notify_all()
 
     def add(self, offset: int, difference: Array) -> None:
-        """memory += difference, which is float32 or float64."""
         destination = self.region(offset, difference.nbytes).view(difference.dtype)
-        with self.changed:
+        with self._changed:
             _native.reduce(destination, [destination, difference])
 
     def fetch_add(self, offset: int, value: int) -> int:
@@ -55,44 +97,113 @@ class WindowMemory:
     def compare_swap(self, offset: int, expected: int, desired: int) -> int:
         return self._change(offset, lambda old: desired if old == expected else old)
 
-    def wait_until(self, is_met: Callable[[], bool], waiting_s: float) -> bool:
-        with self.changed:
-            return self.changed.wait_for(is_met, waiting_s)
+    def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        slots = self._slots
+        with self._changed:
+            self._changed.wait_for(lambda: slots[slot] >= at_least or is_over(), _limited_s(deadline))
+            return value if (value := slots[slot]) >= at_least else None
+
+    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
+        values = self._slots
+        with self._changed:
+            self._changed.wait_for(lambda: any(values[slot] for slot in slots), _limited_s(deadline))
+            for slot in slots:
+                if value := values[slot]:
+                    values[slot] = 0
+                    return slot, value
+        return None
 
     def wake(self) -> None:
-        """Have those who wait look again."""
-        with self.changed:
-            self.changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def _change(self, offset: int, changed: Callable[[int], int]) -> int:
-        if offset % WORD_BYTES != 0:
-            raise SamovarError(f"an atomic needs an offset divisible by {WORD_BYTES}, got {offset}")
+        self.check_word(offset)
         word = self.region(offset, WORD_BYTES).view(np.uint64)
-        with self.changed:
+        with self._changed:
             old = int(word[0])
             word[0] = changed(old)
         return old
 
 
-class WindowTable:
-    """The windows of a rank by number; one that a peer opened first waits here for its own rank."""
+class SharedMemory(WindowMemory):
+    """This rank's part of a window in the shared memory of its host, which the ranks of the host reach themselves."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, native: _native.Window, rank: int, num_slots: int) -> None:
+        super().__init__(native.memory(rank), num_slots)
+        self._native = native
+        self._rank = rank
+        self._adding = threading.Lock()
+
+    def set_slot(self, slot: int, value: int) -> None:
+        self.check_slot(slot)
+        self._native.notify(self._rank, slot, value)
+
+    def add(self, offset: int, difference: Array) -> None:
+        destination = self.region(offset, difference.nbytes).view(difference.dtype)
+        with self._adding:
+            _native.reduce(destination, [destination, difference])
+
+    def fetch_add(self, offset: int, value: int) -> int:
+        self.check_word(offset)
+        return self._native.fetch_add(self._rank, offset, value % _WORDS)
+
+    def compare_swap(self, offset: int, expected: int, desired: int) -> int:
+        self.check_word(offset)
+        return self._native.compare_swap(self._rank, offset, expected, desired)
+
+    def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        while True:
+            # What came before the end of a peer counts.
+            is_last = deadline.passed() or is_over()
+            value = self._native.wait(slot, at_least, 0.0 if is_last else _slice_s(deadline))
+            if value is not None or is_last:
+                return value
+
+    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
+        while True:
+            is_last = deadline.passed()
+            fired = self._native.wait_any(slots.start, len(slots), 0.0 if is_last else _slice_s(deadline))
+            if fired is not None or is_last:
+                return fired
+
+    def wake(self) -> None:
+        """They look by themselves."""
+
+
+class WindowTable:
+    """The windows of a rank by number.
+
+    One that a peer opened first is made and waits here for its own rank; where `patience_s` is given, the peer waits
+    so long for the rank to open it.
+    """
+
+    def __init__(self, patience_s: float | None) -> None:
+        self._patience_s = patience_s
+        self._is_closed = False
+        self._changed = threading.Condition()
         self._windows: dict[int, WindowMemory] = {}
 
-    def open(self, number: int, num_bytes: int, num_slots: int) -> WindowMemory:
-        """The window, made where it is new. Raises SamovarError where it has other sizes."""
-        with self._lock:
+    def open(self, number: int, num_bytes: int, num_slots: int, memory: WindowMemory | None) -> WindowMemory:
+        """The rank's own; made where it is new and no memory is given. Raises SamovarError where sizes differ."""
+        with self._changed:
             window = self._windows.get(number)
             if window is None:
-                window = self._windows[number] = WindowMemory(num_bytes, num_slots)
-        found = (window.num_bytes, len(window.slots))
-        if found != (num_bytes, num_slots):
-            raise SamovarError(
-                f"it has {num_bytes} bytes and {num_slots} slots here, {found[0]} bytes and {found[1]} slots elsewhere"
-            )
+                window = self._windows[number] = memory or PrivateMemory(num_bytes, num_slots)
+                self._changed.notify_all()
+        _require_sizes(window, num_bytes, num_slots)
         return window
+
+    def open_by_peer(self, number: int, num_bytes: int, num_slots: int) -> None:
+        """Raises SamovarError where the window has other sizes, DeadlineExceeded where the rank does not open it."""
+        if self._patience_s is None:
+            self.open(number, num_bytes, num_slots, None)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._windows or self._is_closed, self._patience_s)
+            if number not in self._windows:
+                raise DeadlineExceeded(f"window {number} was not opened here within {self._patience_s:.1f} s")
+        _require_sizes(self._windows[number], num_bytes, num_slots)
 
     def window(self, number: int) -> WindowMemory:
         found = self._windows.get(number)
@@ -101,7 +212,30 @@ class WindowTable:
         return found
 
     def wake(self) -> None:
-        with self._lock:
+        with self._changed:
             windows = list(self._windows.values())
         for window in windows:
             window.wake()
+
+    def close(self) -> None:
+        """Nobody waits for a window any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self.wake()
+
+
+def _require_sizes(window: WindowMemory, num_bytes: int, num_slots: int) -> None:
+    found = (len(window.bytes), window.num_slots)
+    if found != (num_bytes, num_slots):
+        raise SamovarError(
+            f"it has {num_bytes} bytes and {num_slots} slots here, {found[0]} bytes and {found[1]} slots elsewhere"
+        )
+
+
+def _limited_s(deadline: Deadline) -> float:
+    return min(deadline.remaining_s(), threading.TIMEOUT_MAX)
+
+
+def _slice_s(deadline: Deadline) -> float:
+    return min(deadline.remaining_s(), _SLICE_S)

@@ -1,7 +1,5 @@
 """The TCP transport: what a notification promises, what is refused, what happens to those whose peer goes."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Group
@@ -16,13 +15,11 @@ from samovar.transports.base import Notification, Region
 from samovar.transports.keys import Key, make_key, read_key
 from samovar.transports.meeting import Meeting
 from samovar.transports.secure import ConnectionLost, connect
-from samovar.transports.tcp import TcpConfig, TcpTransport, meet
+from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
+from samovar.transports.tcp_service import TcpConfig
 from samovar.transports.tcp_wire import Hello
-from tests.unit.strategies.harness import on_shm
-from tests.unit.transports.tcp_sync_rank import JOB, digests
 
-ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 30.0
 MakeTransports = Callable[..., list[TcpTransport]]
 
@@ -196,7 +193,7 @@ def test_a_request_to_a_peer_that_went_fails(make_transports: MakeTransports) ->
 def test_a_peer_that_never_listens_costs_no_more_than_the_deadline(make_transports: MakeTransports) -> None:
     transports = make_transports(2, timeout_s=0.3)
     transports[0].close()
-    with pytest.raises(DeadlineExceeded, match=r"rank 1: rank 1: rank 0 at 127\.0\.0\.1:\d+ cannot be reached"):
+    with pytest.raises(DeadlineExceeded, match=r"^rank 1: rank 0 at 127\.0\.0\.1:\d+ cannot be reached"):
         transports[1].open_window("data", 8, 2).fetch_add(0, 0, 1)
 
 
@@ -244,6 +241,40 @@ def test_a_peer_with_other_sizes_is_cut_off_by_who_opened_first(make_transports:
         window.wait(0, 1, 1, in_time())
 
 
+def test_what_start_begins_goes_on_beside_the_rank_and_a_wait_names_whom_it_waits_for(
+    make_transports: MakeTransports,
+) -> None:
+    transports = make_transports(2)
+    data = [Region.of(one.open_window("data", 4000, 0), 0, 1000, np.float32) for one in transports]
+    runners = []
+    for rank, transport in enumerate(transports):
+        data[rank].array[:] = rank + 1
+        runners.append(PlannedCollectives(transport, lambda _num_bytes: "ring").all_reduce("sum", data[rank]))
+    runners[0].start()
+    while runners[0]._pending.phase != "waits for rank 1":
+        """Until it has come to its first wait."""
+    with pytest.raises(DeadlineExceeded, match=r"rank 0: plan 'ring': not done within .*: it waits for rank 1"):
+        runners[0]._pending.wait(Deadline.after(0.0))
+    runners[1].start()
+    for runner, region in zip(runners, data, strict=True):
+        runner._pending.wait(in_time())  # which does nothing itself
+        assert (region.array == 3).all()
+        runner.finish(in_time())
+
+
+def test_what_goes_on_in_the_background_ends_when_the_transport_is_closed(make_transports: MakeTransports) -> None:
+    transports = make_transports(2)
+    windows = [transport.open_window("data", 8, 1) for transport in transports]
+    pending = transports[0].spawn("a wait", lambda deadline: windows[0].wait(0, 1, 1, deadline))
+    transports[0].close()
+    with pytest.raises(SamovarError, match="closed"):
+        pending.wait(in_time())
+    with pytest.raises(SamovarError, match="closed before"):
+        transports[0].spawn("another", lambda _deadline: None)
+    with pytest.raises(SamovarError, match="closed before"):
+        windows[0].fetch_add(1, 0, 1)
+
+
 def test_ranks_meet_at_a_store() -> None:
     shelf: dict[str, bytes] = {}
 
@@ -273,28 +304,3 @@ def test_ranks_meet_at_a_store() -> None:
 def test_every_interface_at_once_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="name"):
         listen(address)
-
-
-def test_sync_between_two_processes_gives_the_bits_of_shared_memory(tmp_path: Path) -> None:
-    key_file = tmp_path / "key.pem"
-    make_key(key_file)
-    listeners = [listen() for _ in range(2)]
-    ports = [str(address_of(listener)[1]) for listener in listeners]
-    program = [sys.executable, "-m", "tests.unit.transports.tcp_sync_rank"]
-    ranks = []
-    for rank, listener in enumerate(listeners):
-        arguments = [str(rank), str(key_file), str(listener.fileno()), *ports]
-        ranks.append(
-            subprocess.Popen(
-                [*program, *arguments], cwd=ROOT, pass_fds=[listener.fileno()], stdout=subprocess.PIPE, text=True
-            )
-        )
-        listener.close()
-    try:
-        found = [process.communicate(timeout=TIMEOUT_S)[0].split() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    assert found == [digests(left) for left in on_shm(JOB, 2)]
-    assert len(found[0]) == JOB.num_steps

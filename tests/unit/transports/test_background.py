@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from samovar.collectives.background import Background, Job
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+from samovar.transports.background import Background, Job, note_phase
 
 TIMEOUT_S = 20.0
 
@@ -59,6 +59,37 @@ def test_a_wait_that_ends_too_early_says_what_for() -> None:
     may_end.set()
     job.wait(Deadline.after(TIMEOUT_S))
     background.close()
+
+
+def test_several_threads_take_jobs_in_their_order_and_who_waits_hears_of_the_first() -> None:
+    background = Background("several", most_threads=2)
+    begun: list[int] = []
+    both, may_end = threading.Barrier(3), threading.Event()
+
+    def work(number: int) -> None:
+        begun.append(number)
+        note_phase(f"waits for rank {number}")
+        if number < 2:
+            both.wait(TIMEOUT_S)
+            may_end.wait(TIMEOUT_S)
+
+    jobs = [background.submit(Job(f"job {n}", lambda _job, n=n: work(n))) for n in range(4)]
+    both.wait(TIMEOUT_S)
+    assert sorted(begun) == [0, 1]
+    with pytest.raises(
+        DeadlineExceeded, match=r"job 1: not done within .*: it waits for job 0, which waits for rank 0"
+    ):
+        jobs[1].wait(Deadline.after(0.0))
+    with pytest.raises(
+        DeadlineExceeded, match=r"job 3: not done within .*: it waits for job 0, which waits for rank 0"
+    ):
+        jobs[3].wait(Deadline.after(0.0))
+    may_end.set()
+    for job in jobs:
+        job.wait(Deadline.after(TIMEOUT_S))
+    background.close()
+    assert sorted(begun) == [0, 1, 2, 3]
+    note_phase("waits for nothing, outside of any job")
 
 
 def test_nothing_is_begun_after_the_close() -> None:

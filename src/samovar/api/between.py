@@ -1,0 +1,166 @@
+"""Connecting ranks of several hosts, which have met: by gloo among the hosts' first ranks, or by TCP among all."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+from samovar.api.gathering import Gathering
+from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.calibration import NOMINAL
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.core.hosts import Host
+from samovar.launch.identity import Identity
+from samovar.strategies.config import AUTO
+from samovar.transports.hosts import HostsTransport
+from samovar.transports.interfaces import address_of, addresses_towards, interface_of
+from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
+from samovar.transports.meeting import is_loopback
+from samovar.transports.shm import ShmTransport
+from samovar.transports.tcp import TcpTransport, meet
+from samovar.transports.tcp_listen import address_of as listening_address
+from samovar.transports.tcp_listen import listen
+from samovar.transports.tcp_service import TcpConfig
+from samovar.transports.torch_dist import GlooCollectives, Leader
+
+
+def connected_by_gloo(gathering: Gathering, timeout_s: float) -> GlooCollectives:
+    """The collectives of the hosts' first ranks, of which this is one."""
+    addresses = _host_addresses(gathering)
+    leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
+    _announce(gathering, "gloo", addresses[0])
+    return GlooCollectives.connect(
+        gathering.store,
+        f"{gathering.prefix}/gloo",
+        gathering.host_number,
+        leaders,
+        gathering.identity.interfaces,
+        timeout_s,
+        gathering.deadline,
+    )
+
+
+def connected_by_tcp(
+    gathering: Gathering,
+    local: ShmTransport | None,
+    collective: str,
+    key_file: Path | None,
+    timeout_s: float,
+    closing: ExitStack,
+) -> PlannedCollectives:
+    """Our own plans over windows of all ranks, those of this host in `local`, where there is one."""
+    _require_messages(collective)
+    host_size = _host_size(gathering.hosts)
+    if collective == "two-level" and host_size is None:
+        raise InputError(
+            f"{gathering.who}: two-level needs equally many ranks in a row on each host, and they run on "
+            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
+        )
+    tcp = _tcp_transport(gathering, key_file, local is not None, timeout_s)
+    closing.callback(tcp.close)
+    transport = tcp if local is None else HostsTransport(local, tcp, gathering.host.ranks)
+    world_size = gathering.identity.world_size
+    return PlannedCollectives(transport, _choice(collective, host_size, world_size), host_size)
+
+
+def _tcp_transport(gathering: Gathering, key_file: Path | None, is_shared: bool, timeout_s: float) -> TcpTransport:
+    """Every rank listens at the address of its host, and nowhere else."""
+    identity = gathering.identity
+    key = _key(gathering, key_file)
+    addresses = _host_addresses(gathering)
+    _announce(gathering, "tcp, encrypted", addresses[0])
+    listening = listen(addresses[gathering.host_number])
+    group = Group(identity.rank, identity.world_size)
+    reached = meet(gathering.meeting, group, listening_address(listening), gathering.deadline)
+    job = gathering.tell_and_hear("job", secrets.token_hex(16) if identity.rank == 0 else None, [0])[0]
+    hosts = {rank: host.name for host in gathering.hosts for rank in host.ranks}
+    names = [f"rank {rank} on {hosts[rank]}" for rank in range(identity.world_size)]
+    config = TcpConfig(job, timeout_s)
+    return TcpTransport(group, config, key, listening, reached, names=names, needs_memory=is_shared)
+
+
+def _key(gathering: Gathering, key_file: Path | None) -> Key:
+    """The job's: of the file, or on a single host one that rank 0 makes, and that only this user's ranks are given."""
+    if key_file is not None:
+        return read_key(key_file)
+    if not gathering.is_one_host:
+        raise InputError(
+            f"{gathering.who}: tcp between hosts needs a key that all of them have: name its file by SAMOVAR_KEY_FILE "
+            "or `samovar run --key-file`; rank 0 makes one where there is none, for you to copy to the other hosts"
+        )
+    ranks = range(gathering.identity.world_size)
+    descriptor = gathering.shared_descriptor("key", ranks, make_key_in_memory)
+    try:
+        return read_key(key_path(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _require_messages(collective: str) -> None:
+    if collective == "direct":
+        raise InputError("collective: direct adds up in memory that all ranks map; over tcp choose another, or auto")
+
+
+def _host_size(hosts: Sequence[Host]) -> int | None:
+    """How many ranks in a row share a host, where that is the same on all but the last, which may have less."""
+    size = len(hosts[0].ranks)
+    ranks = [rank for host in hosts for rank in host.ranks]
+    is_regular = ranks == sorted(ranks) and all(len(host.ranks) == size for host in hosts[:-1])
+    return size if is_regular and len(hosts[-1].ranks) <= size else None
+
+
+def _choice(collective: str, host_size: int | None, world_size: int) -> Callable[[int], str]:
+    """Where hosts have several ranks each, as little as possible goes between them."""
+    if collective != AUTO:
+        return lambda _num_bytes: collective
+    if host_size is not None and host_size > 1:
+        return lambda _num_bytes: "two-level"
+    return cache(lambda num_bytes: choose_all_reduce(NOMINAL, world_size, num_bytes, False, False, "tcp"))
+
+
+def _host_addresses(gathering: Gathering) -> list[str]:
+    """Where each host is reached; its first rank finds out. Loopback where there is but one, unless one is named."""
+    identity, number = gathering.identity, gathering.host_number
+    numbers = range(len(gathering.hosts))
+    leads = identity.rank == gathering.host.ranks[0]
+    towards = "localhost" if gathering.is_one_host else identity.address
+    first = gathering.tell_and_hear("route", _own_address(identity, towards) if leads else None, numbers)
+    if not leads:
+        return gathering.tell_and_hear("address", None, numbers)
+    # A host whose own name leads to loopback takes the address from which it reaches another host.
+    outside = next((address for address in first if not is_loopback(address)), None)
+    address = _own_address(identity, outside) if is_loopback(first[number]) else first[number]
+    if is_loopback(address) and not gathering.is_one_host:
+        raise InputError(
+            f"{gathering.who}: MASTER_ADDR {identity.address} leads to loopback, but there are "
+            f"{len(gathering.hosts)} hosts; set MASTER_ADDR to an address that all reach"
+        )
+    return gathering.tell_and_hear("address", address, numbers)
+
+
+def _own_address(identity: Identity, towards: str | None) -> str:
+    """That of the interface which the user named, else the one that leads `towards`."""
+    for interface in identity.interfaces:
+        if (address := address_of(interface)) is None:
+            raise InputError(f"GLOO_SOCKET_IFNAME: interface {interface!r} has no IPv4 address here; see `ip address`")
+        return address
+    try:
+        return addresses_towards(towards or "localhost")[0]
+    except OSError as error:
+        raise InputError(f"no route to MASTER_ADDR {towards}: {error}; name an address that all hosts reach") from error
+
+
+def _announce(gathering: Gathering, means: str, address: str) -> None:
+    """Once, by rank 0."""
+    identity = gathering.identity
+    if identity.rank != 0:
+        return
+    names = ", ".join(filter(None, identity.interfaces or (interface_of(address) or "",)))
+    place = f"{address} ({names})" if names else address
+    where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
+    print(f"samovar: {identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)

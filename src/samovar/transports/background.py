@@ -1,0 +1,106 @@
+"""Threads that take one piece of work after the other."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, SamovarError
+
+_CLOSING_S = 1.0
+_thread = threading.local()
+
+
+class Job:
+    """Work under way; `phase` says in words what it is waiting for."""
+
+    def __init__(self, what: str, work: Callable[["Job"], None]) -> None:
+        self.what = what
+        self.phase = "waits for earlier work"
+        self.ahead: Callable[[], Job | None] = lambda: None  # the one that others wait for
+        self._work = work
+        self._done = threading.Event()
+        self._error: Exception | None = None
+        self._submitted_s = time.monotonic()
+
+    def run(self, earlier: Exception | None) -> Exception | None:
+        """Do it, unless earlier work failed; what went wrong."""
+        try:
+            if earlier is not None:
+                raise earlier
+            self._work(self)
+        except Exception as error:  # for whoever waits
+            self._error = error
+        self._done.set()
+        return self._error
+
+    def wait(self, deadline: Deadline) -> None:
+        """Return when it is done. Raises what it raised, or DeadlineExceeded."""
+        if not self._done.wait(min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+            after_s = time.monotonic() - self._submitted_s
+            raise DeadlineExceeded(f"{self.what}: not done within {after_s:.1f} s: it {self._cause()}; see their logs")
+        if self._error is not None:
+            raise self._error
+
+    def _cause(self) -> str:
+        first = self.ahead()
+        return self.phase if first is None or first is self else f"waits for {first.what}, which {first.phase}"
+
+
+class Background:
+    """Threads, started as they are needed; they take jobs in the order of `submit`. After one failed, all fail.
+
+    Jobs of which each waits for its like on another rank end, however few threads there are, where all ranks submit
+    them in one order. A job must look at `is_closed` every now and then: a thread that still waits in native code when
+    the interpreter ends takes the process down with it.
+    """
+
+    def __init__(self, name: str = "samovar-between-hosts", most_threads: int = 1) -> None:
+        self.is_closed = False
+        self._name = name
+        self._most_threads = most_threads
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._under_way: list[Job] = []  # begun or not, in their order
+        self._failed: Exception | None = None
+
+    def submit(self, job: Job) -> Job:
+        if self.is_closed:
+            raise SamovarError(f"{job.what}: the group was closed before; join again")
+        job.ahead = self._first
+        self._under_way.append(job)
+        if len(self._threads) < min(self._most_threads, len(self._under_way)):
+            self._threads.append(threading.Thread(target=self._serve, name=self._name, daemon=True))
+            self._threads[-1].start()
+        self._jobs.put(job)
+        return job
+
+    def close(self) -> None:
+        """End the threads; those that hang in a job are left behind."""
+        self.is_closed = True
+        closing = Deadline.after(_CLOSING_S)
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(closing.remaining_s())
+
+    def _first(self) -> Job | None:
+        with suppress(IndexError):
+            return self._under_way[0]
+        return None
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _thread.job = job
+            self._failed = job.run(self._failed) or self._failed
+            _thread.job = None
+            self._under_way.remove(job)
+
+
+def note_phase(phase: str) -> None:
+    """Say what the job that runs on this thread waits for; without meaning elsewhere."""
+    job: Job | None = getattr(_thread, "job", None)
+    if job is not None:
+        job.phase = phase

@@ -1,0 +1,95 @@
+"""Windows over several hosts: ranks of one host reach each other in shared memory, all others over TCP."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar import _native
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.transports.base import Array, Notification, Pending
+from samovar.transports.shm import ShmTransport, ShmWindow
+from samovar.transports.tcp import TcpTransport, TcpWindow
+from samovar.transports.tcp_memory import SharedMemory
+
+
+class HostsTransport:
+    """See `samovar.transports.base.Transport`; of `tcp`'s group, the ranks `inside` share this host, and `local`.
+
+    A window's memory and slots lie in the segment of its rank's host. What other hosts' ranks ask for is done there by
+    the threads of `tcp`, so every rank finds what came by either way in one place.
+    """
+
+    def __init__(self, local: ShmTransport, tcp: TcpTransport, inside: Sequence[int]) -> None:
+        assert inside[local.group.rank] == tcp.group.rank, (inside, local.group, tcp.group)
+        self._local = local
+        self._tcp = tcp
+        self.places = {rank: place for place, rank in enumerate(inside)}
+
+    @property
+    def group(self) -> Group:
+        return self._tcp.group
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._local.bytes_sent + self._tcp.bytes_sent
+
+    @property
+    def bytes_between(self) -> int:
+        """What this rank sent to other hosts."""
+        return self._tcp.bytes_sent
+
+    def count_sent(self, num_bytes: int) -> None:
+        self._local.count_sent(num_bytes)
+
+    def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
+        _native.reduce(destination, sources)
+
+    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
+        """See `TcpTransport.spawn`."""
+        return self._tcp.spawn(what, work)
+
+    def open_window(self, name: str, num_bytes: int, num_slots: int) -> "HostsWindow":
+        """Cost and errors: those of `ShmTransport.open_window`."""
+        shared = self._local.open_window(name, num_bytes, num_slots)
+        memory = SharedMemory(shared.native, self._local.group.rank, num_slots)
+        return HostsWindow(self.places, shared, self._tcp.open_window(name, num_bytes, num_slots, memory))
+
+
+class HostsWindow:
+    """See `samovar.transports.base.Window`."""
+
+    def __init__(self, places: dict[int, int], shared: ShmWindow, remote: TcpWindow) -> None:
+        self.local: npt.NDArray[np.uint8] = shared.local
+        # Both wait for what came by either way; this one also hears of a rank that went.
+        self.wait = remote.wait
+        self.wait_any = remote.wait_any
+        self._places = places
+        self._shared = shared
+        self._remote = remote
+
+    def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
+        window, number = self._way(peer)
+        window.put(number, offset, source, notification)
+
+    def get(self, peer: int, offset: int, destination: Array) -> None:
+        window, number = self._way(peer)
+        window.get(number, offset, destination)
+
+    def fetch_add(self, peer: int, offset: int, value: int) -> int:
+        window, number = self._way(peer)
+        return window.fetch_add(number, offset, value)
+
+    def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
+        window, number = self._way(peer)
+        return window.compare_swap(number, offset, expected, desired)
+
+    def notify(self, peer: int, notification: Notification) -> None:
+        window, number = self._way(peer)
+        window.notify(number, notification)
+
+    def _way(self, peer: int) -> tuple[ShmWindow | TcpWindow, int]:
+        """The window that leads to the peer, and the peer's number there."""
+        place = self._places.get(peer)
+        return (self._remote, peer) if place is None else (self._shared, place)

@@ -1,0 +1,128 @@
+"""What peers ask of a rank's windows over TCP, and who does it."""
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import SamovarError
+from samovar.core.group import Group
+from samovar.transports.secure import PIECE_BYTES, Channel, ConnectionLost
+from samovar.transports.tcp_memory import WindowMemory, WindowTable
+from samovar.transports.tcp_wire import NO_SLOT, Hello, Request, Verb, speaker
+
+FOR_EVER = Deadline(math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpConfig:
+    """`job` tells runs with one key apart; every request to a peer ends after `timeout_s`."""
+
+    job: str
+    timeout_s: float = 60.0
+
+
+class Service:
+    """Does what peers ask of this rank's windows, a thread for each; `lost` says who went, and why."""
+
+    def __init__(self, group: Group, names: Sequence[str], config: TcpConfig, windows: WindowTable) -> None:
+        self.lost: dict[int, str] = {}
+        self._group = group
+        self._names = names
+        self._config = config
+        self._windows = windows
+        self._lock = threading.Lock()
+        self._channels: dict[Channel, threading.Thread] = {}
+        self._present: set[int] = set()
+
+    def accept(self, channel: Channel) -> None:
+        thread = threading.Thread(target=self._serve, args=(channel,), name="samovar-peer", daemon=True)
+        with self._lock:
+            if len(self._channels) >= 2 * self._group.world_size:
+                channel.close()
+                return
+            self._channels[channel] = thread
+        thread.start()
+
+    def linger(self, deadline: Deadline) -> None:
+        """Return when all peers have gone, or the deadline passes."""
+        for thread in self._served().values():
+            thread.join(deadline.remaining_s())
+
+    def close(self) -> None:
+        for channel, thread in self._served().items():
+            channel.end()
+            thread.join()
+
+    def _served(self) -> dict[Channel, threading.Thread]:
+        with self._lock:
+            return dict(self._channels)
+
+    def _serve(self, channel: Channel) -> None:
+        peer = None
+        try:
+            peer = self._greeted(channel)
+            while True:
+                self._do(channel, Request.unpack(channel.receive(FOR_EVER)))
+        except SamovarError as error:
+            if peer is not None:
+                self.lost[peer] = (
+                    str(error) if isinstance(error, ConnectionLost) else f"it asked wrongly: {error}; see its log"
+                )
+                self._windows.wake()
+        finally:
+            channel.close()
+            with self._lock:
+                del self._channels[channel]
+
+    def _greeted(self, channel: Channel) -> int:
+        """The rank at the other end. Raises SamovarError where it is none that belongs here."""
+        header = channel.receive(Deadline.after(self._config.timeout_s))
+        peer, group = speaker(header), self._group
+        if not Hello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
+            raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
+        with self._lock:
+            if peer >= group.world_size or peer == group.rank or peer in self._present:
+                raise SamovarError(f"rank {group.rank}: {channel.peer} says that it is rank {peer}, which is taken")
+            self._present.add(peer)
+        channel.peer = self._names[peer]
+        return peer
+
+    def _do(self, channel: Channel, request: Request) -> None:
+        if request.verb is Verb.OPEN:
+            self._windows.open_by_peer(request.window, request.size, request.slot)
+            return
+        window = self._windows.window(request.window)
+        if request.slot != NO_SLOT:
+            window.check_slot(request.slot)
+        match request.verb:
+            case Verb.PUT:
+                channel.receive_body(window.region(request.offset, request.size), self._deadline())
+            case Verb.ADD:
+                self._add(channel, window, request)
+            case Verb.GET:
+                channel.send_body(window.region(request.offset, request.size), self._deadline())
+            case Verb.FETCH_ADD:
+                self._answer(channel, window.fetch_add(request.offset, request.value))
+            case Verb.COMPARE_SWAP:
+                self._answer(channel, window.compare_swap(request.offset, request.expected, request.value))
+        if request.slot != NO_SLOT:
+            window.set_slot(request.slot, request.value)
+
+    def _add(self, channel: Channel, window: WindowMemory, request: Request) -> None:
+        """Piece by piece, so that it takes little memory; each is added as a whole."""
+        window.region(request.offset, request.size)
+        piece = np.empty(PIECE_BYTES, np.uint8)
+        for start in range(0, request.size, PIECE_BYTES):
+            part = piece[: min(PIECE_BYTES, request.size - start)]
+            channel.receive_body(part, self._deadline())
+            window.add(request.offset + start, part.view(request.dtype))
+
+    def _answer(self, channel: Channel, word: int) -> None:
+        channel.send_body(np.array([word], np.uint64), self._deadline())
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._config.timeout_s)

@@ -1,0 +1,119 @@
+"""Hosts of several ranks over TCP: shared memory inside each, the bits and the costs of one memory for all."""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import pytest
+
+from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.two_level import two_level
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, RankFailed
+from samovar.core.group import Group
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.base import Notification, Region
+from samovar.transports.hosts import HostsTransport
+from samovar.transports.shm import ShmTransport, create_segment
+from samovar.transports.tcp import TcpTransport
+from tests.conformance.tcp_threads import Result, on_tcp
+from tests.unit.strategies import center_harness, harness, test_center, test_definitions
+
+HOSTS = ((0, 1), (2, 3))
+WORLD_SIZE = 4
+CONFIGS = {
+    "sync": StrategyConfig("sync", "tree", 64, overlap="backward"),
+    "sync with owners": test_definitions.CONFIGS["sync with owners"],
+    "diloco": test_definitions.CONFIGS["diloco"],
+    "sync-easgd period": test_definitions.CONFIGS["sync-easgd period"],
+}
+
+
+def on_hosts(work: Callable[[HostsTransport], Result]) -> list[Result]:
+    """What `work` returns on each rank, in their order; a thread each, two on each of two "hosts"."""
+    with ExitStack() as closing:
+        segments = [create_segment(len(host)) for host in HOSTS]
+        for segment in segments:
+            closing.callback(os.close, segment)
+
+        def begin(tcp: TcpTransport) -> Result:
+            number = next(n for n, host in enumerate(HOSTS) if tcp.group.rank in host)
+            place = Group(HOSTS[number].index(tcp.group.rank), len(HOSTS[number]))
+            local = ShmTransport(segments[number], place, oversubscribed=True)
+            return work(HostsTransport(local, tcp, HOSTS[number]))
+
+        return on_tcp(WORLD_SIZE, begin, needs_memory=True)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_strategies_in_step_give_the_bits_of_shared_memory(name: str) -> None:
+    job = harness.Job(CONFIGS[name], test_definitions.gradient, 7, np.ones(harness.NUM_ELEMENTS, np.float32))
+    assert harness.same(on_hosts(partial(harness.train, job)), harness.on_shm(job, WORLD_SIZE))
+
+
+@pytest.mark.parametrize("name", ["round-robin-easgd", "hybrid-easgd"])
+def test_strategies_at_a_center_are_their_definitions(name: str) -> None:
+    work = center_harness.Work(test_center.CONFIGS[name], test_definitions.gradient, test_center.NUM_STEPS)
+    workers = on_hosts(lambda one: center_harness.work(work, one, lambda _seconds: None, harness.in_time))
+    test_center.assert_is_reference(workers, work.config, center_harness.in_order(workers))
+
+
+def test_two_levels_send_between_hosts_what_one_rank_of_each_must() -> None:
+    num_elements = 10_000
+
+    def add_up(transport: HostsTransport) -> tuple[float, int]:
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "two-level", host_size=len(HOSTS[0]))
+        data = Region.of(transport.open_window("data", 4 * num_elements, 0), 0, num_elements, np.float32)
+        data.array[:] = transport.group.rank + 1
+        collectives.all_reduce("sum", data).run(harness.in_time())
+        assert (data.array == data.array[0]).all()
+        return float(data.array[0]), transport.bytes_between
+
+    assert on_hosts(add_up) == [(10.0, 4 * num_elements), (10.0, 0)] * 2
+    assert two_level(len(HOSTS[0]))(1, WORLD_SIZE).num_slots > 0
+
+
+def test_verbs_reach_ranks_of_this_host_and_of_others() -> None:
+    def play(transport: HostsTransport) -> list[int]:
+        rank = transport.group.rank
+        window = transport.open_window("words", 8 * WORLD_SIZE, WORLD_SIZE)
+        window.put(0, 8 * rank, np.array([rank + 1], np.uint64), Notification(rank, 1))
+        if rank == 0:
+            for peer in range(WORLD_SIZE):
+                window.wait(peer, 1, peer, harness.in_time())
+            for peer in range(1, WORLD_SIZE):
+                window.notify(peer, Notification(0, 2))
+        else:
+            assert window.wait_any(range(WORLD_SIZE), harness.in_time()) == (0, 2)
+        old = window.fetch_add(0, 0, 2**64 - 1 if rank % 2 else 1)
+        assert window.compare_swap(0, 24, 0, 7) == WORLD_SIZE
+        assert -1 <= old - 1 - 2**64 * (old > 2**63) <= 2
+        found = np.zeros(WORLD_SIZE, np.uint64)
+        window.get(0, 0, found)
+        return found[1:].tolist()
+
+    assert on_hosts(play) == [[2, 3, 4]] * WORLD_SIZE
+
+
+def test_a_rank_of_another_host_that_goes_is_named_and_what_came_before_counts() -> None:
+    def play(transport: HostsTransport) -> None:
+        rank = transport.group.rank
+        window = transport.open_window("data", 64, 2)
+        if rank == 3:
+            window.notify(0, Notification(0, 1))
+            window.wait(1, 1, 0, harness.in_time())
+            transport._tcp.close()
+        elif rank == 0:
+            window.wait(0, 1, 3, harness.in_time())
+            window.notify(3, Notification(1, 1))
+            with pytest.raises(
+                RankFailed, match="rank 0: rank 3 did not notify slot 0 of window 'data': rank 3 is gone"
+            ):
+                window.wait(0, 2, 3, harness.in_time())
+            assert window.wait(0, 1, 3, harness.in_time()) == 1
+            with pytest.raises(DeadlineExceeded, match="rank 0: rank 1 did not notify slot 1 of window 'data' within"):
+                window.wait(1, 1, 1, Deadline.after(0.15))
+
+    on_hosts(play)
