@@ -18,10 +18,10 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import STRATEGIES, StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
 
-EVERY = ("sync", "local-sgd", "diloco", "sync-easgd")
+ADDING_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")  # their workers' optimizers have no momentum
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def team() -> Iterator[Team]:
     os.close(segment)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
 
 def data(steps: int) -> Iterator[torch.Tensor]:
@@ -64,10 +64,10 @@ def test_one_process_trains_as_plain_torch(team: Team, strategy: str) -> None:
     assert (replica.rank, replica.world_size, replica.is_first, replica.step_count) == (0, 1, True, 10)
 
 
-@pytest.mark.parametrize("strategy", EVERY)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_state_is_made_of_plain_tensors_and_numbers(team: Team, strategy: str, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    optimizer = sgd(model)
+    optimizer = sgd(model, 0.0 if strategy in ADDING_STEPS else 0.9)
     replica = replica_of(team, model, optimizer, strategy)
     for x in data(3):
         replica.backward(model(x).square().mean())
@@ -154,10 +154,50 @@ def test_settings_that_nobody_knows_are_refused() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(InputError, match="got sync_periods=3; one is unknown"):
         samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)
-    with pytest.raises(InputError, match="shm-easgd lets workers step at different speeds"):
-        samovar.replicate(model, sgd(model), "shm-easgd")
     with pytest.raises(InputError, match="timeout_s is -1"):
         samovar.replicate(model, sgd(model), timeout_s=-1)
+
+
+@pytest.mark.parametrize("strategy", ADDING_STEPS)
+def test_a_center_that_adds_up_steps_wants_an_optimizer_without_momentum(team: Team, strategy: str) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=f"{strategy}: the optimizer has momentum 0.9.*make it with momentum=0"):
+        replica_of(team, model, sgd(model), strategy)
+    adam = replica_of(team, model, torch.optim.Adam(model.parameters()), strategy)
+    assert "Adam averages gradients over steps" in adam.notices[0]
+
+
+def test_momentum_stays_with_the_worker_in_measgd_and_goes_to_the_center_in_msgd(team: Team) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="async-measgd: the solver has no momentum"):
+        replica_of(team, model, sgd(model, 0.0), "async-measgd")
+    with_momentum = replica_of(team, model, sgd(model), "async-measgd")
+    assert with_momentum.config.moving_rate == 0.5
+    other = nn.Linear(3, 2)
+    assert replica_of(team, other, sgd(other, 0.0), "async-msgd").config.center_momentum == 0.9
+
+
+def test_a_state_with_another_momentum_is_refused(team: Team) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    state = replica_of(team, model, sgd(model), "sync").state_dict()
+    with pytest.raises(InputError, match=r"async-sgd: the optimizer has momentum 0\.9"):
+        replica_of(team, other, sgd(other, 0.0), "async-sgd").load_state_dict(state)
+
+
+def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    for settings, words in (
+        ({"join": True}, "join=True belongs to a box"),
+        ({"buffer": "lenet"}, "buffer='lenet' belongs to a box"),
+        ({"box": "b o x"}, "b o x"),
+        ({"box": "host:4711"}, "wants its key"),
+        ({"box": "mine", "key_file": tmp_path / "key"}, "box 'mine' is one of this host"),
+    ):
+        with pytest.raises(InputError, match=words):
+            samovar.replicate(model, sgd(model), "shm-easgd", **settings)  # type: ignore[arg-type]
+    for strategy in ("sync", "round-robin-easgd"):
+        with pytest.raises(InputError, match=f"{strategy} has no center for a box"):
+            samovar.replicate(model, sgd(model), strategy, box="mine")
 
 
 def test_importing_samovar_does_not_import_torch() -> None:

@@ -14,6 +14,7 @@ from samovar.api.team import Seat
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
 from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
@@ -23,6 +24,7 @@ from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.weights import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.trial import Witness
 
@@ -48,9 +50,15 @@ class Exchange(Protocol):
         """Wait for all ranks, then have the weights that count in the model until the context ends."""
         ...
 
+    def finish(self, step: int, /) -> None:
+        """Training is over after `step` steps: what `evaluated` shows from now on is final."""
+        ...
+
     def center(self) -> dict[str, torch.Tensor] | None: ...
     def state_dict(self) -> State: ...
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
+        """The next step is `step`."""
+        ...
 
 
 class NoExchange:
@@ -71,13 +79,16 @@ class NoExchange:
     def evaluated(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def finish(self, _step: int) -> None:
+        """The others are there when they evaluate."""
+
     def center(self) -> dict[str, torch.Tensor] | None:
         return None
 
     def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+    def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         """Nothing to take back."""
 
 
@@ -139,7 +150,7 @@ class GradientExchange(NoExchange):
     def state_dict(self) -> State:
         return self._strategy.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+    def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._strategy.load_state_dict(state)
 
     def _complete(self, num_active: int) -> None:
@@ -183,17 +194,26 @@ class WeightExchange:
     Memory: 1N floats for the weights, and the strategy's own.
     """
 
-    def __init__(self, parameters: Parameters, collectives: Collectives, config: StrategyConfig, seat: Seat) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        collectives: Collectives,
+        config: StrategyConfig,
+        seat: Seat,
+        deadline: Callable[[], Deadline] | None = None,
+        center: CenterSeat | None = None,
+    ) -> None:
         layout = layout_of(parameters)
         buckets = layout.buckets()
         region = float32_region(collectives, "weights", layout.num_elements)
-        self._region = region
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         self._seat = seat
-        self._strategy = build_strategy(config, collectives, buckets, Buffers(region, region.part(0, 0)), seat.deadline)
+        buffers = Buffers(region, region.part(0, 0))
+        self._strategy = build_strategy(config, collectives, buckets, buffers, deadline or seat.deadline, center)
         self._buckets = buckets
         self._announced = -1
-        self._strategy.begin_step(0)
+        if center is None:
+            self._strategy.begin_step(0)
 
     def backward(self, loss: torch.Tensor, step: int, _more: bool) -> None:
         self._announce(step)
@@ -238,6 +258,9 @@ class WeightExchange:
         center = self._strategy.center()
         return nullcontext() if center is None else self._weights.replaced(center.copy())
 
+    def finish(self, _step: int) -> None:
+        """The others are there when they evaluate."""
+
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._strategy.center()
         return None if center is None else self._weights.named(center)
@@ -245,7 +268,7 @@ class WeightExchange:
     def state_dict(self) -> State:
         return self._strategy.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+    def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
         self._strategy.load_state_dict(state)

@@ -4,7 +4,7 @@ import atexit
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +22,8 @@ from samovar.transports.shm import create_segment
 from samovar.transports.torch_dist import JobStore, open_store
 
 _LOOPBACK = "127.0.0.1"
+# Those under which ranks of one host, if there is no other, meet as if each had a host of its own.
+_BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
 
 
@@ -31,17 +33,18 @@ class Hello:
 
     world_size: int
     collective: str
+    transport: str
     host: str
     name: str
     cores: tuple[int, ...]
 
     @classmethod
-    def own(cls, identity: Identity, collective: str) -> "Hello":
+    def own(cls, identity: Identity, collective: str, transport: str) -> "Hello":
         # Abstract sockets, over which a segment is handed on, belong to a network namespace.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/net").stat().st_ino
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        return cls(identity.world_size, collective, f"{boot}/{namespace}", socket.gethostname(), cores)
+        return cls(identity.world_size, collective, transport, f"{boot}/{namespace}", socket.gethostname(), cores)
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -62,7 +65,9 @@ class Gathering:
     Raises InputError where they do not fit together, DeadlineExceeded where some do not come, naming them.
     """
 
-    def __init__(self, identity: Identity, collective: str, timeout_s: float, deadline: Deadline) -> None:
+    def __init__(
+        self, identity: Identity, collective: str, transport: str, timeout_s: float, deadline: Deadline
+    ) -> None:
         self.identity = identity
         self.deadline = deadline
         self._timeout_s = timeout_s
@@ -73,9 +78,12 @@ class Gathering:
             if identity not in stores:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
             self.store = stores[identity]
-            self._meeting = self.store.meeting(self.prefix, self.who)
-            self.hellos = self._greet(Hello.own(identity, collective))
+            self.meeting = self.store.meeting(self.prefix, self.who)
+            self.hellos = self._greet(Hello.own(identity, collective, transport))
         self.hosts = hosts_of(self.hellos)
+        self.is_one_host = len(self.hosts) == 1
+        if self.is_one_host and transport in _BETWEEN_HOSTS:
+            self.hosts = tuple(Host(hello.name, (rank,)) for rank, hello in enumerate(self.hellos))
         self.host_number = next(n for n, host in enumerate(self.hosts) if identity.rank in host.ranks)
 
     @property
@@ -84,16 +92,21 @@ class Gathering:
 
     def segment(self) -> int:
         """The descriptor of this host's shared memory, which its first rank makes for all."""
-        first, *others = self.host.ranks
+        ranks = self.host.ranks
+        return self.shared_descriptor("segment", ranks, lambda: create_segment(len(ranks)))
+
+    def shared_descriptor(self, kind: str, ranks: Sequence[int], make: Callable[[], int]) -> int:
+        """What the first of these ranks of one real host makes, and hands to the others, as a descriptor of each."""
+        first, *others = ranks
         if self.identity.rank != first:
-            address = self.tell_and_hear("segment", None, [self.host_number], [first])[0]
+            address = self.tell_and_hear(kind, None, [first], [first])[0]
             descriptor, _ = join_segment(address, self.deadline)
-            self._meeting.tell(f"joined/{self.identity.rank}", "", self.deadline)
+            self.meeting.tell(f"took {kind}/{self.identity.rank}", "", self.deadline)
             return descriptor
-        descriptor = create_segment(len(self.host.ranks))
-        with SegmentOffer(descriptor, len(self.host.ranks)) as offer:
-            self._meeting.tell(f"segment/{self.host_number}", offer.address, self.deadline)
-            self.tell_and_hear("joined", None, others, others)
+        descriptor = make()
+        with SegmentOffer(descriptor, len(ranks)) as offer:
+            self.meeting.tell(f"{kind}/{first}", offer.address, self.deadline)
+            self.tell_and_hear(f"took {kind}", None, others, others)
         return descriptor
 
     def tell_and_hear(
@@ -106,31 +119,31 @@ class Gathering:
         numbers = list(numbers)
         tellers = ranks if ranks is not None else [self.hosts[number].ranks[0] for number in numbers]
         if own is not None:
-            self._meeting.tell(f"{kind}/{self.host_number}", own, self.deadline)
+            self.meeting.tell(f"{kind}/{self.host_number}", own, self.deadline)
         self._await(kind, dict(zip(numbers, tellers, strict=True)))
-        return [self._meeting.value(f"{kind}/{number}", self.deadline) for number in numbers]
+        return [self.meeting.value(f"{kind}/{number}", self.deadline) for number in numbers]
 
     def close(self) -> None:
         """Say that this rank is ready; whoever serves the store stays until all are."""
-        self._meeting.tell(f"ready/{self.identity.rank}", "", self.deadline)
+        self.meeting.tell(f"ready/{self.identity.rank}", "", self.deadline)
         if self.identity.rank == 0 and not self.identity.agent_store:
             self._await("ready", {rank: rank for rank in range(self.identity.world_size)})
 
     def _greet(self, own: Hello) -> list[Hello]:
         """What every rank tells, in rank order."""
-        if not self._meeting.claim(f"claim/{self.identity.rank}", self.deadline):
+        if not self.meeting.claim(f"claim/{self.identity.rank}", self.deadline):
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
-        self._meeting.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
+        self.meeting.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
         self._await("rank", {rank: rank for rank in range(own.world_size)})
-        texts = [self._meeting.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
+        texts = [self.meeting.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
         hellos = [Hello.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)]
-        for what in ("world_size", "collective"):
+        for what in ("world_size", "collective", "transport"):
             self._require_equal(what, [getattr(hello, what) for hello in hellos])
         return hellos
 
     def _await(self, kind: str, ranks: dict[int, int]) -> None:
         """Wait until all of the numbers in `ranks` were told; else name the ranks behind those that were not."""
-        missing = self._meeting.missing([f"{kind}/{number}" for number in ranks], self.deadline)
+        missing = self.meeting.missing([f"{kind}/{number}" for number in ranks], self.deadline)
         if not missing:
             return
         absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]

@@ -9,15 +9,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from samovar.api.agreement import require_agreement
+from samovar.api.buffer_mean import ShownBuffers, SummedBuffers
+from samovar.api.center import BoxChoice, SharedCenter
+from samovar.api.center_exchange import CenterExchange, HybridExchange
+from samovar.api.crews import crew_of, steps_freely
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
+from samovar.api.optimizer_momentum import with_momentum
 from samovar.api.roll_call import Call, Event
 from samovar.api.shard import Shard
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.team import Team
-from samovar.collectives.engine import float32_region
 from samovar.core.errors import InputError, SamovarError
-from samovar.frontends.torch.buffers import BufferMean, mean_buffers
-from samovar.frontends.torch.parameters import claim, require_dense_gradients, trained_parameters
+from samovar.frontends.torch.parameters import claim, layout_of, require_dense_gradients, trained_parameters
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 
@@ -25,28 +28,43 @@ from samovar.strategies.defaults import resolved
 class Replica:
     """What `samovar.replicate` returns. All ranks make the same calls in the same order, except where told.
 
-    `config` is the strategy with every setting given.
+    `config` is the strategy with every setting given, for `num_workers`: all ranks, and who else shares a box with
+    them at the start. `notices` are sentences for the user.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, team: Team, config: StrategyConfig, timeout_s: float
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        team: Team,
+        config: StrategyConfig,
+        timeout_s: float,
+        box: BoxChoice | None = None,
     ) -> None:
         parameters = trained_parameters(model, optimizer)
+        config, self.notices = with_momentum(config, optimizer, team.group.world_size)
+        self.num_workers = team.group.world_size
         self.config = resolved(config, team.group.world_size)
-        if not self.config.exchanges_weights:
+        if not self.config.exchanges_weights or self.config.name == "hybrid-easgd":
             require_dense_gradients(model)
         self._model, self._optimizer, self._team = model, optimizer, team
-        self._seat = team.seat(self, timeout_s)
+        self._crew = crew_of(team, self.config)
+        self._seat = self._crew.seat(self, timeout_s)
         claim(parameters)
         require_agreement(team, self._seat, model, parameters, self.config)
         team.broadcast.run([*model.parameters(), *model.buffers()], self._seat.deadline)
-        self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
-        self._buffers = _SharedBuffers(model, team, self._seat.deadline)
+        if config.needs_center:
+            self._exchange: Exchange = self._with_center(parameters, config, box)
+        else:
+            self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
+        self._is_free = steps_freely(config)
+        self._buffers = ShownBuffers(model, team) if self._is_free else SummedBuffers(model, team, self._seat.deadline)
         self._num_updated = _num_parameters(optimizer)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._shards: list[Shard] = []
         self._loaded_epochs: list[int] = []
         self._is_evaluating = False
+        self._is_finished = False
         self._step = 0
 
     @property
@@ -95,6 +113,7 @@ class Replica:
             )
         self._exchange.step(self._step, apply or self._optimizer.step)
         self._step += 1
+        self._buffers.stepped()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """The loader's data divided among ranks; see `samovar.api.shard.Shard`.
@@ -107,7 +126,7 @@ class Replica:
                 return shard
         number = len(self._shards)
         epoch = self._loaded_epochs[number] if number < len(self._loaded_epochs) else 0
-        shard = Shard(loader, self._team, self._seat, seed, epoch)
+        shard = Shard(loader, self._team.group, self._crew, self._seat, seed, epoch)
         self._shards.append(shard)
         return shard
 
@@ -117,17 +136,38 @@ class Replica:
 
         Where there is no center, those are the model's own, equal on all ranks. Buffers of floating types are the mean
         over ranks. Afterwards the model is as before. Waits at its beginning for all ranks, which must all come; what
-        runs inside may differ. model.eval() remains the caller's.
+        runs inside may differ. Where ranks step at their own speed any of them may, and none waits: the center is then
+        that of the moment. model.eval() remains the caller's.
         """
+        if self._is_finished:
+            yield
+            return
         self._require_training("evaluating()")
-        self._seat.announce(Event.EVALUATING, self._step)
-        self._seat.num_active(Event.EVALUATING, self._step)
+        if not self._is_free:
+            self._seat.announce(Event.EVALUATING, self._step)
+            self._seat.num_active(Event.EVALUATING, self._step)
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
             stack.enter_context(self._buffers.mean())
             self._is_evaluating = True
             stack.callback(setattr, self, "_is_evaluating", False)
             yield
+
+    def finish(self) -> None:
+        """The end of training: what `evaluating` shows stays in the model, the same on all ranks.
+
+        Waits for all ranks, which must all call it; those that died are not waited for where ranks step at their own
+        speed. Raises DeadlineExceeded where a wait is too long, or none of those that lag behind makes a step.
+        """
+        self._require_training("finish()")
+        self._exchange.finish(self._step)
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        with torch.no_grad():
+            with self.evaluating():
+                final = [tensor.detach().clone() for tensor in tensors]
+            for tensor, value in zip(tensors, final, strict=True):
+                tensor.copy_(value)
+        self._is_finished = True
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on with the same bits: numbers, strings and tensors, copied. Never waits for data.
@@ -157,10 +197,11 @@ class Replica:
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
+        with_momentum(self.config, self._optimizer, self.world_size)
         if not is_own:
             self._take_common_weights(state["center"])
-        self._exchange.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {})
         self._step = int(state["step"])
+        self._exchange.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {}, self._step)
         self._loaded_epochs = list(state["epochs"])
         for shard, epoch in zip(self._shards, self._loaded_epochs, strict=False):
             shard.epoch = epoch
@@ -180,6 +221,17 @@ class Replica:
     def __repr__(self) -> str:
         return f"Replica({self.config.name}, rank {self.rank} of {self.world_size}, step {self._step})"
 
+    def _with_center(
+        self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None
+    ) -> Exchange:
+        """Where workers share a center; the number of them in all gives the settings that were not given."""
+        shared = SharedCenter(self._team, self.config, layout_of(parameters), box, self._seat.deadline)
+        self.num_workers = shared.num_pushers * (self.config.group_size or 1)
+        self.config = resolved(config, self.num_workers)
+        if config.name == "hybrid-easgd":
+            return HybridExchange(parameters, self._optimizer, self._crew, config, self._seat, shared)
+        return CenterExchange(parameters, self._crew, config, self._seat, shared)
+
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())
         with torch.no_grad():
@@ -188,6 +240,8 @@ class Replica:
         self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._seat.deadline)
 
     def _require_training(self, what: str) -> None:
+        if self._is_finished:
+            raise SamovarError(f"{what}: training is over since finish(); make another model and replica to train on")
         if self._is_evaluating:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that ends")
 
@@ -197,33 +251,6 @@ class Replica:
                 "the optimizer updates other parameters than at replicate() (one was added or unfrozen), which would "
                 "not be exchanged; let all that will ever train want a gradient before replicate()"
             )
-
-
-class _SharedBuffers:
-    """The mean over ranks of a model's floating buffers."""
-
-    def __init__(self, model: nn.Module, team: Team, deadline: Callable[[], Any]) -> None:
-        num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
-        self._is_needed = num_elements > 0 and team.group.world_size > 1
-        if self._is_needed:
-            region = float32_region(team.collectives, "buffers", num_elements)
-            self._mean = BufferMean(model, region)
-            self._runner = team.collectives.all_reduce("buffers", region)
-        self._deadline = deadline
-        self._scale = 1.0 / team.group.world_size
-
-    def sum(self) -> None:
-        if self._is_needed:
-            self._mean.gather()
-            self._runner.run(self._deadline())
-
-    @contextmanager
-    def mean(self) -> Iterator[None]:
-        self.sum()
-        with ExitStack() as stack:
-            if self._is_needed:
-                stack.enter_context(self._mean.replaced(self._scale))
-            yield
 
 
 def _exchange(

@@ -3,11 +3,14 @@
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from samovar.api.center import BoxChoice, box_choice
+from samovar.api.crews import steps_freely
 from samovar.api.join import Joined, join_group
 from samovar.api.replica import Replica
 from samovar.api.team import Team
@@ -17,6 +20,10 @@ from samovar.strategies import defaults
 from samovar.strategies.config import AUTO, StrategyConfig, parse_bucket
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
+_KNOWN = (
+    "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress, center_momentum, "
+    "max_staleness_steps, group_size, read_first"
+)
 
 
 class _Process:
@@ -25,18 +32,22 @@ class _Process:
     def __init__(self) -> None:
         self._joined: Joined | None = None
         self._team: Team | None = None
-        self._collective = AUTO
+        self._chosen: dict[str, str] = {}
 
-    def team(self, collective: str, timeout_s: float) -> tuple[Joined, Team]:
+    def team(
+        self, collective: str, transport: str, key_file: str | Path | None, timeout_s: float
+    ) -> tuple[Joined, Team]:
+        chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
-            self._joined = join_group(timeout_s, collective)
+            self._joined = join_group(timeout_s, collective, None, transport, Path(key_file) if key_file else None)
             self._team = Team(self._joined.collectives, timeout_s)
-            self._collective = collective
-        elif collective not in (AUTO, self._collective):
-            raise InputError(
-                f"replicate: collective {collective!r}, but this process joined with {self._collective!r}: give it in "
-                "the first call"
-            )
+            self._chosen = chosen
+        for what, value in chosen.items():
+            if value not in (AUTO, self._chosen[what]):
+                raise InputError(
+                    f"replicate: {what} {value!r}, but this process joined with {self._chosen[what]!r}: give it in "
+                    "the first call"
+                )
         return self._joined, self._team
 
 
@@ -50,17 +61,24 @@ def replicate(
     *,
     bucket_size: int | str | None = None,
     collective: str = AUTO,
+    transport: str = AUTO,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    box: str | None = None,
+    buffer: str | None = None,
+    key_file: str | Path | None = None,
+    join: bool = False,
     **settings: Any,
 ) -> Replica:
     """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
 
-    Rank 0's weights and buffers become everybody's. `strategy` is one of `sync`, `local-sgd`, `diloco`, `sync-easgd`;
-    `settings` are its own: `sync_period_steps`, `moving_rate`, `overlap`, `variant`, `outer_rate`, `outer_momentum`,
-    `compress` (gradients as "bf16", "int8", "top-k" or "1-bit", where the first steps show that it helps;
-    `always_compresses=True` from the first step on).
+    Rank 0's weights and buffers become everybody's. `strategy` is one of `samovar.strategies.config.STRATEGIES`, and
+    `settings` are its own, as docs/torch.md lists them. A center lies in memory that the ranks of one host share; or
+    in a box: `box` is a NAME on this host, or "HOST:PORT" with the box's `key_file`. There rank 0 makes the buffer
+    called `buffer` (by default as the model's class); with `join` it is there, and all ranks start from its weights.
     `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on
     one host, 8 MiB between hosts. No wait for other ranks lasts longer than `timeout_s`.
+    `transport` is how ranks reach each other: "shm" on one host, "gloo" between hosts (both "auto"), or "tcp", which
+    encrypts with the key in `key_file`; the first call says it for all.
 
     The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
     Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
@@ -68,13 +86,35 @@ def replicate(
     if not 0 < timeout_s < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
     config = _config(strategy, collective, bucket_size, settings)
-    joined, team = _process.team(collective, timeout_s)
-    if len(joined.hosts) > 1 and strategy == "sync" and bucket_size is None:
-        config = replace(config, bucket_size_bytes=_BETWEEN_HOSTS_BUCKET_BYTES)
-    replica = Replica(model, optimizer, team, config, timeout_s)
+    key_of_box = None if box is None and transport == "tcp" else key_file
+    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
+    joined, team = _process.team(collective, transport, key_file, timeout_s)
+    config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
+    replica = Replica(model, optimizer, team, config, timeout_s, choice)
     if replica.is_first:
         _describe(replica, joined)
     return replica
+
+
+def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
+    """`choice`. Raises InputError where the strategy has nothing to put into a box."""
+    if choice is not None and not steps_freely(config):
+        raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, say")
+    return choice
+
+
+def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_itself: bool) -> StrategyConfig:
+    """What the hosts make of the settings. Raises InputError where they have no place for a center."""
+    if len(joined.hosts) == 1:
+        return config
+    if config.needs_center and not has_box:
+        raise InputError(
+            f"replicate: {config.name}: {len(joined.hosts)} hosts share no memory for a center; serve a box on one of "
+            "them (samovar box serve --listen ADDRESS:PORT --key-file FILE) and give box='HOST:PORT', key_file=FILE"
+        )
+    if config.name == "sync" and cuts_by_itself:
+        return replace(config, bucket_size_bytes=_BETWEEN_HOSTS_BUCKET_BYTES)
+    return config
 
 
 def _config(strategy: str, collective: str, bucket_size: int | str | None, settings: dict[str, Any]) -> StrategyConfig:
@@ -83,23 +123,17 @@ def _config(strategy: str, collective: str, bucket_size: int | str | None, setti
         config = StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        known = "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress"
-        raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {known}") from error
+        raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {_KNOWN}") from error
     if config.has_owners:
         raise InputError(
             "replicate: overlap='full' updates each bucket on one rank, as soon as it is summed; a torch optimizer "
             "updates all at once; choose overlap='backward'"
         )
-    if config.needs_center:
-        raise InputError(
-            f"replicate: {config.name} lets workers step at different speeds, which `samovar train --strategy "
-            f"{config.name}` does; in a loop of your own choose sync, local-sgd, sync-easgd or diloco"
-        )
     return config
 
 
 def _describe(replica: Replica, joined: Joined) -> None:
-    for sentence in defaults.warnings(replica.config, replica.world_size):
+    for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
         warnings.warn(sentence, stacklevel=3)
     if replica.world_size > 1:
         hosts = "; ".join(str(host) for host in joined.hosts)

@@ -67,8 +67,10 @@ class RollCall:
     Cost per call: P-1 messages of 40 bytes per rank, awaited only where the answers are asked for.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
+    def __init__(self, collectives: Collectives, first_rank: int = 0) -> None:
+        self.last_active: tuple[int, ...] = (0,)  # who took part in the last call that was answered
         self._group = collectives.group
+        self._first_rank = first_rank
         self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
         self._pending: Call | None = None
         self._known: dict[Call, int] = {}
@@ -101,8 +103,9 @@ class RollCall:
         outer loop has ended.
         """
         rows = self.gather(Call(0, Event.DATA_END, depth), deadline)
-        active = np.flatnonzero(rows[:, 0] > 0)
-        if len(active):
+        active = _active(rows)
+        if active:
+            self.last_active = active
             call = _call(rows[active[0]])
             self._require_agreement(call, rows)
             return call
@@ -125,24 +128,30 @@ class RollCall:
         self._pending = None
         rows = self._records.collect(deadline)
         self._require_agreement(call, rows)
-        return int((rows[:, 0] > 0).sum())
+        self.last_active = _active(rows)
+        return len(self.last_active)
 
     def _require_agreement(self, call: Call, rows: Rows) -> None:
-        calls = {rank: _call(row) for rank, row in enumerate(rows) if row[0] > 0}
+        calls = {rank: _call(row) for rank, row in enumerate(rows, self._first_rank) if row[0] > 0}
+        own_rank = self._first_rank + self._group.rank
         if all(other == call for other in calls.values()):
             return
         if len({(other.replica, other.event, other.step) for other in calls.values()}) == 1:
             first = min(calls)
             differing = [rank for rank, other in calls.items() if other != calls[first]]
             raise ReplicasDiffer(
-                f"rank {self._group.rank}: the order of samples on ranks {differing} differs from that of rank "
+                f"rank {own_rank}: the order of samples on ranks {differing} differs from that of rank "
                 f"{first}; a sampler with a generator of its own must be seeded alike on all ranks"
             )
         places = "; ".join(f"rank {rank} is at {other}" for rank, other in calls.items())
         raise ReplicasDiffer(
-            f"rank {self._group.rank}: ranks are at different places: {places}; all ranks must make the same calls in "
+            f"rank {own_rank}: ranks are at different places: {places}; all ranks must make the same calls in "
             "the same order, and leave loops over shard() at the same step or by their end"
         )
+
+
+def _active(rows: Rows) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(rows[:, 0] > 0).tolist())
 
 
 def _call(row: npt.NDArray[np.float64]) -> Call:

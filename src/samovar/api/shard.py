@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat, Team
+from samovar.core.group import Group
 from samovar.frontends.torch.loader import divided_loader
 
 
@@ -15,16 +16,17 @@ class Shard:
 
     From a map-style data set all ranks take the same number of steps wherever possible; `len` tells it. From a stream
     (`IterableDataset`) each takes every P-th item, and how many there are is not known. A rank whose data ends
-    first stays in the loop and takes part, without data, in what the others exchange; all leave it together.
+    first stays in the loop and takes part, without data, in what the others exchange; all leave it together. Where
+    workers step at their own speed each leaves by itself; `crew` are those that step together.
 
     `epoch` counts the epochs begun, and gives the order of the next. `source` is the loader as it was given.
     """
 
-    def __init__(self, loader: DataLoader[Any], team: Team, seat: Seat, seed: int, epoch: int) -> None:
+    def __init__(self, loader: DataLoader[Any], group: Group, crew: Team, seat: Seat, seed: int, epoch: int) -> None:
         self.source = loader
         self.seed = seed
-        self._loader, self._order = divided_loader(loader, team.group, seed)
-        self._team = team
+        self._loader, self._order = divided_loader(loader, group, seed)
+        self._crew = crew
         self._seat = seat
         self.epoch = epoch
 
@@ -33,12 +35,12 @@ class Shard:
         self._seat.announce(Event.SHARD, self.epoch, fingerprint)
         self._seat.num_active(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
-        self._team.enter_loop()
+        self._crew.enter_loop()
         try:
             yield from self._loader
-            self._team.answer_until_all_end()
+            self._crew.answer_until_all_end()
         finally:
-            self._team.leave_loop()
+            self._crew.leave_loop()
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -8,6 +8,7 @@ from typing import Protocol
 from samovar.api.roll_call import Call, Event, Leaving, RollCall
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.broadcast import Broadcast
 
@@ -25,19 +26,37 @@ class Member(Protocol):
 
 
 class Team:
-    """Every rank makes one team per process, and its replicas in the same order."""
+    """Every rank makes one team per process, and its replicas in the same order. `first_rank` is its first one's."""
 
-    def __init__(self, collectives: Collectives, timeout_s: float) -> None:
+    def __init__(self, collectives: Collectives, timeout_s: float, first_rank: int = 0) -> None:
         self.collectives = collectives
-        self.roll_call = RollCall(collectives)
+        self.timeout_s = timeout_s
+        self.first_rank = first_rank
+        self.roll_call = RollCall(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._deadline = partial(Deadline.after, timeout_s)
         self._members: list[Member] = []
         self._depth = 0
+        self._crew: Team | None = None
 
     @property
     def group(self) -> Group:
         return self.collectives.group
+
+    def crew(self, size: int, make: Callable[[], "Team"]) -> "Team":
+        """Those `size` ranks, this one among them, that step together: this team, or what `make` gives the first time.
+
+        A loop over data belongs to one crew. Raises InputError where an earlier replica's is another.
+        """
+        if self._crew is None:
+            self._crew = self if size == self.group.world_size else make()
+        if self._crew.group.world_size != size:
+            raise InputError(
+                f"replicate: steps of this strategy wait for {size} rank(s), those of an earlier replica here for "
+                f"{self._crew.group.world_size}, and a loop over data cannot do both; give all replicas of a script "
+                "strategies of one kind"
+            )
+        return self._crew
 
     def seat(self, member: Member, timeout_s: float) -> "Seat":
         """The next replica's place in the roll call."""

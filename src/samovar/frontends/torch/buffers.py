@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from samovar.transports.base import Region
+from samovar.transports.base import Array
 
 
 def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
@@ -15,11 +15,11 @@ def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
 
 
 class BufferMean:
-    """Copies buffers into `region` (float32, at least their number of elements), and their sum's mean back."""
+    """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back."""
 
-    def __init__(self, model: nn.Module, region: Region) -> None:
+    def __init__(self, model: nn.Module, array: Array) -> None:
         self._model = model
-        self._flat = torch.from_numpy(region.array)
+        self._flat = torch.from_numpy(array)
 
     def gather(self) -> None:
         for buffer, place in self._pairs():
@@ -27,7 +27,7 @@ class BufferMean:
 
     @contextmanager
     def replaced(self, scale: float) -> Iterator[None]:
-        """The model's buffers are `scale` times what stands in the region, until the context ends."""
+        """The model's buffers are `scale` times what stands in the array, until the context ends."""
         kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
         for buffer, place in self._pairs():
             buffer.detach().copy_((place * scale).view_as(buffer))

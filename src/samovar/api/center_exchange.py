@@ -1,0 +1,224 @@
+"""A replica's part in exchanges with a center: each worker with its own, or a group of workers together."""
+
+import sys
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from samovar.api.center import SharedCenter
+from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
+from samovar.api.roll_call import Event
+from samovar.api.team import Seat, Team
+from samovar.collectives.engine import WindowCollectives, float32_region
+from samovar.core.buffer import FlatBuffer
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.layout import Bucket
+from samovar.core.stateful import State, StateValue
+from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.weights import FlatWeights
+from samovar.strategies.base import Buffers
+from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.config import StrategyConfig
+
+_NO_MOVING_RATE = ("async-sgd", "async-msgd", "hogwild-sgd")
+
+
+class CenterExchange(WeightExchange):
+    """Steps of the worker's own, and exchanges with the center after some of them.
+
+    Memory: 1N floats for the weights, and the strategy's own.
+    """
+
+    def __init__(
+        self, parameters: Parameters, crew: Team, config: StrategyConfig, seat: Seat, shared: SharedCenter
+    ) -> None:
+        _require_float32(parameters, config)
+        super().__init__(parameters, crew.collectives, config, seat, shared.deadline, shared.strategy_seat())
+        self._strategy = _at_center(self._strategy)
+        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._strategy)
+        shared.filled()
+        with torch.no_grad():
+            if shared.joins:
+                self._strategy.adopt_center()
+            self._strategy.begin_step(0)
+            self._weights.scatter()
+        self._leave = weakref.finalize(self, self._desk.leave)
+
+    def step(self, step: int, apply: Apply) -> None:
+        super().step(step, apply)
+        self._desk.look(step + 1)
+
+    def level(self, step: int, highest: int) -> None:
+        super().level(step, highest)
+        self._desk.drain()
+
+    def finish(self, step: int) -> None:
+        self._desk.finish(step)
+
+    def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
+        super().load_state_dict(state, step)
+        self._desk.filled()
+        with torch.no_grad():
+            self._strategy.begin_step(step)
+
+
+class HybridExchange(GradientExchange):
+    """`sync` in a group; after some steps its first worker that has data does for all what `ShmEasgd` says.
+
+    Others of the group get its weights. P counts groups: see `samovar.strategies.hybrid_easgd`.
+
+    Memory: 1N floats for gradients and 1N for weights, and the strategy's own.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        optimizer: torch.optim.Optimizer,
+        crew: Team,
+        config: StrategyConfig,
+        seat: Seat,
+        shared: SharedCenter,
+    ) -> None:
+        group = crew.collectives
+        layout = layout_of(parameters)
+        region = float32_region(group, "weights", layout.num_elements)
+        self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        super().__init__(parameters, optimizer, group, StrategyConfig(collective=config.collective), seat)
+        between = replace(config, name="shm-easgd", group_size=None)
+        buffers = Buffers(region, region.part(0, 0))
+        outer = build_strategy(between, group, layout.buckets(), buffers, shared.deadline, shared.strategy_seat())
+        self._outer = _at_center(outer)
+        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._outer)
+        assert isinstance(group, WindowCollectives), group
+        self._broadcasts = [
+            group.broadcast_from("group's weights", region, root) for root in range(group.group.world_size)
+        ]
+        shared.filled()
+        if shared.joins:
+            self._adopt()
+        self._leave = weakref.finalize(self, self._desk.leave)
+
+    def step(self, step: int, apply: Apply) -> None:
+        self._weights.require_in_place()
+        super().step(step, apply)
+        if self._outer.is_due(step):
+            self._seat.announce(Event.STEP, step)
+            self._seat.num_active(Event.STEP, step)
+            self._exchange(step)
+        self._desk.look(step + 1)
+
+    def answer(self, step: int, own_step: int, event: Event) -> int:
+        own_step = super().answer(step, own_step, event)
+        if event is Event.STEP:
+            self._desk.drain()
+            self._exchange(step)
+        return own_step
+
+    def level(self, step: int, highest: int) -> None:
+        super().level(step, highest)
+        self._desk.drain()
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        self._weights.require_in_place()
+        self._desk.drain()
+        center = self._outer.center()
+        assert center is not None
+        return self._weights.replaced(center.copy())
+
+    def finish(self, step: int) -> None:
+        self._desk.finish(step)
+
+    def center(self) -> dict[str, torch.Tensor] | None:
+        center = self._outer.center()
+        assert center is not None
+        return self._weights.named(center)
+
+    def state_dict(self) -> State:
+        return self._outer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
+        self._weights.require_in_place()
+        self._weights.gather()
+        self._outer.load_state_dict(state)
+        self._desk.filled()
+
+    @torch.no_grad()
+    def _exchange(self, step: int) -> None:
+        leader = self._seat.roll_call.last_active[0]
+        self._weights.gather()
+        if self._group.rank == leader:
+            self._outer.finish_step(step, _made_already)
+        self._broadcasts[leader].run(self._seat.deadline())
+        self._weights.scatter()
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """All of a group start from one moment's center."""
+        if self._group.rank == 0:
+            self._outer.adopt_center()
+        self._broadcasts[0].run(self._seat.deadline())
+        self._weights.scatter()
+
+
+class _Desk:
+    """What a worker at a center does beside its steps."""
+
+    def __init__(self, rank: int, shared: SharedCenter, strategy: CenterSteps) -> None:
+        self._rank, self._shared, self._strategy = rank, shared, strategy
+        self._has_left = False
+
+    def filled(self) -> None:
+        self._shared.filled()
+
+    def drain(self) -> None:
+        """Where nobody else is waited for."""
+        self._shared.drain(self._strategy)
+
+    def look(self, step: int) -> None:
+        notice = self._shared.look(self._strategy, step)
+        if notice and self._rank == 0:
+            self._say(notice)
+        for notice in self._strategy.take_notices():
+            self._say(notice)
+
+    def finish(self, step: int) -> None:
+        self.drain()
+        gone = self._shared.finish(self._strategy, step)
+        if gone and self._rank == 0:
+            self._say(f"rank(s) {', '.join(map(str, gone))} ended before; what they brought to the center stays")
+
+    def leave(self) -> None:
+        """At the end of the replica or the process."""
+        if self._has_left:
+            return
+        self._has_left = True
+        try:
+            self._shared.leave(self._strategy)
+        except SamovarError as error:
+            self._say(f"the last update did not come to the center: {error}")
+
+    def _say(self, sentence: str) -> None:
+        sys.stderr.write(f"samovar: rank {self._rank}: {sentence}\n")
+
+
+def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
+    rounded = [name for name, p in parameters.items() if p.dtype != torch.float32]
+    if rounded and config.name in _NO_MOVING_RATE:
+        raise InputError(
+            f"replicate: {config.name}: parameter {rounded[0]!r} is {parameters[rounded[0]].dtype}; the center would "
+            "add up what rounding changes at each read: use float32 weights (and autocast), or an elastic strategy"
+        )
+
+
+def _at_center(strategy: object) -> CenterSteps:
+    assert isinstance(strategy, CenterSteps), strategy
+    return strategy
+
+
+def _made_already(_bucket: Bucket, _gradient_scale: float) -> None:
+    """The optimizer has stepped."""

@@ -1,0 +1,52 @@
+"""Which ranks step together: all, a group of them, or each by itself."""
+
+from samovar.api.team import Team
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.hierarchical import HierarchicalCollectives
+from samovar.core.errors import InputError
+from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.transports.base import MappedWindow
+
+
+def steps_freely(config: StrategyConfig) -> bool:
+    """Whether no step waits for all ranks: only for a group, or for nobody."""
+    return config.needs_center and config.name != "round-robin-easgd"
+
+
+def crew_of(team: Team, config: StrategyConfig) -> Team:
+    """Those of the team's ranks that step together by the resolved `config`; the same team for all replicas.
+
+    Raises InputError where groups do not fit into hosts, or an earlier replica's crew is another.
+    """
+    if not steps_freely(config):
+        return team.crew(team.group.world_size, lambda: team)
+    size = config.group_size or 1
+    _require_whole_groups(team.collectives, size)
+    return team.crew(size, lambda: _group(team, size, config.collective))
+
+
+def on_this_host(collectives: Collectives) -> PlannedCollectives:
+    """Collectives among the ranks of this host alone."""
+    if isinstance(collectives, HierarchicalCollectives):
+        return PlannedCollectives(collectives.local, lambda _num_bytes: "direct")
+    assert isinstance(collectives, PlannedCollectives), collectives
+    return collectives
+
+
+def _group(team: Team, size: int, collective: str) -> Team:
+    """Where memory is mapped a group adds up in place."""
+    host_collectives = on_this_host(team.collectives)
+    probe = host_collectives.region("probe", 0)
+    best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
+    group = GroupCollectives(host_collectives, size, best if collective == AUTO else collective)
+    return Team(group, team.timeout_s, team.group.rank - group.group.rank)
+
+
+def _require_whole_groups(collectives: Collectives, size: int) -> None:
+    for host in collectives.hosts if isinstance(collectives, HierarchicalCollectives) else ():
+        if len(host.ranks) % size:
+            raise InputError(
+                f"hybrid-easgd: a group of {size} lies within one host, and {host} are no whole number of groups; "
+                "give a group_size that divides the ranks of every host"
+            )
