@@ -29,6 +29,25 @@ _LIST = (
     .replace("{head}", _HEAD.replace('"Data"', '"ImageData"').replace("{", "{{").replace("}", "}}"))
     .replace("{tail}", _TAIL.replace("{", "{{").replace("}", "}}"))
 )
+_WINDOWS = (
+    _HEAD.replace('"Data"', '"WindowData"')
+    + "  transform_param { crop_size: 4 } window_data_param"
+    + ' { source: "list.txt" batch_size: 4 context_pad: 1 fg_fraction: 1 } }\n'
+    + _TAIL
+)
+_WINDOW_FILE = b"# 0\ngood.png\n3 8 8\n2\n1 1 0 0 5 5\n2 0.9 2 2 5 7\n# 1\ngood.png\n3 8 8\n1\n3 1 1 1 4 4\n"
+_BAD_WINDOWS = {
+    "image elsewhere": (b"good.png", b"../../etc/passwd"),
+    "image by a link": (b"good.png", b"out.png"),
+    "endless image": (b"good.png", b"zero.png"),
+    "pipe": (b"good.png", b"pipe.png"),
+    "many windows": (b"\n2\n", b"\n16777215\n"),
+    "windows beyond numbers": (b"\n2\n", b"\n99999999999999999999\n"),
+    "window beyond the image": (b"1 1 0 0 5 5", b"1 1 0 0 5 5000000"),
+    "not a number": (b"1 1 0 0 5 5", b"1 nan 0 0 5 5"),
+    "infinite class": (b"1 1 0 0 5 5", b"inf 1 0 0 5 5"),
+    "digits of other scripts": (b"3 8 8", "3 \u0668 8".encode()),
+}
 _HDF5 = _HEAD.replace('"Data"', '"HDF5Data"') + '  hdf5_data_param { source: "list.txt" batch_size: 4 } }\n' + _TAIL
 
 
@@ -36,6 +55,7 @@ def data_cases() -> Iterator[Case]:
     """All kinds of sources."""
     yield _case("sound lmdb", _LMDB, _sound_database, expected=READ)
     yield _case("sound images", _LIST.format(more=""), partial(_with_list, content=b"good.png 0\n"), expected=READ)
+    yield _case("sound windows", _WINDOWS, partial(_with_list, content=_WINDOW_FILE), expected=READ)
     yield _case("sound hdf5", _HDF5, _with_rows, expected=READ)
     for kind in _IMAGE_KINDS:
         yield _case(f"sound {kind}", _LMDB, partial(_with_image, content=_compressed(kind)), expected=READ)
@@ -168,6 +188,12 @@ def _image_lists() -> Iterator[Case]:
     plain = _LIST.format(more="")
     for name, content in damaged(b"".join(b"good.png %d\n" % index for index in range(8)), 16, seed=33):
         yield _case(f"image list, {name}", plain, partial(_with_list, content=content))
+    for name, content in damaged(_WINDOW_FILE, 16, seed=34):
+        yield _case(f"window file, {name}", _WINDOWS, partial(_with_list, content=content))
+    for name, (old, new) in _BAD_WINDOWS.items():
+        assert old in _WINDOW_FILE, old
+        content = _WINDOW_FILE.replace(old, new)
+        yield _case(f"window file, {name}", _WINDOWS, partial(_with_list, content=content), expected=REFUSED)
     for name, text in _BAD_LISTS.items():
         yield _case(f"image list, {name}", plain, partial(_with_list, content=text.encode()), expected=REFUSED)
     for name, more in _BAD_LIST_SETTINGS.items():

@@ -10,6 +10,7 @@ from tests.parity.trained import Trainer
 TOTAL_BATCH, WORKERS = 64, 4
 ACCURACY_TOLERANCE = 2 / 360  # 0.005, in whole digits
 SLOW_TIMEOUT_S = 600.0
+LONGEST_PERIOD = 8  # of the defaults
 STRATEGIES: dict[str, tuple[object, ...]] = {
     "shm-easgd": (),
     "async-easgd": (),
@@ -64,6 +65,7 @@ def test_lenet_learns_as_well_with_four_workers(
     result = result_of(train_lenet(repository_root, folder, strategy, *flags))
     print(f"{strategy}: {result['test_accuracy']:.4f}, one worker {alone:.4f}")
     assert result["effective_batch"] == TOTAL_BATCH
+    assert result["bytes_sent_per_step"] >= 0.9 * 4 * result["net_parameters"] / LONGEST_PERIOD
     assert result["test_accuracy"] >= alone - ACCURACY_TOLERANCE - 1e-6
 
 

@@ -9,8 +9,8 @@ def main() -> None:
     """Run the command line (see docs/commands.md for the exit codes)."""
     try:
         # Only now: a Ctrl-C while the commands load must end as quietly as one a moment later.
-        app = importlib.import_module("samovar.cli.app")
-        code = app.run()
+        commands = importlib.import_module("samovar.cli.commands")
+        code = commands.run()
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     sys.exit(code)

@@ -69,4 +69,30 @@ class ImageDataConfig:
     """A new order every epoch; in testing too, as in Caffe."""
 
 
-LayerConfig: TypeAlias = DataConfig | Hdf5DataConfig | ImageDataConfig
+@dataclass(frozen=True, slots=True)
+class WindowDataConfig:
+    """One WindowData layer: `source` lists images with windows in them, of objects and of background."""
+
+    source: Path
+    batch_size: int
+    tops: tuple[str, ...]
+    """Names of the windows' and the classes' outputs."""
+    transform: TransformConfig
+    """Its `crop_size` is the size that windows are stretched to; it has a `scale` of its own."""
+    training: bool
+    root: Path | None = None
+    """The folder that the file's paths start at, and that no image may lie outside of."""
+    scale: float = 1.0
+    fg_threshold: float = 0.5
+    """The least overlap of an object's window."""
+    bg_threshold: float = 0.5
+    """The overlap that a window of background stays below."""
+    fg_fraction: float = 0.25
+    """The part of a batch that is objects."""
+    context_pad: int = 0
+    """Pixels around the window, after it was stretched."""
+    is_square: bool = False
+    """Grow the shorter side before stretching."""
+
+
+LayerConfig: TypeAlias = DataConfig | Hdf5DataConfig | ImageDataConfig | WindowDataConfig

@@ -5,7 +5,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig
+from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, WindowDataConfig
 from samovar.data.dataset import ImageDataset, LmdbDataset
 from samovar.data.hdf5_rows import Hdf5Source
 from samovar.data.held import HeldRecords, Holding, Loaded
@@ -13,6 +13,7 @@ from samovar.data.held_images import HeldImages, LoadedImages
 from samovar.data.image_list import ImageListDataset
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.data.transform import Transform
+from samovar.data.windows import WindowSource
 
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
@@ -94,6 +95,8 @@ def open_source(config: LayerConfig, seed: int, shuffled: bool) -> Source:
         raise InputError(f"{config.source}: batch_size is {config.batch_size}; it must be at least 1.")
     if isinstance(config, Hdf5DataConfig):
         return Hdf5Source(config, seed, shuffled or config.shuffled)
+    if isinstance(config, WindowDataConfig):
+        return WindowSource(config, seed)
     own = isinstance(config, ImageDataConfig) and config.shuffled
     return ImageSource(config, seed, shuffled or own)
 

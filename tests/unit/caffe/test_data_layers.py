@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.config import Hdf5DataConfig, ImageDataConfig, TransformConfig
+from samovar.data.config import Hdf5DataConfig, ImageDataConfig, TransformConfig, WindowDataConfig
 from samovar.formats.caffe.text import TextMessage, parse_text
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, net_from_message
 from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
@@ -76,13 +76,68 @@ def test_refused_layers(definition_of: Definition, layer: str, message: str) -> 
         definition.data_layers("TRAIN")
 
 
+WINDOWS = 'type: "WindowData" window_data_param { source: "." batch_size: 4 %s } transform_param { crop_size: 8 }'
+
+
+def test_windows(definition_of: Definition, tmp_path: Path) -> None:
+    """The scale is the layer's own, and that of transform_param has no effect, as in Caffe."""
+    (tmp_path / "windows.txt").touch()
+    definition = definition_of(
+        """layer { name: "w" type: "WindowData" top: "data" top: "label"
+          transform_param { mirror: true crop_size: 227 mean_value: 4
+          scale: 3 }
+          window_data_param { source: "windows.txt" batch_size: 128 root_folder: "." fg_threshold: 0.6 scale: 0.5
+            bg_threshold: 0.4 fg_fraction: 0.5 context_pad: 16 crop_mode: "square"
+            cache_images: true } }"""
+    )
+    assert definition.data_layers("TRAIN") == (
+        WindowDataConfig(
+            tmp_path / "windows.txt",
+            128,
+            ("data", "label"),
+            TransformConfig(scale=3, mean_values=(4,), crop_size=227, mirror=True),
+            training=True,
+            root=Path(),
+            scale=0.5,
+            fg_threshold=pytest.approx(0.6),
+            bg_threshold=pytest.approx(0.4),
+            fg_fraction=0.5,
+            context_pad=16,
+            is_square=True,
+        ),
+    )
+    assert [text.partition(": layer 'w': ")[2] for text in definition.warnings] == [
+        "cache_images has no effect; files that were read stay in the system's cache",
+        "scale has no effect on a layer of type WindowData; that of window_data_param has",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            WINDOWS.replace("crop_size: 8", "") % "",
+            "crop_size is missing or 0; give the size that windows are stretched",
+        ),
+        (WINDOWS % 'crop_mode: "round"', "crop_mode: 'round'; give one of: warp, square"),
+        (WINDOWS % "context_pad: 4", "context_pad: 4 of a crop_size of 8 leaves nothing of the window"),
+        (WINDOWS % "fg_fraction: 1.5", "fg_fraction: 1.5; it must be 0 to 1"),
+        (WINDOWS % "mirror: true", "mirror in window_data_param is the old place"),
+    ],
+)
+def test_refused_windows(definition_of: Definition, layer: str, message: str) -> None:
+    definition = definition_of(f'layer {{ name: "d" top: "data" top: "label" {layer} }}')
+    with pytest.raises(InputError, match=rf"net\.prototxt:1: layer 'd'.*{message}"):
+        definition.data_layers("TRAIN")
+
+
 @pytest.mark.parametrize(
     ("kind", "tops", "message"),
     [
         ("ImageData", 'top: "a"', "number of tops is 1; a layer of type ImageData has 2"),
         ("HDF5Data", "", "number of tops is 0; a layer of type HDF5Data has 1"),
         ("MemoryData", 'top: "a" top: "b"', "batch_size, channels, height and width must all be given"),
-        ("WindowData", 'top: "a"', "Caffe's layer type WindowData is not supported: cut the windows out"),
+        ("WindowData", 'top: "a"', "number of tops is 1; a layer of type WindowData has 2"),
         ("Data", 'top: "a"', "the shape of top 'a' is not known"),
     ],
 )

@@ -144,9 +144,18 @@ BAD = [
     ),
     (
         'layer { name: "x" type: "LSTMUnit" }',
-        "Caffe's layer type LSTMUnit is not supported yet; supported are AbsVal, Accuracy",
+        "Caffe's layer type LSTMUnit is a part of Caffe's own LSTM; write a layer of type LSTM",
     ),
-    ('layer { name: "x" type: "Python" }', "Caffe's layer type Python is not supported yet"),
+    (
+        'layer { name: "x" type: "Python" }',
+        r"layer type Python runs code .* samovar.caffe.register_layer\('NAME', ...\)",
+    ),
+    (
+        'layer { name: "x" type: "Python" python_param { module: "os" layer: "PairLoss" } }',
+        r"never happens here; write the layer as a torch module, .*register_layer\('PairLoss', ...\)",
+    ),
+    ('layer { name: "x" type: "Python" python_param { layer: "ReLU" } }', "layer type Python runs code"),
+    (r'layer { name: "x" type: "Python" python_param { layer: "a\nb" } }', r"register_layer\('NAME', ...\)"),
     ('layer { name: "x" type: "ReLU" include { } exclude { } }', "both include and exclude"),
     ('layer { name: "x" type: "ReLU" blobs { } }', "blobs in a prototxt"),
 ]
@@ -172,9 +181,55 @@ layer { name: "i" type: "ImageData" image_data_param { rand_skip: 3 }
 
     path = tmp_path / "net.prototxt"
     assert definition.warnings == (
-        f"{path}:1: debug_info has no effect",
+        f"{path}:1: debug_info of a net is for `samovar test` and `samovar caffe test`; training goes by the solver's, "
+        "as in Caffe",
         f"{path}:3: layer 'r': pooling_param has no effect on a layer of type ReLU",
         f"{path}:4: layer 'd': rand_skip has no effect; the order of samples follows from the seed",
         f"{path}:6: layer 'i': rand_skip has no effect; the order of samples follows from the seed",
         f"{path}:7: layer 'i': force_gray has no effect on a layer of type ImageData; is_color decides",
     )
+
+
+def test_fields_of_others_that_change_no_result_are_skipped(definition_of: Definition, tmp_path: Path) -> None:
+    definition = definition_of(
+        """default_forward_type: FLOAT16
+layer { name: "d" type: "Data" top: "x" data_param { source: "." backend: LMDB threads: 4
+  cache: true } transform_param { use_gpu_transform: true } }
+layer { name: "c" type: "Convolution" bottom: "x" top: "y" engine: "MKLDNN"
+  convolution_param { num_output: 2 kernel_size: 1 cudnn_convolution_algo_seeker: FINDEX } }
+"""
+    )
+
+    def of(line: int, name: str, owner: str = "NVCaffe") -> str:
+        where = f"{tmp_path}/net.prototxt:{line}: {name}"
+        return f"{where} is a field of {owner} that BVLC Caffe does not have; it has no effect here"
+
+    assert definition.warnings == (
+        of(1, "default_forward_type"),
+        of(2, "threads"),
+        of(3, "cache"),
+        of(3, "use_gpu_transform"),
+        of(4, "engine", "Intel Caffe"),
+        of(5, "cudnn_convolution_algo_seeker"),
+    )
+    assert definition.layers[1].message.convolution_param.num_output == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'layer { name: "b" batch_norm_param { scale_bias: true } }',
+            "unknown field 'scale_bias' of BatchNormParameter",
+        ),
+        ('threads: 1 layer { name: "b" forward_math: FLOAT }', "unknown field 'threads' of NetParameter"),
+        (
+            "default_forward_math: FLOAT layer { batch_norm_param { scale_bias: true } }",
+            "net.prototxt:1: unknown field 'scale_bias' of BatchNormParameter",
+        ),
+    ],
+)
+def test_others_are_not(definition_of: Definition, text: str, message: str) -> None:
+    """Also not where some field was skipped, which makes the parser tolerate any."""
+    with pytest.raises(InputError, match=message):
+        definition_of(text)

@@ -145,6 +145,43 @@ def test_sharing_layers_must_agree(net_of: BuildNet) -> None:
         net_of(SHARED.format("", ""), {"data": (2, 4)})
 
 
+PERMISSIVE = """
+layer { name: "a" type: "Convolution" bottom: "data" top: "h" param { name: "w" }
+  convolution_param { num_output: 2 kernel_size: 2 bias_term: false weight_filler { type: "gaussian" } } }
+layer { name: "z" type: "InnerProduct" bottom: "h" top: "y" param { name: "w" share_mode: PERMISSIVE } loss_weight: 1
+  inner_product_param { num_output: 3 bias_term: false } }
+"""
+
+
+def test_permissive_sharing_takes_the_values_in_another_shape(net_of: BuildNet) -> None:
+    """A filter 2 x 3 x 2 x 2 and a weight 3 x 8, over the same values in Caffe's order."""
+    net, test = (net_of(PERMISSIVE, {"data": (5, 3, 3, 3)}, phase=phase) for phase in ("TRAIN", "TEST"))
+    test.share_parameters(net)
+    (w,) = (info.parameter for info in net.parameter_infos)
+    x = torch.randn(5, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+
+    output = net({"data": x})
+    output.loss.backward()
+
+    own = w.detach().clone().requires_grad_()
+    h = torch.nn.functional.conv2d(x, own)
+    expected = torch.nn.functional.linear(h.flatten(1), own.reshape(3, 8)).sum()
+    expected.backward()
+    torch.testing.assert_close(output.loss, expected)
+    torch.testing.assert_close(w.grad, own.grad)
+    torch.testing.assert_close(test({"data": x}).loss, expected)
+    assert [outline.parameter_shapes for outline in net.layers_for_caffemodel()] == [(), ((2, 3, 2, 2),), ((3, 8),)]
+
+
+def test_permissive_sharing_needs_as_many_values(net_of: BuildNet) -> None:
+    with pytest.raises(
+        InputError, match=r"2 x 3 x 2 x 2, but 4 x 8 here; .* with share_mode: PERMISSIVE as many values"
+    ):
+        net_of(PERMISSIVE.replace("num_output: 3", "num_output: 4"), {"data": (5, 3, 3, 3)})
+    with pytest.raises(InputError, match="2 x 3 x 2 x 2, but 3 x 8 here"):
+        net_of(PERMISSIVE.replace("share_mode: PERMISSIVE", ""), {"data": (5, 3, 3, 3)})
+
+
 def test_in_place_relu_spares_what_others_need(net_of: BuildNet) -> None:
     """The softmax needs its output for backward, and `early` reads the blob before it is overwritten."""
     net = net_of(

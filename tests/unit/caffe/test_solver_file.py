@@ -250,7 +250,7 @@ def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
 
 
 WARNED = [
-    ("debug_info: true", "debug_info has no effect"),
+    ("debug_info: true", "debug_info shows values of the iterations that are displayed, and display is 0"),
     ("device_id: 1", "device_id has no effect; training runs on the CPU"),
     ("layer_wise_reduce: false", "layer_wise_reduce has no effect"),
     ("snapshot_diff: true", "snapshot_diff has no effect"),

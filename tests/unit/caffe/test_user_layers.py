@@ -66,6 +66,21 @@ def test_a_module_is_a_layer(net_of: BuildNet) -> None:
     torch.testing.assert_close(output.scalars["gate"], torch.sigmoid(x))
 
 
+def test_a_python_layer_is_the_registered_module_of_its_name(net_of: BuildNet) -> None:
+    """The module that it names is not imported: there is none of that name."""
+    python = TEXT.replace('"Gated"', '"Python"').replace(
+        "python_param {{", 'python_param {{ module: "no.such" layer: "Gated"'
+    )
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+    net = net_of(python.format('{"size": 5}'), {"data": (3, 4)})
+    same = net_of(TEXT.format('{"size": 5}'), {"data": (3, 4)})
+
+    assert isinstance(net.layers[0].module, Gated)
+    assert net.layers_for_caffemodel()[1].type == "Python"
+    torch.testing.assert_close(net({"data": x}).loss, same({"data": x}).loss, rtol=0, atol=0)
+
+
 def test_its_start_follows_from_the_seed_and_the_test_net_shares_it(net_of: BuildNet) -> None:
     inputs = {"data": (3, 4)}
     state = torch.random.get_rng_state()

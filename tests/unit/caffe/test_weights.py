@@ -56,6 +56,21 @@ def test_refused(net: CaffeNet, weights: dict[str, list[np.ndarray]], message: s
         match_weights(net, weights, FILE)
 
 
+def test_a_sharing_layer_has_its_own_shape_in_the_file(net_of: Callable[..., CaffeNet]) -> None:
+    """Also that of the layer that owns the array is read."""
+    net = net_of(
+        'layer { name: "a" type: "InnerProduct" bottom: "data" top: "a" param { name: "w" }'
+        "  inner_product_param { num_output: 2 bias_term: false } }"
+        'layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" param { name: "w" share_mode: PERMISSIVE }'
+        "  inner_product_param { num_output: 3 bias_term: false } }",
+        {"data": (1, 3)},
+    )
+    values = np.arange(6, dtype=np.float32)
+    for shape in ((3, 2), (2, 3)):
+        matched = match_weights(net, {"a": [values.reshape(2, 3)], "b": [values.reshape(shape)]}, FILE)
+        np.testing.assert_array_equal(matched.arrays["a/0"], values.reshape(2, 3))
+
+
 def test_a_layer_that_shares_all_is_not_missing(net_of: Callable[..., CaffeNet]) -> None:
     """An HDF5 caffemodel holds shared parameters with the first of their layers only."""
     shared = 'param { name: "w" } param { name: "b" } inner_product_param { num_output: 3 }'

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.core.errors import InputError
-from samovar.data.order import SampleOrder, below, sample_draws, sample_indices, shares
+from samovar.core.group import Group
+from samovar.data.order import SampleOrder, below, member_portions, sample_draws, sample_indices, shares
 
 
 @settings(deadline=None)
@@ -97,3 +98,25 @@ def test_below_covers_the_range_evenly() -> None:
     assert np.all(abs(counts - 20_000 / 7) < 5 * np.sqrt(20_000 / 7))
     edges = np.array([0, 2**64 - 1], np.uint64)
     np.testing.assert_array_equal(below(edges, 7), [0, 6])
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_each_member_reads_every_record_once_an_epoch_in_an_order_of_its_own(shuffled: bool) -> None:
+    num_samples, batch = 60, 12
+    order = SampleOrder(num_samples, 1, shuffled)
+    orders = []
+    for index in range(8):
+        portions = member_portions(Group(0, 1), batch, index, num_samples)
+        runs = [sample_indices(order, *portions.at(number)) for number in range(num_samples // batch)]
+        orders.append(tuple(np.concatenate(runs).tolist()))
+        if not shuffled:
+            assert Counter(orders[-1]) == Counter(range(num_samples))
+    assert len(set(orders)) == len(orders)
+    assert orders[0] == tuple(sample_indices(order, 0, num_samples))  # as a run of one worker has it
+    if not shuffled:
+        places = sorted(order[0] for order in orders)
+        assert min(np.diff([*places, num_samples])) >= num_samples // 16  # nobody follows on another's heels
+
+
+def test_members_of_a_launch_that_shares_a_batch_read_their_share_of_it() -> None:
+    assert [member_portions(Group(rank, 2), 9, 0, 60).at(3) for rank in range(2)] == [(15, 5), (12, 4)]

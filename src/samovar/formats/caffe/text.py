@@ -2,10 +2,10 @@
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf import text_format
 
@@ -16,6 +16,7 @@ from samovar.formats.caffe.schema import Message, message_class
 MAX_TEXT_BYTES = 4 << 20  # some 20,000 layers; the parser takes up to 100 bytes of memory for each
 MAX_NESTING = 32  # Caffe's own messages nest 6 deep
 _TOKEN = re.compile(r"""\#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'\#]+|["']""")
+_NOTHING: Mapping[str, Collection[str]] = {}
 _NO_FIELD = re.compile(r'Message type "caffe\.([\w.]+)" has no field named "([^"]*)"')
 _NO_VALUE = re.compile(r'Enum type "caffe\.([\w.]+)" has no value named (\S+?)\.?$')
 
@@ -38,19 +39,32 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """A field `name` of another program's messages `message`, that was passed over at `line`."""
+
+    message: str
+    name: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextMessage:
     """A parsed file: Caffe's message, and `places.fields["layer"][k]` is where layer k stands."""
 
     path: Path
     message: Message
     places: Place
+    skipped: tuple[Skipped, ...] = ()
 
 
-def read_text(path: Path, message_name: str, foreign: Collection[str] = ()) -> TextMessage:
+Foreign: TypeAlias = Mapping[str, Collection[str]]
+"""Fields that Caffe does not have, by the name of the message they stand in."""
+
+
+def read_text(path: Path, message_name: str, foreign: Foreign = _NOTHING) -> TextMessage:
     """Parse `path` as Caffe's message `message_name` ("NetParameter", "SolverParameter").
 
-    Fields of the message itself (not of those inside it) that Caffe does not have and `foreign` names are
-    skipped, whatever they hold; `places.fields` tells where they stand.
+    Fields that Caffe does not have and `foreign` names are skipped, whatever they hold.
     Raises InputError `path:line:column: ...` for text that is not such a message, and where the file has more
     than 4 MB, is not UTF-8, or nests deeper than 32 messages.
     """
@@ -74,20 +88,20 @@ def _decoded(path: Path) -> str:
         raise InputError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8; is it a text file?") from None
 
 
-def parse_text(text: str, path: Path, message_name: str, foreign: Collection[str] = ()) -> TextMessage:
+def parse_text(text: str, path: Path, message_name: str, foreign: Foreign = _NOTHING) -> TextMessage:
     """As `read_text`, for text that is already in memory; `path` is for the messages."""
     places = _outline(text, path)
     message = message_class(message_name)()
-    skipped = {name for name in places.fields if name in foreign and name not in message.DESCRIPTOR.fields_by_name}
+    skipped = tuple(_skipped(message.DESCRIPTOR, places, foreign)) if foreign else ()
     if skipped:
-        _require_known(message.DESCRIPTOR, places, path, skipped)
+        _require_known(message.DESCRIPTOR, places, path, foreign)
     try:
         text_format.Parse(text, message, allow_unknown_field=bool(skipped))
     except text_format.ParseError as error:
         raise InputError(f"{path}:{_sentence(error, text)}") from None
     if missing := message.FindInitializationErrors():
         raise InputError(f"{path}: required field {missing[0]} is missing; add it")
-    return TextMessage(path, message, places)
+    return TextMessage(path, message, places, skipped)
 
 
 def nearest(name: str, allowed: list[str]) -> str:
@@ -147,17 +161,34 @@ def _outline(text: str, path: Path) -> Place:
     return frames[0].place
 
 
-def _require_known(descriptor: Any, place: Place, path: Path, skipped: Collection[str] = ()) -> None:
-    """InputError for a field that the message does not have: the parser says nothing where it skips any."""
+def _skipped(descriptor: Any, place: Place, foreign: Foreign) -> Iterator[Skipped]:
+    """The fields of `foreign`, wherever they stand; of unknown ones nothing is said."""
+    message = _name_of(descriptor)
     for name, places in place.fields.items():
         field = descriptor.fields_by_name.get(name)
-        if name in skipped:
+        if field is None and name in foreign.get(message, ()):
+            yield Skipped(message, name, places[0].line)
+        elif field is not None and field.message_type is not None:
+            for inner in places:
+                yield from _skipped(field.message_type, inner, foreign)
+
+
+def _require_known(descriptor: Any, place: Place, path: Path, foreign: Foreign) -> None:
+    """InputError for a field that neither the message nor `foreign` has: the parser says nothing where it skips any."""
+    message = _name_of(descriptor)
+    for name, places in place.fields.items():
+        field = descriptor.fields_by_name.get(name)
+        if field is None and name in foreign.get(message, ()):
             continue
         if field is None:
-            raise InputError(f"{path}:{places[0].line}: {_unknown(name, descriptor.full_name.partition('.')[2])}")
-        for inner in places:
-            if field.message_type is not None:
-                _require_known(field.message_type, inner, path)
+            raise InputError(f"{path}:{places[0].line}: {_unknown(name, message)}")
+        for inner in places if field.message_type is not None else ():
+            _require_known(field.message_type, inner, path, foreign)
+
+
+def _name_of(descriptor: Any) -> str:
+    """Without the package."""
+    return str(descriptor.full_name.partition(".")[2])
 
 
 def _unknown(name: str, message_name: str) -> str:

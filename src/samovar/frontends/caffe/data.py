@@ -3,14 +3,27 @@
 import math
 from pathlib import Path
 
-from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, TransformConfig
+from samovar.data.config import (
+    DataConfig,
+    Hdf5DataConfig,
+    ImageDataConfig,
+    LayerConfig,
+    TransformConfig,
+    WindowDataConfig,
+)
 from samovar.formats.image import MAX_PIXELS
 from samovar.frontends.caffe.paths import find_named
 from samovar.frontends.caffe.spec import LayerSpec
 
 _LMDB = 1  # DataParameter.DB
 _OLD_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
-_OWNERS = {"Data": "data_param", "HDF5Data": "hdf5_data_param", "ImageData": "image_data_param"}
+_OWNERS = {
+    "Data": "data_param",
+    "HDF5Data": "hdf5_data_param",
+    "ImageData": "image_data_param",
+    "WindowData": "window_data_param",
+}
+_CROP_MODES = ("warp", "square")
 
 
 def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
@@ -22,10 +35,12 @@ def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
     if spec.type == "HDF5Data":
         return Hdf5DataConfig(_source(spec), settings.batch_size, spec.tops, settings.shuffle, training)
     for field in _OLD_FIELDS:
-        if settings.HasField(field):
+        if settings.HasField(field) and (spec.type, field) != ("WindowData", "scale"):
             raise spec.error(
                 f"{field} in {owner} is the old place, which Caffe ignores; write it in transform_param", owner, field
             )
+    if spec.type == "WindowData":
+        return _windows(spec, training)
     return _database(spec, training) if spec.type == "Data" else _image_list(spec, training)
 
 
@@ -42,6 +57,12 @@ def data_warnings(spec: LayerSpec) -> list[str]:
     if getattr(settings, "force_encoded_color", False):
         place = spec.where(owner, "force_encoded_color")
         warnings.append(f"{place}: force_encoded_color has no effect; write transform_param {{ force_color: true }}")
+    if getattr(settings, "cache_images", False):
+        place = spec.where(owner, "cache_images")
+        warnings.append(f"{place}: cache_images has no effect; files that were read stay in the system's cache")
+    if spec.type == "WindowData" and transform.HasField("scale"):
+        place = spec.where("transform_param", "scale")
+        warnings.append(f"{place}: scale has no effect on a layer of type WindowData; that of window_data_param has")
     for field in ("force_color", "force_gray"):
         if spec.type == "ImageData" and getattr(transform, field):
             place = spec.where("transform_param", field)
@@ -93,6 +114,37 @@ def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
         new_size=sizes if all(sizes) else None,
         is_color=settings.is_color,
         shuffled=settings.shuffle,
+    )
+
+
+def _windows(spec: LayerSpec, training: bool) -> WindowDataConfig:
+    settings, owner = spec.message.window_data_param, "window_data_param"
+    transform = _transform(spec)
+    if not transform.crop_size:
+        raise spec.error("crop_size is missing or 0; give the size that windows are stretched to", "transform_param")
+    if settings.crop_mode not in _CROP_MODES:
+        raise spec.error(
+            f"crop_mode: '{settings.crop_mode}'; give one of: {', '.join(_CROP_MODES)}", owner, "crop_mode"
+        )
+    if 2 * settings.context_pad >= transform.crop_size:
+        size = f"context_pad: {settings.context_pad} of a crop_size of {transform.crop_size}"
+        raise spec.error(f"{size} leaves nothing of the window; it must be less than half", owner, "context_pad")
+    if not 0 <= settings.fg_fraction <= 1:
+        raise spec.error(f"fg_fraction: {settings.fg_fraction:g}; it must be 0 to 1", owner, "fg_fraction")
+    where = f"{spec.where(owner, 'root_folder')}: root_folder"
+    return WindowDataConfig(
+        _source(spec),
+        settings.batch_size,
+        spec.tops,
+        transform,
+        training,
+        root=find_named(settings.root_folder, spec.path, where) if settings.root_folder else None,
+        scale=spec.finite(owner, "scale"),
+        fg_threshold=spec.finite(owner, "fg_threshold"),
+        bg_threshold=spec.finite(owner, "bg_threshold"),
+        fg_fraction=settings.fg_fraction,
+        context_pad=settings.context_pad,
+        is_square=settings.crop_mode == "square",
     )
 
 

@@ -9,11 +9,16 @@ from samovar.data.config import LayerConfig
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, read_text
 from samovar.frontends.caffe.data import data_config, data_warnings, refuse_memory_data
+from samovar.frontends.caffe.foreign import FOREIGN_FIELDS, foreign_sentence
 from samovar.frontends.caffe.layers.inputs import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class, settings_of
 from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase, Shape
 from samovar.frontends.caffe.upgrade import layers_of
 
+_NOT_IN_TRAINING = {
+    "debug_info": "of a net is for `samovar test` and `samovar caffe test`; training goes by the solver's, as in Caffe",
+    "force_backward": "has no effect",
+}
 _MAX_NAME_LENGTH = 500  # Caffe knows no limit
 
 
@@ -27,13 +32,14 @@ class CaffeNetDefinition:
     level: int
     stages: tuple[str, ...]
     warnings: tuple[str, ...]
+    debug_info: bool = False
 
     def in_phase(self, phase: Phase) -> tuple[LayerSpec, ...]:
         """The layers that Caffe would build in `phase`, by their include and exclude rules."""
         return tuple(replace(spec, phase=phase) for spec in self.layers if self._is_included(spec, phase))
 
     def data_layers(self, phase: Phase) -> tuple[LayerConfig, ...]:
-        """What the net's data layers (Data, HDF5Data, ImageData) read in `phase`, in file order; none is allowed.
+        """What the net's data layers (of DATA_TYPES) read in `phase`, in file order; none is allowed.
 
         Raises InputError for what is missing, wrong or not supported in one of them, and for MemoryData, which
         only a program can fill.
@@ -80,7 +86,7 @@ def load_net(path: Path, level: int | None = None, stages: Sequence[str] = ()) -
     Raises InputError with file and line where it is no net, has no layers, or a layer's type or phase rules
     cannot be used.
     """
-    return net_from_message(read_text(path, "NetParameter"), level, stages)
+    return net_from_message(read_text(path, "NetParameter", FOREIGN_FIELDS), level, stages)
 
 
 def net_from_message(text: TextMessage, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
@@ -94,7 +100,8 @@ def net_from_message(text: TextMessage, level: int | None = None, stages: Sequen
     for spec in layers:
         _check(spec)
     level = net.state.level if level is None else level
-    return CaffeNetDefinition(path, net.name, layers, level, (*net.state.stage, *stages), _warnings(text, layers))
+    stages, warnings = (*net.state.stage, *stages), _warnings(text, layers)
+    return CaffeNetDefinition(path, net.name, layers, level, stages, warnings, net.debug_info)
 
 
 def _why_no_name(name: str) -> str:
@@ -118,13 +125,14 @@ def _check(spec: LayerSpec) -> None:
 
 
 def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
-    warnings = []
+    warnings: list[str] = []
     if text.message.layers:
         place = f"{text.path}:{text.places.line_of('layers')}"
         warnings.append(f"{place}: 'layers' is the format before 2014; read as Caffe's upgrade tools would")
-    for field in ("debug_info", "force_backward"):
+    warnings += [f"{text.path}:{field.line}: {foreign_sentence(field)}" for field in text.skipped]
+    for field, sentence in _NOT_IN_TRAINING.items():
         if getattr(text.message, field):
-            warnings.append(f"{text.path}:{text.places.line_of(field)}: {field} has no effect")
+            warnings.append(f"{text.path}:{text.places.line_of(field)}: {field} {sentence}")
     for spec in layers:
         warnings += [
             f"{spec.where(field.name)}: {field.name} has no effect on a layer of type {spec.type}"

@@ -56,6 +56,15 @@ def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
             after.is_merged = before.rectifies_bottom = True
 
 
+def separate_rectifiers(steps: Sequence[Step]) -> None:
+    """Have every ReLU do its own work again."""
+    for step in steps:
+        if isinstance(step.layer, ReLU):
+            step.layer.is_merged = False
+        elif isinstance(step.layer, LRN | Pooling):
+            step.layer.rectifies_bottom = False
+
+
 def _readers(later: Sequence[Step], blob: str) -> list[Step]:
     """The steps that take what `blob` holds now."""
     found = []

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -11,11 +12,20 @@ from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
-from samovar.frontends.caffe.memory_plan import planned
+from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.spec import Phase, Shape, text
 from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
 from samovar.model.output import NetOutput
+
+
+class Watch(Protocol):
+    """Sees what each step of a net (by its number) takes and gives, and may give the same values on in their place."""
+
+    def begin(self, blobs: Mapping[str, torch.Tensor]) -> None: ...
+    def taken(self, number: int, bottoms: list[torch.Tensor]) -> list[torch.Tensor]: ...
+    def given(self, number: int, step: Step, tops: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]: ...
+    def ended(self) -> None: ...
 
 
 class CaffeNet(nn.Module):
@@ -39,6 +49,7 @@ class CaffeNet(nn.Module):
         self.layer_modules = nn.ModuleList(step.layer for step in self._steps)
         self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer)]
         self._num_samples_seen = 0
+        self._watch: Watch | None = None
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
         """Loss and outputs of a batch: blobs by name, images float32 (N, C, H, W), labels (N).
@@ -54,18 +65,34 @@ class CaffeNet(nn.Module):
         if self.is_random:
             self._number_samples(batch)
         blobs = {name: batch[name] for name in self.input_names}
+        if self._watch is not None:
+            self._watch.begin(blobs)
         loss: torch.Tensor | None = None
-        for step in self._steps:
+        for number, step in enumerate(self._steps):
             for name in step.channels_last:
                 blobs[name] = blobs[name].contiguous(memory_format=torch.channels_last)
-            tops = step.layer(*_bottoms(step, blobs))
+            tops = self._tops(number, step, _bottoms(step, blobs))
             blobs.update(zip(step.tops, tops, strict=True))
             for name, weight in step.loss_weights:
                 term = _weighted(blobs[name], weight)
                 loss = term if loss is None else loss + term
             for name in step.last_uses:
                 del blobs[name]
+        if self._watch is not None:
+            self._watch.ended()
         return loss, {name: _not_half(blobs[name]) for name in self.output_names}
+
+    def be_watched(self, watch: Watch) -> None:
+        """From now on `watch` sees every blob: no layer does another's work, and none overwrites its bottom."""
+        separate_rectifiers(self._steps)
+        for layer in self.layers:
+            layer.overwrites_bottom = False
+        self._watch = watch
+
+    def _tops(self, number: int, step: Step, bottoms: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if self._watch is None:
+            return step.layer.tops(*bottoms)
+        return self._watch.given(number, step, step.layer.tops(*self._watch.taken(number, bottoms)))
 
     def _number_samples(self, batch: Mapping[str, torch.Tensor]) -> None:
         numbers = batch.get(SAMPLE_NUMBERS)

@@ -87,8 +87,10 @@ class Scope:
         return self._add_constant("integers", np.asarray(values, np.int64))
 
     def parameter(self, index: int) -> str:
-        """The layer's parameter `index`; one that layers share stands in the file once."""
+        """The layer's parameter `index`; one that layers share stands in the file once, if in one shape."""
         name = self.layer.parameter_names[index]
+        if self.layer.attribute_names[index] in self.layer.reshaped:
+            return self._add_constant("parameter", self.array(index))
         if name not in self._taken:
             self._graph.add_constant(self._unique(name), self.array(index))
         return name
@@ -97,7 +99,8 @@ class Scope:
         """The values of the layer's parameter `index`, in C order."""
         owner, _, name = self.layer.attribute_names[index].rpartition(".")
         tensor: torch.Tensor = getattr(self.layer.get_submodule(owner), name)
-        return np.asarray(tensor.detach().to("cpu", torch.float32).numpy(), order="C")
+        values = tensor.detach().to("cpu", torch.float32).reshape(self.layer.parameter_shapes[index])
+        return np.asarray(values.numpy(), order="C")
 
     def _add_constant(self, kind: str, array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> str:
         name = self._unique(f"{self.layer.spec.name}/{kind}")

@@ -12,6 +12,7 @@ from samovar.frontends.caffe.fillers import fill
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
 
 _ParamSpec = message_class("ParamSpec")
+_PERMISSIVE = 1  # ParamSpec.DimCheckMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class ParameterStore:
     ) -> tuple[str, nn.Parameter]:
         """Name and value of the layer's parameter `index`, filled by `filler`.
 
-        Where the prototxt shares it by name, those of the layer that came first.
+        Where the prototxt shares it by name, those of the layer that came first; with `share_mode: PERMISSIVE` they
+        may have another shape of as many values.
         A 4-D weight lies channels-last in memory: convolutions run faster on it (LeNet: 1.6 times).
         Raises InputError for a shape that differs from the owner's, or multipliers that contradict it.
         """
@@ -151,10 +153,11 @@ def _freeze(spec: LayerSpec, param: Message) -> None:
 def _merge(spec: LayerSpec, owned: _Owned, param: Message, shape: Shape) -> None:
     where = f"parameter '{param.name}' is shared with layer '{owned.layer}'"
     owner_shape = tuple(owned.parameter.shape)
-    if owner_shape != shape:
+    is_permissive = param.share_mode == _PERMISSIVE
+    if owner_shape != shape and not (is_permissive and math.prod(owner_shape) == math.prod(shape)):
+        advice = "have one shape, or with share_mode: PERMISSIVE as many values"
         raise spec.error(
-            f"{where}, where it has shape {text(owner_shape)}, but {text(shape)} here; "
-            "shared parameters must have one shape",
+            f"{where}, where it has shape {text(owner_shape)}, but {text(shape)} here; shared parameters must {advice}",
             "param",
         )
     for field in ("lr_mult", "decay_mult"):

@@ -39,6 +39,7 @@ def stored_of(net: Net) -> StoredNet:
     records = []
     for outline in net.caffe_net.layers_for_caffemodel():
         held = layers[outline.name].caffe_parameters() if outline.parameter_names else []
-        blobs = [parameter.detach().float().cpu().numpy() for parameter in held]
+        shaped = zip(held, outline.parameter_shapes, strict=bool(held))
+        blobs = [parameter.detach().float().cpu().reshape(shape).numpy() for parameter, shape in shaped]
         records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
     return StoredNet(net.caffe_net.name, records)

@@ -83,6 +83,8 @@ def _image_shape(spec: LayerSpec) -> Shape | None:
 def _num_channels(spec: LayerSpec) -> int:
     """0 where neither type nor mean tell it; a mean file that is not there tells nothing."""
     transform = spec.message.transform_param
+    if spec.type == "WindowData":
+        return 3
     if spec.type == "ImageData":
         return 3 if spec.message.image_data_param.is_color else 1
     if len(transform.mean_value) > 1:

@@ -21,6 +21,7 @@ _AS_WRITTEN = (
     *("momentum", "momentum2", "rms_decay", "delta", "weight_decay", "regularization_type"),
     *("max_iter", "display", "average_loss", "iter_size"),
     *("test_interval", "test_initialization", "test_compute_loss", "snapshot", "snapshot_after_train"),
+    "debug_info",
 )
 
 
@@ -62,6 +63,7 @@ class CaffeSolver:
     snapshot_prefix: Path
     snapshot_format: SnapshotFormat
     snapshot_after_train: bool
+    debug_info: bool
     random_seed: int | None
     solver_mode: str
     type: str

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, nearest
-from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
+from samovar.frontends.caffe.foreign import foreign_sentence
 from samovar.solver.config import TYPES
 from samovar.solver.policy import POLICIES
 
@@ -35,10 +35,11 @@ def check_solver(text: TextMessage) -> None:
 
 def solver_warnings(text: TextMessage) -> tuple[str, ...]:
     """A sentence for each field that is set but changes nothing, or not what one would expect."""
-    return tuple(
+    own = (
         f"{text.path}:{text.places.line_of(field)}: {field} {sentence}"
-        for field, sentence in (*_without_effect(text.message), *_of_others(text.message), *_foreign(text))
+        for field, sentence in (*_without_effect(text.message), *_of_others(text.message))
     )
+    return (*own, *(f"{text.path}:{field.line}: {foreign_sentence(field)}" for field in text.skipped))
 
 
 def only_for_caffe(text: TextMessage) -> tuple[str, ...]:
@@ -98,8 +99,8 @@ _CHECKS: tuple[Callable[[TextMessage], None], ...] = (
 
 
 def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
-    if solver.debug_info:
-        yield "debug_info", "has no effect; `samovar time` and `samovar inspect` look into a net"
+    if solver.debug_info and not solver.display:
+        yield "debug_info", "shows values of the iterations that are displayed, and display is 0"
     if solver.device_id:
         yield "device_id", "has no effect; training runs on the CPU"
     if not solver.layer_wise_reduce:
@@ -124,9 +125,3 @@ def _of_others(solver: Message) -> Iterator[tuple[str, str]]:
     for field, policies in _OF_POLICIES.items():
         if getattr(solver, field) and solver.lr_policy not in policies:
             yield field, f"has no effect with lr_policy '{solver.lr_policy}'"
-
-
-def _foreign(text: TextMessage) -> Iterator[tuple[str, str]]:
-    for field in text.places.fields:
-        if field in FOREIGN_FIELDS:
-            yield field, f"is a field of {FOREIGN_FIELDS[field]} that BVLC Caffe does not have; it has no effect here"

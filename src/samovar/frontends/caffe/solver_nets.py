@@ -7,6 +7,7 @@ from pathlib import Path
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import Place, TextMessage, read_text
+from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.paths import find_named
 from samovar.frontends.caffe.spec import PHASES, Phase
 
@@ -29,7 +30,7 @@ class NetSource:
 
     def name(self) -> str:
         """The net's name, else its file's; raises InputError where the file is no net."""
-        text = self.text if self.text is not None else read_text(self.path, "NetParameter")
+        text = self.text if self.text is not None else read_text(self.path, "NetParameter", FOREIGN_FIELDS)
         return text.message.name or self.path.stem
 
 

@@ -89,7 +89,7 @@ class NetTimer:
             leaves = [_cut(blobs[name], stop) for name, stop in _bottoms_of(step)]
             given = [_writable(leaf) if step.layer.overwrites_bottom else leaf for leaf in leaves]
             started_s = time.perf_counter()
-            tops = step.layer(*(step.layer.taken(bottom) for bottom in given))
+            tops = step.layer.tops(*(step.layer.taken(bottom) for bottom in given))
             seconds.forward_s += time.perf_counter() - started_s
             blobs.update(zip(step.tops, tops, strict=True))
             turns.append(_Turn(step, leaves, tops))

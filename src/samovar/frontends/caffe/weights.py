@@ -60,8 +60,8 @@ def _match_layer(
         )
     matched = {}
     for index, (name, array) in enumerate(zip(outline.parameter_names, found, strict=True)):
-        shape = shapes[name]
-        if _without_leading_ones(array.shape) != _without_leading_ones(shape):
+        shape, owners = outline.parameter_shapes[index], shapes[name]
+        if _without_leading_ones(array.shape) not in (_without_leading_ones(shape), _without_leading_ones(owners)):
             raise InputError(
                 f"{path}: layer '{outline.name}', array {index} has shape {text(array.shape)}, but "
                 f"{text(shape)} in the net; rename the layer in the prototxt to start it from its filler"
@@ -72,7 +72,7 @@ def _match_layer(
                 f"{path}: layer '{outline.name}', array {index} has {bad} values that are NaN or infinite; "
                 "take an earlier snapshot"
             )
-        matched[name] = array.reshape(shape)
+        matched[name] = array.reshape(owners)
     return matched
 
 

@@ -13,18 +13,22 @@ from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 _AUTOMATIC = "(automatic)"
 _MANY = 1 << 16
-_NUM_TOPS = {"Data": (1, 2), "ImageData": (2, 2), "MemoryData": (2, 2)}
+_NUM_TOPS = {"Data": (1, 2), "ImageData": (2, 2), "MemoryData": (2, 2), "WindowData": (2, 2)}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """A layer as a `.caffemodel` lists it; `parameter_names` in Caffe's order, as in `ParameterInfo`."""
+    """A layer as a `.caffemodel` lists it; `parameter_names` in Caffe's order, as in `ParameterInfo`.
+
+    `parameter_shapes` are this layer's, where that which owns a shared array may have another.
+    """
 
     name: str
     type: str
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     parameter_names: tuple[str, ...]
+    parameter_shapes: tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class Wiring:
             self._write(spec, top, shape, None)
             self.input_names.append(top)
             self.input_shapes[top] = shape
-        self.outlines.append(LayerOutline(spec.name, spec.type, (), spec.tops, ()))
+        self.outlines.append(LayerOutline(spec.name, spec.type, (), spec.tops, (), ()))
 
     def _data_shape(self, spec: LayerSpec, top: str) -> Shape:
         if top not in self._data_shapes:
@@ -125,7 +129,8 @@ class Wiring:
             self._write(spec, top, shape, layer, may_exist=in_place)
         weights = _loss_weights(spec, kind, tops)
         self._steps.append(Step(layer, spec.bottoms, tops, _detached(spec), weights))
-        self.outlines.append(LayerOutline(spec.name, spec.type, spec.bottoms, tops, tuple(layer.parameter_names)))
+        names, shapes = tuple(layer.parameter_names), tuple(layer.parameter_shapes)
+        self.outlines.append(LayerOutline(spec.name, spec.type, spec.bottoms, tops, names, shapes))
 
     def _automatic_top(self) -> str:
         """A name for a loss without a top: Caffe's, with a number from the second on."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from samovar.frontends.caffe.parameters import Filling, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
@@ -40,7 +41,9 @@ class Layer(nn.Module):
         self.spec = spec
         self.top_shapes = list(bottom_shapes[:1])
         self.parameter_names: list[str] = []
+        self.parameter_shapes: list[Shape] = []
         self.attribute_names: list[str] = []
+        self.reshaped: dict[str, Shape] = {}  # attributes that hold another layer's array, and their shapes here
         self.statistic_names: list[str] = []  # those attributes that forward keeps up to date
         self.overwrites_bottom = False  # set by the net where the top may be written over the bottom
         self.is_shared = False  # set by the net where another layer uses these parameters too
@@ -63,7 +66,10 @@ class Layer(nn.Module):
         index = len(self.parameter_names)
         name, parameter = self._store.make(self.spec, index, shape, filling, is_statistic)
         self._set_parameter(attribute, parameter)
+        if tuple(parameter.shape) != shape:
+            self.reshaped[attribute] = shape
         self.parameter_names.append(name)
+        self.parameter_shapes.append(shape)
         self.attribute_names.append(attribute)
         if is_statistic:
             self.statistic_names.append(attribute)
@@ -73,6 +79,15 @@ class Layer(nn.Module):
         if bottom.dtype == torch.bfloat16:
             return bottom if self.takes_half else bottom.float()
         return bottom if self.takes_integers or bottom.is_floating_point() else bottom.float()
+
+    def tops(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`self(*bottoms)`, with arrays of layers of other shapes (`share_mode: PERMISSIVE`) in the own ones."""
+        if not self.reshaped:
+            computed: tuple[torch.Tensor, ...] = self(*bottoms)
+        else:
+            own = {name: attrgetter(name)(self).reshape(shape) for name, shape in self.reshaped.items()}
+            computed = functional_call(self, own, bottoms)
+        return computed
 
     def caffe_parameters(self) -> list[nn.Parameter]:
         """The parameters in Caffe's order (weight, bias)."""

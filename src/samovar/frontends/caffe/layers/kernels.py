@@ -7,6 +7,7 @@ bits do not depend on their number.
 Legend: N samples, C channels, H height, W width.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -74,13 +75,19 @@ def softmax_loss(
 def _is_plain(x: torch.Tensor) -> bool:
     """A tensor with memory of its own: no subclass, and nobody traces what is done with it."""
     return (
-        not (torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or _is_traced())
+        not (torch.compiler.is_compiling() or _is_exported() or _is_traced())
         and type(x) is torch.Tensor
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.layout == torch.strided
         and x.numel() > 0
     )
+
+
+def _is_exported() -> bool:
+    """Whether torch writes an ONNX file; not asked of torch.onnx before somebody imports it, which takes 0.4 s."""
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def _is_traced() -> bool:

@@ -33,6 +33,7 @@ DATA_TYPES = {
     "Data": ("data_param", "transform_param"),
     "HDF5Data": ("hdf5_data_param",),
     "ImageData": ("image_data_param", "transform_param"),
+    "WindowData": ("window_data_param", "transform_param"),
 }
 """Layers that read what files hold, and the fields with their settings."""
 INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
@@ -94,10 +95,14 @@ _LAYERS: dict[str, type[Layer]] = {
     "Tile": Tile,
 }
 SUPPORTED = tuple(sorted((*_LAYERS, *DATA_TYPES, *INPUT_TYPES)))
-_UNSUPPORTED_NAMES = """
-LSTMUnit Python WindowData
-"""
-_OF_CAFFE = frozenset(_UNSUPPORTED_NAMES.split())
+_WAYS_OUT = {
+    "LSTMUnit": "is a part of Caffe's own LSTM; write a layer of type LSTM",
+    "Python": "runs code that the net names, which never happens here; write the layer as a torch module, and register "
+    "it in your program with samovar.caffe.register_layer('{name}', ...): layers of type Python whose python_param has "
+    "layer: '{name}' are then of that module",
+}
+_OF_CAFFE = frozenset(_WAYS_OUT)
+_MAX_SHOWN = 80
 
 
 def register_layer(name: str, factory: ModuleFactory) -> None:
@@ -105,8 +110,9 @@ def register_layer(name: str, factory: ModuleFactory) -> None:
 
     `settings` is a dict, read from the layer's `python_param { param_str: '{"size": 3}' }`; `bottom_shapes` are
     those of the batch the net is built for. The module takes the bottoms and gives its top, or a tuple of tops.
-    A prototxt alone never names code: only what a program registers can be used. Raises ValueError for a name of
-    Caffe's own; a name registered before gets the new factory.
+    Layers of type Python whose python_param has `layer: NAME` are of the type registered as NAME; their `module` is
+    never imported. A prototxt alone never names code: only what a program registers can be used. Raises ValueError
+    for a name of Caffe's own; a name registered before gets the new factory.
     """
     known = name in _OF_CAFFE or name in SUPPORTED
     if known or not name:
@@ -115,20 +121,17 @@ def register_layer(name: str, factory: ModuleFactory) -> None:
 
 
 def layer_class(spec: LayerSpec) -> type[Layer]:
-    """The module class of the layer's type; InputError for a type that is unknown or not supported yet."""
-    if spec.type in _LAYERS:
-        return _LAYERS[spec.type]
-    if spec.type == "WindowData":
-        raise spec.error(
-            "Caffe's layer type WindowData is not supported: cut the windows out of the images once, and list them "
-            "for a layer of type ImageData (or write them into an LMDB or HDF5 file)",
-            "type",
-        )
+    """The module class of the layer's type; InputError for a type that is unknown or not supported.
+
+    A layer of type Python is of the type that a program registered under its `python_param { layer: "NAME" }`.
+    """
+    name = str(spec.message.python_param.layer) if spec.type == "Python" else spec.type
+    kind = _LAYERS.get(name)
+    if kind is not None and (spec.type != "Python" or issubclass(kind, UserLayer)):
+        return kind
     if spec.type in _OF_CAFFE:
-        raise spec.error(
-            f"Caffe's layer type {spec.type} is not supported yet; supported are {', '.join(SUPPORTED)}",
-            "type",
-        )
+        shown = name if name.isidentifier() and len(name) <= _MAX_SHOWN else "NAME"
+        raise spec.error(f"Caffe's layer type {spec.type} {_WAYS_OUT[spec.type].format(name=shown)}", "type")
     raise spec.error(
         f"unknown layer type '{spec.type}'; {nearest(spec.type, [*_LAYERS, *DATA_TYPES, *INPUT_TYPES])}", "type"
     )

@@ -1,0 +1,100 @@
+"""The command `samovar`: which commands there are; of these the one that is given is loaded, and no other."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from samovar import __version__
+from samovar.core.errors import InputError, SamovarError
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Where a command stands: a function, or the app of a group; the module may hold its context's SETTINGS."""
+
+    module: str
+    attribute: str
+    has_help: bool = True
+
+    def add_to(self, app: typer.Typer, name: str) -> None:
+        """Load the command."""
+        module = importlib.import_module(f"samovar.cli.{self.module}")
+        loaded = getattr(module, self.attribute)
+        if isinstance(loaded, typer.Typer):
+            app.add_typer(loaded, name=name)
+        else:
+            settings = getattr(module, "SETTINGS", None)
+            app.command(name, context_settings=settings, add_help_option=self.has_help)(loaded)
+
+
+COMMANDS = {
+    "train": Command("app", "train"),
+    "test": Command("app", "test"),
+    "time": Command("time", "time_net"),
+    "inspect": Command("inspect", "inspect"),
+    "convert": Command("convert", "convert"),
+    "caffe": Command("caffe_command", "caffe", has_help=False),
+    "run": Command("run", "run_script"),
+    "doctor": Command("doctor", "doctor"),
+    "data": Command("data", "data_app"),
+    "box": Command("box", "box_app"),
+}
+_WITHOUT_COMMAND = ("--version",)
+
+
+def app_of(words: Sequence[str]) -> typer.Typer:
+    """The command line for these words: with the command that they begin with, or with all, to tell of them."""
+    app = typer.Typer(
+        help="Train deep networks on several workers, and choose how they share what they learn.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+    app.callback()(options)
+    for name in _needed(words[0] if words else ""):
+        COMMANDS[name].add_to(app, name)
+    return app
+
+
+def _needed(word: str) -> Sequence[str]:
+    if word in _WITHOUT_COMMAND:
+        return ()
+    return (word,) if word in COMMANDS else tuple(COMMANDS)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"samovar {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def run() -> int:
+    """Run the command line; the exit code."""
+    try:
+        code = app_of(sys.argv[1:])(standalone_mode=False)
+    except Abort as error:
+        raise KeyboardInterrupt from error
+    except TyperException as error:
+        # Without arguments the help was shown, and there is nothing to say.
+        if message := error.format_message():
+            command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
+            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
+        return InputError.exit_code
+    except SamovarError as error:
+        sys.stderr.write(f"samovar: error: {error}\n")
+        return error.exit_code
+    return int(code or 0)

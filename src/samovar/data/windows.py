@@ -1,0 +1,204 @@
+"""Windows of images, as Caffe's WindowData cuts, stretches and mixes them.
+
+A sample is a window drawn among those of objects (overlap at least fg_threshold) or of background (below
+bg_threshold, class 0), with what is around it, stretched to K x K pixels. Of each batch the first
+batch_size - floor(batch_size * fg_fraction) are background.
+
+Legend: n samples, K crop size.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samovar.core.errors import InputError
+from samovar.data.config import WindowDataConfig
+from samovar.data.held import HeldRecords, Holding, Loaded
+from samovar.data.listed import ListedFiles
+from samovar.data.order import below, sample_draws
+from samovar.data.resize import resized
+from samovar.data.window_file import read_windows
+from samovar.formats.caffe.blob import read_mean
+from samovar.formats.image import Pixels, read_image
+
+Floats = npt.NDArray[np.float32]
+
+_MIRROR_WORD, _WINDOW_WORD = 0, 3  # of a sample's random words; the two between are those of crops
+_IMAGES_KEPT = 16
+
+
+class WindowSource:
+    """Images float32 (n, 3, K, K), blue first, and classes int64 (n,), of a window file.
+
+    Which window global sample s is, and whether it is mirrored, is a function of (seed, s); `shuffled` changes nothing.
+    Raises: InputError for a window file that cannot be used, and for a mean of another shape.
+    """
+
+    def __init__(self, config: WindowDataConfig, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        advice = 'check the window file, or give the folder that holds all images as root_folder ("/" for any)'
+        self._files = ListedFiles(config.source, config.root, advice)
+        listed = read_windows(config.source)
+        self._paths, self._windows = listed.paths, listed.windows.copy()
+        is_object = listed.overlaps >= np.float32(config.fg_threshold)
+        is_background = ~is_object & (listed.overlaps < np.float32(config.bg_threshold))
+        self._kinds = np.flatnonzero(is_background), np.flatnonzero(is_object)
+        self._num_objects = int(np.float32(config.batch_size) * np.float32(config.fg_fraction))
+        self._check()
+        self._windows[is_background, 1] = 0
+        self._mean = _mean_of(config)
+        self.held: HeldRecords | None = None
+        size = config.transform.crop_size
+        self.sample_shapes: dict[str, tuple[int, ...]] = dict(zip(config.tops, ((3, size, size), ()), strict=True))
+        self._image = lru_cache(_IMAGES_KEPT)(self._read_image)
+        self._image(int(self._windows[self._kinds[1 if len(self._kinds[1]) else 0][0], 0]))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds))
+
+    def read(self, first_sample: int, count: int) -> dict[str, torch.Tensor]:
+        """The global samples [first_sample, first_sample + count), by top; cost: up to one decoding each."""
+        words = sample_draws(self._seed, first_sample, count)
+        size = self._config.transform.crop_size
+        images, labels = np.zeros((count, 3, size, size), np.float32), np.empty(count, np.int64)
+        for place in range(count):
+            is_object = (first_sample + place) % self._config.batch_size >= self._config.batch_size - self._num_objects
+            windows = self._kinds[is_object]
+            index = int(windows[below(words[place, _WINDOW_WORD:], len(windows))[0]])
+            is_mirrored = self._config.transform.mirror and int(below(words[place, _MIRROR_WORD:], 2)[0]) == 1
+            self._put(images[place], index, is_mirrored)
+            labels[place] = self._windows[index, 1]
+        tensors = torch.from_numpy(images), torch.from_numpy(labels)
+        return dict(zip(self._config.tops, tensors, strict=True))
+
+    def loaded(self) -> Loaded:
+        """InputError: what a window shows depends on the sample that it is drawn for."""
+        raise InputError(
+            f"{self._config.source}: windows cannot be held in memory: they are cut anew for each sample. Train "
+            "without --hold-data"
+        )
+
+    def hold(self, holding: Holding) -> None:
+        """As `loaded`."""
+        self.held = HeldRecords(self.loaded(), holding)
+
+    def close(self) -> None:
+        """Nothing is open between reads."""
+
+    def _check(self) -> None:
+        config, (background, objects) = self._config, self._kinds
+        for kind, windows, number in (
+            ("background", background, config.batch_size - self._num_objects),
+            ("objects", objects, self._num_objects),
+        ):
+            if number and not len(windows):
+                raise InputError(
+                    f"{config.source}: has no window of {kind}, of which a batch takes {number}; change fg_threshold, "
+                    "bg_threshold or fg_fraction"
+                )
+        if (self._windows[objects, 1] <= 0).any():
+            raise InputError(f"{config.source}: a window with an overlap of fg_threshold or more has a class below 1")
+
+    def _put(self, target: Floats, index: int, is_mirrored: bool) -> None:
+        """The window's pixels, less their mean, into (3, K, K) zeros."""
+        number, _, *corners = self._windows[index].tolist()
+        image, config = self._image(number), self._config
+        cut = cut_of(corners, (image.shape[2], image.shape[1]), config)
+        if cut.x2 >= image.shape[2] or cut.y2 >= image.shape[1]:
+            raise InputError(
+                f"{config.source}: image {number}: '{self._paths[number]}' is {image.shape[2]} x {image.shape[1]}, and "
+                f"a window ends at {tuple(corners[2:])}; correct the file"
+            )
+        if cut.width < 1 or cut.height < 1:
+            return  # nothing of it is left in this size
+        pixels = resized(image[:, cut.y1 : cut.y2 + 1, cut.x1 : cut.x2 + 1], (cut.height, cut.width))
+        left = cut.right if is_mirrored else cut.left
+        place = np.s_[:, cut.top : cut.top + cut.height, left : left + cut.width]
+        values = (pixels[..., ::-1] if is_mirrored else pixels).astype(np.float32)
+        target[place] = (values if self._mean is None else values - self._mean[place]) * np.float32(config.scale)
+
+    def _read_image(self, number: int) -> Pixels:
+        try:
+            return read_image(self._files.find(self._paths[number]), "color")
+        except InputError as error:
+            raise InputError(f"{self._config.source}: image {number}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is taken of an image, x1 .. x2 by y1 .. y2 with both ends, the size it is stretched to, and where it goes.
+
+    `left` columns of zeros are before it, or `right` ones where it is mirrored, and `top` rows.
+    """
+
+    x1: int
+    y1: int
+    x2: int
+    y2: int
+    width: int
+    height: int
+    left: int = 0
+    right: int = 0
+    top: int = 0
+
+
+def cut_of(corners: list[int], image_size: tuple[int, int], config: WindowDataConfig) -> Cut:
+    """The cut for the window of these corners (x1, y1, x2, y2) in an image of (width, height).
+
+    With context the window grows by a factor of K / (K - 2 context_pad), so that the context is `context_pad` wide
+    once it is stretched; what lies outside of the image stays zero. Rounding is Caffe's, in float32.
+    """
+    size = config.transform.crop_size
+    x1, y1, x2, y2 = corners
+    if not (config.context_pad or config.is_square):
+        return Cut(x1, y1, x2, y2, size, size)
+    half_width, half_height = np.float32(x2 - x1 + 1) / 2, np.float32(y2 - y1 + 1) / 2
+    longer = max(half_width, half_height)
+    if config.is_square:
+        half_width = half_height = longer
+    factor = np.float32(size) / np.float32(size - 2 * config.context_pad)
+    first, last, width, left, right = _along(x1, np.float32(x2 - x1 + 1) / 2, half_width * factor, image_size[0], size)
+    upper, lower, height, top, _ = _along(y1, np.float32(y2 - y1 + 1) / 2, half_height * factor, image_size[1], size)
+    return Cut(first, upper, last, lower, min(width, size - left), min(height, size - top), left, right, top)
+
+
+def _along(
+    start: int, half: np.float32, grown: np.float32, image_size: int, size: int
+) -> tuple[int, int, int, int, int]:
+    """Along one axis: first and last pixel, the length they are stretched to, zeros before and behind."""
+    centre = np.float32(start) + half
+    first, last = _rounded(centre - grown), _rounded(centre + grown)
+    scale = np.float32(size) / np.float32(last - first + 1)
+    before, behind = max(0, -first), max(0, last - image_size + 1)
+    first, last = first + before, last - behind
+    lengths = (last - first + 1, before, behind)
+    length, before, behind = (_rounded(np.float32(number) * scale) for number in lengths)
+    return first, last, length, before, behind
+
+
+def _rounded(value: np.float32) -> int:
+    """To the nearest whole number, halves away from zero, as C's round."""
+    return int(np.trunc(value + np.copysign(np.float32(0.5), value)))
+
+
+def _mean_of(config: WindowDataConfig) -> Floats | None:
+    """The middle K x K of a mean image, or a mean for each channel, as (3, K, K)."""
+    values, file, size = config.transform.mean_values, config.transform.mean_file, config.transform.crop_size
+    if file is None:
+        if len(values) not in (0, 1, 3):
+            raise InputError(f"{config.source}: transform_param gives {len(values)} mean_value; give one, or three.")
+        means = np.array(values, np.float32).reshape(-1, 1, 1)
+        return np.broadcast_to(means, (3, size, size)) if values else None
+    mean: Floats = read_mean(file)
+    channels, height, width = mean.shape
+    if channels != 3 or height != width or width < size:
+        raise InputError(
+            f"{file}: the mean image has shape {mean.shape} (channels, height, width); windows of crop_size {size} "
+            "need three channels, and a square of at least that size."
+        )
+    start = (width - size) // 2
+    return mean[:, start : start + size, start : start + size]

@@ -1,0 +1,178 @@
+"""Caffe's `debug_info`: the mean absolute value of every blob, parameter and gradient of a pass, in Caffe's words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.split_names import SplitNames
+from samovar.frontends.caffe.wiring import Step
+
+TOP, PARAMETER, BOTTOM, GRADIENT, ALL = "top", "parameter", "bottom", "gradient", "all"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLine:
+    """One line; `kind` says of what: a layer's TOP, PARAMETER, BOTTOM's or parameter's GRADIENT, or ALL of the net."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of an array's values: how many, of absolute ones, of squares; in double precision."""
+
+    count: int
+    absolute: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> "_Sums":
+        values = values.detach()
+        squares = float(torch.sum(values * values, dtype=torch.float64)) if values.is_floating_point() else 0.0
+        return cls(values.numel(), float(torch.sum(values.abs(), dtype=torch.float64)), squares)
+
+    @property
+    def mean(self) -> float:
+        return self.absolute / max(1, self.count)
+
+
+class DebugInfo:
+    """Tells the lines of each pass of `net`, forward and then backward, while `is_on`.
+
+    The net then computes layer by layer: no layer does another's work, and none overwrites its bottom. Blobs that
+    several layers take are told under the names that Caffe's Split layers give them. Gradients of parameters are those
+    of this process, before any exchange; those of `iter_size` batches as they add up. Cost: two reads of every array.
+    """
+
+    def __init__(self, net: CaffeNet, tell: Callable[[Sequence[ValueLine]], None]) -> None:
+        self.is_on = True
+        self._net = net
+        self._tell = tell
+        self._names = SplitNames(net)
+        self._infos = {info.name: info for info in net.parameter_infos}
+        self._forward: list[ValueLine] = []
+        self._bottoms: dict[tuple[int, int], float] = {}
+        self._splits: dict[tuple[int, int], float] = {}
+        self._gradients: dict[str, _Sums] = {}
+        net.be_watched(self)
+
+    def begin(self, blobs: Mapping[str, torch.Tensor]) -> None:
+        """A pass begins with these blobs."""
+        for kept in (self._forward, self._bottoms, self._splits, self._gradients):
+            kept.clear()
+        if not self.is_on:
+            return
+        for index, outline in enumerate(self._names.outlines):
+            if self._names.is_input(index):
+                self._tell_tops(index, [blobs[top] for top in outline.tops])
+
+    def taken(self, number: int, bottoms: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What step `number` takes, so that each gradient is seen."""
+        if not (self.is_on and torch.is_grad_enabled()):
+            return bottoms
+        index = self._names.outline_of(number)
+        return [_probed(bottom, self._bottoms, (index, place)) for place, bottom in enumerate(bottoms)]
+
+    def given(self, number: int, step: Step, tops: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What it gives, likewise."""
+        if not self.is_on:
+            return tops
+        index = self._names.outline_of(number)
+        self._tell_tops(index, tops, step)
+        if not torch.is_grad_enabled():
+            return tops
+        return tuple(
+            _probed(top, self._splits, (index, place)) if (index, place) in self._names.splits else top
+            for place, top in enumerate(tops)
+        )
+
+    def ended(self) -> None:
+        """The forward pass is over."""
+        if self.is_on:
+            self._tell(tuple(self._forward))
+
+    def gradient(self, name: str, values: torch.Tensor) -> None:
+        """The gradient of parameter `name` is there."""
+        if self.is_on:
+            self._gradients[name] = _Sums.of(values)
+
+    def backward_ended(self) -> None:
+        """The backward pass is over."""
+        if not self.is_on:
+            return
+        lines: list[ValueLine] = []
+        for index in reversed(range(len(self._names.outlines))):
+            lines += self._backward_of(index)
+        self._tell((*lines, self._all()))
+
+    def _tell_tops(self, index: int, tops: Sequence[torch.Tensor], step: Step | None = None) -> None:
+        outline = self._names.outlines[index]
+        means = [_Sums.of(top).mean for top in tops]
+        head = f"    [Forward] Layer {outline.name}, "
+        for name, mean in zip(outline.tops, means, strict=True):
+            self._forward.append(ValueLine(TOP, f"{head}top blob {name} data: {mean:g}"))
+        for place, parameter in enumerate([] if step is None else step.layer.caffe_parameters()):
+            text = f"{head}param blob {self._shown(step, place)} data: {_Sums.of(parameter).mean:g}"
+            self._forward.append(ValueLine(PARAMETER, text))
+        for place, mean in enumerate(means):
+            for name in self._names.splits.get((index, place), ()):
+                layer = name.rpartition("_")[0]
+                self._forward.append(ValueLine(TOP, f"    [Forward] Layer {layer}, top blob {name} data: {mean:g}"))
+
+    def _backward_of(self, index: int) -> list[ValueLine]:
+        """The splits behind a layer, then the layer, as far as gradients came."""
+        outline, lines = self._names.outlines[index], []
+        for place, name in reversed(list(enumerate(outline.tops))):
+            if (index, place) in self._splits:
+                layer = self._names.splits[index, place][0].rpartition("_")[0]
+                mean = self._splits[index, place]
+                lines.append(ValueLine(BOTTOM, f"    [Backward] Layer {layer}, bottom blob {name} diff: {mean:g}"))
+        head = f"    [Backward] Layer {outline.name}, "
+        for place in range(len(outline.bottoms)):
+            if (index, place) in self._bottoms:
+                name, mean = self._names.bottom(index, place), self._bottoms[index, place]
+                lines.append(ValueLine(BOTTOM, f"{head}bottom blob {name} diff: {mean:g}"))
+        step = self._names.step_of(index)
+        for place, name in enumerate(outline.parameter_names):
+            if name in self._gradients:
+                mean = self._gradients[name].mean
+                lines.append(ValueLine(GRADIENT, f"{head}param blob {self._shown(step, place)} diff: {mean:g}"))
+        return lines
+
+    def _shown(self, step: Step | None, place: int) -> str:
+        """The name under which the prototxt shares a parameter, else its number in the layer."""
+        given = [] if step is None else step.layer.spec.message.param
+        return (given[place].name if place < len(given) else "") or str(place)
+
+    def _all(self) -> ValueLine:
+        data = [_Sums.of(info.parameter) for info in self._infos.values()]
+        gradients = list(self._gradients.values())
+        absolute = [sum(sums.absolute for sums in found) for found in (data, gradients)]
+        squares = [sum(sums.squares for sums in found) ** 0.5 for found in (data, gradients)]
+        norms = f"L1 norm = ({absolute[0]:g}, {absolute[1]:g}); L2 norm = ({squares[0]:g}, {squares[1]:g})"
+        return ValueLine(ALL, f"    [Backward] All net params (data, diff): {norms}")
+
+
+class _Probe(torch.autograd.Function):
+    """The same values; puts the mean absolute value of their gradient into `means` at `key`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, means: dict[tuple[int, int], float], key: tuple[int, int]) -> Any:
+        ctx.means, ctx.key = means, key
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        ctx.means[ctx.key] = _Sums.of(gradients[0]).mean
+        return gradients[0], None, None
+
+
+def _probed(values: torch.Tensor, means: dict[tuple[int, int], float], key: tuple[int, int]) -> torch.Tensor:
+    if not values.requires_grad:
+        return values
+    probed: torch.Tensor = _Probe.apply(values, means, key)  # type: ignore[no-untyped-call]
+    return probed

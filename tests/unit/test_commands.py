@@ -1,0 +1,49 @@
+"""What a command loads: itself, and nothing that another one needs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from samovar.cli.commands import COMMANDS, app_of
+
+HEAVY = ("numpy", "torch", "google.protobuf", "cryptography", "PIL", "lmdb", "h5py", "greenlet")
+LOADED = """
+import sys
+from samovar.cli.commands import app_of
+app_of(sys.argv[2:])
+print(*(name for name in sys.argv[1].split() if name in sys.modules))
+"""
+
+
+def loaded(*words: str) -> list[str]:
+    """Of HEAVY, what is there once the command line for `words` is."""
+    run = (sys.executable, "-c", LOADED, " ".join(HEAVY), *words)
+    return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (("--version",), HEAVY),
+        (("convert", "a", "b"), HEAVY),
+        (("inspect", "a"), HEAVY),
+        (("train", "--solver", "a"), ("torch", "PIL", "lmdb", "h5py", "greenlet")),
+    ],
+    ids=["version", "convert", "inspect", "train"],
+)
+def test_a_command_loads_what_it_needs(words: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
+    assert set(unneeded).isdisjoint(loaded(*words))
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("trian",)], ids=["nothing", "help", "a word that is no command"])
+def test_all_are_there_where_any_may_be_meant(words: tuple[str, ...]) -> None:
+    app = app_of(words)
+    names = [command.name for command in app.registered_commands] + [group.name for group in app.registered_groups]
+    assert sorted(names) == sorted(COMMANDS)
+
+
+def test_one_is_there_where_it_is_given() -> None:
+    assert [command.name for command in app_of(["train", "--solver", "a"]).registered_commands] == ["train"]
+    assert [group.name for group in app_of(["data", "digits"]).registered_groups] == ["data"]
+    assert not app_of(["--version"]).registered_commands
