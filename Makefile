@@ -1,10 +1,11 @@
 # One line a verb; CI and people call the same ones. A verb that needs the environment makes it first.
 PYTHON ?= python3
 SEEDS ?= 1000
+MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-data bench-box docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
 
 setup: $(GROUND)
 
@@ -26,6 +27,9 @@ bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
 bench-sync: $(GROUND) ; $(BIN)/python benchmarks/run.py sync
 bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
-bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box
+bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
+bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults
+bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
+bench-mnist: $(GROUND) ; for name in convergence elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

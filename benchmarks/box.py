@@ -6,101 +6,50 @@ one's begin to the last one's end; that adding reads two arrays where a copy rea
 """
 
 import os
-import random
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from functools import partial
 
 from figures import Figure, compare
+from ranks import WARM_UP_BLOCKS, Ranks, Spent, Turn, take_turns
 
 from samovar.box.board import create_board
 from samovar.box.mapped import create_center
 
-CLIENT_PROGRAM = Path(__file__).with_name("box_client.py")
 NUM_ELEMENTS = 244_000_000 // 4
 CLIENTS = (2, 4, 8)
-SIDES = ("copy", "box")
-WARM_UP_PAIRS, NUM_PAIRS = 2, 9
-TIMEOUT_S = 60.0
-
-Client = subprocess.Popen[str]
+BOX, COPY = "box", "copy"
+NUM_PAIRS = 9
 
 
 def run(short: bool) -> list[Figure]:
     num_elements = NUM_ELEMENTS // 100 if short else NUM_ELEMENTS
-    return [
-        figure for clients in CLIENTS for figure in measure(clients, num_elements, 3 if short else NUM_PAIRS, short)
-    ]
+    return [measure(clients, num_elements, 3 if short else NUM_PAIRS, short) for clients in CLIENTS]
 
 
-def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) -> list[Figure]:
-    """Rates in GB/s of the arrays' bytes."""
-    rates: dict[str, list[float]] = {side: [] for side in SIDES}
-    with clients_of(num_clients, num_elements) as clients:
-        for pair in range(WARM_UP_PAIRS + num_pairs):
-            for side in random.Random(pair).sample(SIDES, len(SIDES)):
-                rates[side].append(num_clients * num_elements * 4 / seconds(clients, side) / 1e9)
-        for client in clients:
-            verify(client, (WARM_UP_PAIRS + num_pairs) * (num_clients // 2))
-    ours, theirs = (rates[side][WARM_UP_PAIRS:] for side in ("box", "copy"))
-    name = f"{num_clients} clients, half read, half add {num_elements * 4 / 1e6:.0f} MB / copies"
-    return [compare(name, ours, theirs, "GB/s", None if short else 0.85)]
-
-
-def seconds(clients: list[Client], side: str) -> float:
-    """From the first one's begin to the last one's end, on the clock that all have."""
-    for client in clients:
-        tell(client, side)
-    times = [[float(word) for word in answer(client).split()] for client in clients]
-    return max(ended_s for _, ended_s in times) - min(began_s for began_s, _ in times)
-
-
-def verify(client: Client, num_updates: int) -> None:
-    """Every element is the number of all updates, and nobody has read a chunk that was not whole."""
-    tell(client, "verify")
-    found = answer(client)
-    if found != f"{num_updates} 0":
-        raise SystemExit(f"the center holds updates and torn reads {found}, not {num_updates} 0")
-
-
-@contextmanager
-def clients_of(num_clients: int, num_elements: int) -> Iterator[list[Client]]:
+def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) -> Figure:
+    """Rates in GB/s of the arrays' bytes. Clients share the cores as the system likes: there may be more of them."""
     descriptors = (create_board(num_clients), create_center(num_elements, num_clients))
-    with ExitStack() as stack:
-        clients = [start(stack, descriptors, index) for index in range(num_clients)]
+    jobs = [{"board": descriptors[0], "center": descriptors[1], "adds": index % 2 == 1} for index in range(num_clients)]
+    with Ranks("box_client.py", jobs, descriptors) as clients:
         for descriptor in descriptors:
             os.close(descriptor)
-        for client in clients:
-            answer(client)
-        yield clients
+        clients.answers()
+        num_bytes = num_clients * num_elements * 4
+        turns = {side: Turn(partial(spent, clients, side), num_bytes) for side in (BOX, COPY)}
+        rates = take_turns(turns, num_pairs)
+        verify(clients.last_answers(), (WARM_UP_BLOCKS + num_pairs) * (num_clients // 2))
+    ours, theirs = ([rate / 1e9 for rate in rates[side].wall] for side in (BOX, COPY))
+    name = f"{num_clients} clients, half read, half add {num_elements * 4 / 1e6:.0f} MB / copies"
+    return compare(name, ours, theirs, "GB/s", None if short else 0.85)
 
 
-def start(stack: ExitStack, descriptors: tuple[int, int], index: int) -> Client:
-    """Clients share the cores as the system likes: there may be more of them than cores."""
-    client = stack.enter_context(
-        subprocess.Popen(
-            [sys.executable, str(CLIENT_PROGRAM), *map(str, descriptors), ("read", "add")[index % 2]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=descriptors,
-        )
-    )
-    stack.callback(client.kill)
-    return client
+def spent(clients: Ranks, side: str) -> Spent:
+    """From the first one's begin to the last one's end, on the clock that all have, and what all computed."""
+    times = clients.ask(side)
+    wall_s = max(ended_s for _, ended_s, _ in times) - min(began_s for began_s, _, _ in times)
+    return wall_s, sum(computed_s for _, _, computed_s in times)
 
 
-def tell(client: Client, word: str) -> None:
-    assert client.stdin is not None
-    client.stdin.write(f"{word}\n")
-    client.stdin.flush()
-
-
-def answer(client: Client) -> str:
-    assert client.stdout is not None
-    line = client.stdout.readline()
-    if not line:
-        raise SystemExit("a client of the benchmark failed; its error stands above")
-    return line.strip()
+def verify(found: list[dict[str, list[int]]], num_updates: int) -> None:
+    """Every element is the number of all updates, and nobody has read a chunk that was not whole."""
+    if any(client != {"values": [num_updates], "torn": 0} for client in found):
+        raise SystemExit(f"after {num_updates} updates the center holds {found}")

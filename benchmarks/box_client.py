@@ -1,9 +1,16 @@
-"""One client of `box.py`: `box_client.py BOARD CENTER read|add`, told by lines what to do; answers when it did it."""
+"""One client of `box.py`, told by lines what to do; answers when it did it, on the clock that all have.
 
+JOB is JSON: the descriptors of board and center, and whether it adds or reads. At the end of the input it answers with
+the values in the center, and how many chunks it read that were not whole.
+"""
+
+import json
 import sys
 import time
 
 import numpy as np
+import numpy.typing as npt
+from turns import answer
 
 from samovar import _native
 from samovar.box.board import Board
@@ -15,31 +22,26 @@ TIMEOUT_S = 60.0
 
 def main() -> None:
     _native.die_with_parent()
-    board, descriptor = Board(int(sys.argv[1])), int(sys.argv[2])
-    adds = sys.argv[3] == "add"
-    with MappedCenter(descriptor, board.join()) as center:
+    job = json.loads(sys.argv[1])
+    with MappedCenter(job["center"], Board(job["board"]).join()) as center:
         source, own = np.ones(center.num_elements, np.float32), np.zeros(center.num_elements, np.float32)
-        print("ready", flush=True)
-        sequence = torn = 0
-        for line in map(str.strip, sys.stdin):
-            if line == "verify":
-                center.read(own, Deadline.after(TIMEOUT_S))
-                values = np.unique(own)
-                print(int(values[0]) if values.size == 1 else values, torn, flush=True)
-                continue
-            sequence += 1
-            began_s = time.monotonic()
-            if line == "copy":
+        answer("ready")
+        torn = 0
+        for sequence, line in enumerate(sys.stdin, start=1):
+            began_s, computed_s = time.monotonic(), time.process_time()
+            if line.strip() == "copy":
                 np.copyto(own, source)
-            elif adds:
+            elif job["adds"]:
                 center.accumulate(sequence, source, Deadline.after(TIMEOUT_S))
             else:
                 center.read(own, Deadline.after(TIMEOUT_S))
-            print(began_s, time.monotonic(), flush=True)
+            answer([began_s, time.monotonic(), time.process_time() - computed_s])
             torn += count_torn(own, center.chunk_elements)
+        center.read(own, Deadline.after(TIMEOUT_S))
+        answer({"values": np.unique(own).astype(int).tolist(), "torn": torn})
 
 
-def count_torn(values: "np.typing.NDArray[np.float32]", chunk_elements: int) -> int:
+def count_torn(values: npt.NDArray[np.float32], chunk_elements: int) -> int:
     """Chunks whose elements are not all equal."""
     whole = values[: values.size // chunk_elements * chunk_elements].reshape(-1, chunk_elements)
     return int((whole != whole[:, :1]).any(axis=1).sum()) + int(np.unique(values[whole.size :]).size > 1)

@@ -1,8 +1,9 @@
 """All-reduce against gloo, MPI and the memory's floor; put + notify against a bare futex.
 
-Rows of `run.py collectives` (each also by its own name, see `benchmarks/run.py`): two pinned ranks; 2, 4 and 8
-ranks over five sizes, `--collective auto` against the better of gloo and MPI and against every other plan; round
-trips. MPI needs the extra `bench` (mpi4py and mpich); without it the comparison is with gloo alone and says so.
+Rows of `run.py collectives` (each also by its own name, see `benchmarks/run.py`): two pinned ranks; 2, 4 and 8 ranks
+over five sizes, `--collective auto` against the better of gloo and MPI and against every other plan; round trips; two
+ranks over a network (`run.py collectives-network`). MPI needs the extra `bench` (mpi4py and mpich); without it the
+comparison is with gloo alone and says so.
 """
 
 import importlib.util
@@ -25,6 +26,7 @@ from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.calibration import NOMINAL
 from samovar.launch.placement import place
+from samovar.transports.keys import KEY_FILE_NAME, make_key
 from samovar.transports.shm import create_segment
 
 FOLDER = Path(__file__).parent
@@ -32,6 +34,7 @@ TIMEOUT_S = 900.0
 WORLD_SIZES = (2, 4, 8)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 PAIR_BARS = {4 << 10: 20.0, 28 << 20: 5.0, 244 << 20: 5.0}
+NETWORK_SIZES = (1 << 20, 64 << 20)
 LARGE_BYTES = 32 << 20
 # Beyond these the memory of one machine is short: every plan has staging areas of its own.
 MAX_STAGING_BYTES = 2 << 30
@@ -58,6 +61,19 @@ def run_pair(short: bool = False) -> list[Figure]:
             # A copy of one rank reads and writes N bytes each: 4N in all, what the sum in place has to move.
             ours, floor = (in_gigabytes(rates[side], 4 * size) for side in ("direct", "copy"))
             figures.append(compare(f"all-reduce {shown(size)}, 2 ranks / copying 4N bytes", ours, floor, "GB/s", 0.7))
+    return figures
+
+
+def run_network(short: bool = False) -> list[Figure]:
+    """Two ranks over loopback: encrypted windows against gloo, which encrypts nothing."""
+    sizes = NETWORK_SIZES[:1] if short else NETWORK_SIZES
+    cells = [cell(size, ["tcp ring", "tcp tree", "gloo"], 2 if short else 15) for size in sizes]
+    figures = []
+    for times, size in zip(measure(2, cells, with_mpi=False), sizes, strict=True):
+        rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+        for side in ("tcp ring", "tcp tree"):
+            name = f"all-reduce {shown(size)}, 2 ranks, {side} / gloo"
+            figures.append(compare(name, rates[side], rates["gloo"], "1/s", None))
     return figures
 
 
@@ -133,6 +149,7 @@ def measure(world_size: int, cells: list[dict[str, Any]], with_mpi: bool) -> lis
             "mpi": with_mpi,
             "cells": cells,
         }
+        make_key(Path(folder, KEY_FILE_NAME))
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job))
         run_ranks([sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)], world_size, with_mpi)

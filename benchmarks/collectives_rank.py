@@ -1,7 +1,8 @@
 """One rank of the all-reduce benchmark: every side in turn, cell by cell, seconds as JSON in a file.
 
-A *side* is a plan of ours by name, `gloo` (torch.distributed), `mpi` (mpi4py), or `copy` (the memory's rate). All
-sides run in the same processes; each block of each side begins at a barrier and its sum is verified exactly.
+A *side* is a plan of ours by name, `tcp PLAN` (over encrypted windows), `gloo` (torch.distributed), `mpi` (mpi4py), or
+`copy` (the memory's rate). All sides run in the same processes; each block of each side begins at a barrier and its
+sum is verified exactly.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +25,13 @@ from samovar.collectives.execute import open_channel
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.transports.base import Region
+from samovar.transports.base import Region, Transport
 from samovar.transports.join import SegmentOffer, join_segment
+from samovar.transports.keys import KEY_FILE_NAME, read_key
 from samovar.transports.shm import ShmTransport, create_segment
+from samovar.transports.tcp import TcpTransport
+from samovar.transports.tcp_listen import address_of, listen
+from samovar.transports.tcp_service import TcpConfig
 
 TIMEOUT_S = 120.0
 # An all-reduce in place multiplies by the (power of two) world size: exact, and far from overflow.
@@ -45,7 +51,7 @@ class Side(Protocol):
 
 
 class Ours:
-    def __init__(self, plan: str, transport: ShmTransport, data: Region) -> None:
+    def __init__(self, plan: str, transport: Transport, data: Region) -> None:
         self.array: Array = data.array
         group = transport.group
         self._channel = open_channel(plan, ALL_REDUCES[plan](group.rank, group.world_size), transport, data)
@@ -95,6 +101,7 @@ class Rank:
         torch.distributed.init_process_group("gloo", store=self.store, rank=rank, world_size=self.group.world_size)
         self._num_segments = 0
         self.barrier = open_barrier(self.transport())
+        self._key_file = Path(job["folder"], KEY_FILE_NAME)
 
     def transport(self) -> ShmTransport:
         """A segment of its own, so that its memory is free again when its windows are."""
@@ -109,6 +116,17 @@ class Rank:
             descriptor, _ = join_segment(self.store.get(key).decode(), Deadline.after(TIMEOUT_S))
             torch.distributed.barrier()
         return ShmTransport(descriptor, self.group, oversubscribed=self.oversubscribed)
+
+    @cached_property
+    def tcp(self) -> TcpTransport:
+        """One for all cells."""
+        listening = listen()
+        host, port = address_of(listening)
+        self.store.set(f"address {self.group.rank}", f"{host} {port}")
+        told = [self.store.get(f"address {rank}").decode().split() for rank in range(self.group.world_size)]
+        addresses = [(address, int(number)) for address, number in told]
+        config = TcpConfig("benchmark", TIMEOUT_S)
+        return TcpTransport(self.group, config, read_key(self._key_file), listening, addresses)
 
 
 def blocks(array: Array) -> Iterator[Array]:
@@ -138,6 +156,9 @@ class Cell:
             return Gloo(other)
         if name == "mpi":
             return Mpi(other, self._rank.mpi)
+        if name.startswith("tcp "):
+            window = self._rank.tcp.open_window("data", data.array.nbytes, 0)
+            return Ours(name.removeprefix("tcp "), self._rank.tcp, Region.of(window, 0, len(data.array), np.float32))
         return Copy(data.array) if name == "copy" else Ours(name, transport, data)
 
     def block(self, side: Side, num_runs: int, verified: bool) -> tuple[float, float]:

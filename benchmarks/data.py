@@ -4,11 +4,7 @@ Reading alone: each rank, on a core of its own, takes its batches in random orde
 flag and without, in turns, the same weights in the end. What loading takes is no part of a rate; it is printed.
 """
 
-import json
 import os
-import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +13,12 @@ import numpy as np
 from figures import Figure, compare, compare_both
 from PIL import Image
 from ranks import ZOO, Net, Ranks, own_cpus, take_turns
+from trained import trained
 
 from samovar.data.image_files import Conversion, class_folders, write_image_files
 from samovar.transports.shm import create_segment
 
 NUM_JPEG, NUM_SMALL = 512, 4096
-SAMOVAR = Path(sys.executable).with_name("samovar")
 JPEG = Net("jpeg", "JPEG 256x256, crop 227", 16, 3, 227, 4, 16)
 RAW = Net("raw", "raw 3x32x32", 100, 3, 32, 20, 16)
 NUM_TRAINED_PAIRS = 8
@@ -89,19 +85,11 @@ def training(source: Path, folder: Path, num_steps: int, num_pairs: int) -> Figu
     hashes = set()
     for pair in range(num_pairs):
         for side in sorted(rates, reverse=pair % 2 == 1):
-            result = trained(folder, f"{side}{pair}", ["--hold-data"] if side == "held" else [])
+            flags = ["--hold-data"] if side == "held" else []
+            result = trained(folder, "--solver", "solver.prototxt", "--threads-per-worker", 1, "--shuffle", *flags)
             rates[side].append(result["samples_per_second"])
             hashes.add(result["weights_sha256"])
     if len(hashes) != 1:
         raise SystemExit(f"the weights differ: {hashes}")
     title = f"CIFAR-10 quick b{RAW.batch} on PNG, 1 worker x 1 thread, held / files"
     return compare(title, rates["held"], rates["files"], "samples/s", None)
-
-
-def trained(folder: Path, name: str, flags: list[str]) -> dict:
-    """The result of a run."""
-    command = [SAMOVAR, "train", "--solver", "solver.prototxt", "--threads-per-worker", "1", "--shuffle", "--out", name]
-    subprocess.run([*map(str, command), *flags], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    result = json.loads((folder / name / "result.json").read_text())
-    shutil.rmtree(folder / name)
-    return result

@@ -60,19 +60,30 @@ class Turn:
 
 
 class Ranks:
-    """A process of the rank program for each job; in a `with` block, after which all have ended."""
+    """A process of the rank program for each job; in a `with` block, after which all have ended.
 
-    def __init__(self, program: str, jobs: Sequence[Mapping[str, object]], descriptors: Sequence[int] = ()) -> None:
+    `prefixes` are the words, if any, of a command that runs each process.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        jobs: Sequence[Mapping[str, object]],
+        descriptors: Sequence[int] = (),
+        prefixes: Sequence[Sequence[str]] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._program = program
+        self._timeout_s = timeout_s
         self._processes = [
             subprocess.Popen(
-                [sys.executable, str(FOLDER / program), json.dumps(job)],
+                [*prefix, sys.executable, str(FOLDER / program), json.dumps(job)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 pass_fds=descriptors,
             )
-            for job in jobs
+            for job, prefix in zip(jobs, prefixes or [()] * len(jobs), strict=True)
         ]
 
     def __enter__(self) -> "Ranks":
@@ -82,7 +93,7 @@ class Ranks:
         self._close_input()
         for process in self._processes:
             try:
-                process.wait(0 if error else TIMEOUT_S)
+                process.wait(0 if error else self._timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -91,6 +102,17 @@ class Ranks:
     def answers(self, count: int | None = None) -> list[Any]:
         """The next line of each, or of the first `count`."""
         return [self._answer(process) for process in self._processes[:count]]
+
+    def ask(self, line: str, count: int | None = None) -> list[Any]:
+        """What each, or the first `count`, answers to a line."""
+        self.tell(line, count)
+        return self.answers(count)
+
+    def tell(self, line: str, count: int | None = None) -> None:
+        for process in self._processes[:count]:
+            with suppress(BrokenPipeError):  # its answer will be missing
+                process.stdin.write(f"{line}\n")
+                process.stdin.flush()
 
     def last_answers(self) -> list[Any]:
         """What each says when nothing more is asked."""
@@ -103,11 +125,7 @@ class Ranks:
 
     def _block(self, side: str, num_steps: int, count: int | None) -> Spent:
         """Until the last process has ended, and what all have computed."""
-        for process in self._processes[:count]:
-            with suppress(BrokenPipeError):  # its answer will be missing
-                process.stdin.write(f"{side} {num_steps}\n")
-                process.stdin.flush()
-        spent = self.answers(count)
+        spent = self.ask(f"{side} {num_steps}", count)
         return max(wall_s for wall_s, _ in spent), sum(cpu_s for _, cpu_s in spent)
 
     def _close_input(self) -> None:
@@ -116,7 +134,7 @@ class Ranks:
                 process.stdin.close()
 
     def _answer(self, process: subprocess.Popen[str]) -> Any:
-        line = process.stdout.readline() if select.select([process.stdout], [], [], TIMEOUT_S)[0] else ""
+        line = process.stdout.readline() if select.select([process.stdout], [], [], self._timeout_s)[0] else ""
         if not line:
             raise SystemExit(f"a process of {self._program} failed; its error stands above, if it had time for one")
         return json.loads(line)

@@ -9,11 +9,15 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import box
 import collectives
+import convergence
 import data
+import elastic
+import faults
 import lenet
 import nets
 import remote
@@ -30,9 +34,11 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "box": box.run,
     "lenet": lenet.run,
     "collectives": collectives.run,
+    "collectives-network": collectives.run_network,
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,
     "data": data.run,
+    "faults": faults.run,
     "nets": nets.run,
     "remote": remote.run,
     "round-trips": collectives.run_round_trips,
@@ -42,16 +48,24 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "sync-alexnet": sync.run_alexnet,
     "times": times.run,
     "torch": torch_sync.run,
+    "two-hosts": two_hosts.run_speed,
+    "two-hosts-box": two_hosts.run_box,
+    "two-hosts-gradients": two_hosts.run_gradients,
 }
-WITHOUT_SHORT: dict[str, Callable[[], list[Figure]]] = {"two-hosts": two_hosts.run_speed}
-ON_MNIST = "two-hosts-accuracy"
+ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
+    "convergence": convergence.run,
+    "elastic-plain": elastic.run_plain,
+    **{f"elastic-{name}": partial(elastic.run_plain, names=[name]) for name in elastic.PAIRS},
+    "elastic-turns": elastic.run_turns,
+    "two-hosts-accuracy": two_hosts.run_accuracy,
+}
 OUT = Path(__file__).parent / "out"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted([*BENCHMARKS, *WITHOUT_SHORT, ON_MNIST]))
-    parser.add_argument("--mnist", type=Path, help=f"the folder of MNIST's four IDX files, for {ON_MNIST}")
+    parser.add_argument("name", choices=sorted([*BENCHMARKS, *ON_MNIST]))
+    parser.add_argument("--mnist", type=Path, help=f"the folder of MNIST's four IDX files, for {', '.join(ON_MNIST)}")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that it runs; no bar, no file")
     given = parser.parse_args()
     figures = figures_of(given.name, given.short, given.mnist)
@@ -64,11 +78,7 @@ def main() -> int:
 
 
 def figures_of(name: str, short: bool, mnist: Path | None) -> list[Figure]:
-    if name in BENCHMARKS:
-        return BENCHMARKS[name](short)
-    if short:
-        raise SystemExit(f"{name} has no short form; leave --short out")
-    return two_hosts.run_accuracy(mnist) if name == ON_MNIST else WITHOUT_SHORT[name]()
+    return ON_MNIST[name](mnist, short) if name in ON_MNIST else BENCHMARKS[name](short)
 
 
 def show(name: str, figures: list[Figure]) -> None:
@@ -84,7 +94,7 @@ def show(name: str, figures: list[Figure]) -> None:
             f"{figure.ratio:.3f}",
             f"{figure.lowest:.3f} .. {figure.highest:.3f}",
             "-" if figure.cpu_ratio is None else f"{figure.cpu_ratio:.3f}",
-            f"{figure.bar:.2f}" if figure.bar is not None else "-",
+            f"{figure.bar:.3g}" if figure.bar is not None else "-",
             "yes" if figure.holds else "NO",
         )
     Console(width=140).print(table)

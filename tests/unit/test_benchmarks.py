@@ -8,13 +8,40 @@ from types import ModuleType
 
 import pytest
 
-SLOW = ("collectives-pair", "collectives-sweep", "nets", "round-trips", "sync", "torch")
-TIMEOUT_S = 280.0
+from tests.multihost.namespaces import reason_against
+
+SLOW = (
+    "box",
+    "collectives-network",
+    "collectives-pair",
+    "collectives-sweep",
+    "convergence",
+    "data",
+    "faults",
+    "nets",
+    "remote",
+    "round-trips",
+    "sync",
+    "torch",
+)
+BETWEEN_HOSTS = (
+    "elastic-plain",
+    "elastic-turns",
+    "two-hosts",
+    "two-hosts-accuracy",
+    "two-hosts-box",
+    "two-hosts-gradients",
+)
+TIMEOUT_S = 600.0
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
-@pytest.mark.parametrize("name", ["lenet", "times", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", ["lenet", "times", *(pytest.param(name, marks=pytest.mark.slow) for name in (*SLOW, *BETWEEN_HOSTS))]
+)
 def test_a_benchmark_runs(repository_root: Path, name: str) -> None:
+    if name in BETWEEN_HOSTS and (reason := reason_against()):
+        pytest.skip(reason)
     program = repository_root / "benchmarks" / "run.py"
     ended = subprocess.run(
         [sys.executable, program, name, "--short"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S

@@ -1,0 +1,167 @@
+"""One rank on a host of its own: a torch net, trained as asked by each of several sides in turn.
+
+    hosts_rank.py JOB
+
+JOB is JSON: the net, the data, the sides with their settings, where the box is, if any. Started with torchrun's
+variables. Answers when it is ready, then each line of its input: `SIDE STEPS` with the seconds that its steps took, of
+which it computed; `accuracy SIDE` with how many of its part of the test images are right; `verify SIDE` with what it
+found. At the end of the input it leaves.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from contextlib import ExitStack
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from center_seat import open_seat, open_turns, shape_for
+from images import Images, random_images
+from torch_nets import alexnet, lenet
+from torch_sides import TIMEOUT_S, AtCenter, Ddp, Replicated, Side
+from turns import answer
+
+from samovar import _native
+from samovar.frontends.torch.parameters import layout_of
+from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.config import StrategyConfig
+
+NETS = {"alexnet": (alexnet, (3, 227, 227), 1000), "lenet": (lenet, (1, 28, 28), 10)}
+
+
+class Rank:
+    """This rank's sides; all ranks are asked the same."""
+
+    def __init__(self, job: dict[str, Any], store: dist.Store, closing: ExitStack) -> None:
+        self._job, self._store, self._closing = job, store, closing
+        self._number, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._images = Images.of(job["data"]) if job["data"] else None
+        self._blocks = count()
+        self._sides = {name: self._side(name, dict(settings)) for name, settings in job["sides"].items()}
+
+    def answer(self, line: str) -> object:
+        what, argument = line.split()
+        if what == "accuracy":
+            return self._accuracy(self._sides[argument])
+        if what == "verify":
+            return self._verified(self._sides[argument])
+        return self._block(what, int(argument))
+
+    def _side(self, name: str, settings: dict[str, Any]) -> Side:
+        kind = settings.pop("kind")
+        torch.manual_seed(self._job["seed"])
+        make_net, shape, classes = NETS[self._job["net"]]
+        net = make_net()
+        batch = self._job["batch"]
+        if self._images is None:
+            batches = random_images(self._number, batch, shape, classes)
+        else:
+            batches = self._images.batches(self._number, self._world_size, batch, self._job["seed"])
+        made = (net, self._job["rate"], batches)
+        if kind == "ddp":
+            return Ddp(*made, **settings)
+        if kind == "replicated":
+            return Replicated(*made, **settings)
+        return self._at_center(name, made, settings)
+
+    def _at_center(self, name: str, made: tuple[Any, ...], settings: dict[str, Any]) -> AtCenter:
+        """The first rank makes the center and gives it its weights before the others come."""
+        config = StrategyConfig(settings.pop("strategy"), **settings)
+        shape = shape_for(config, layout_of(dict(made[0].named_parameters())).num_elements)
+        turns = open_turns(self._job, dist.PrefixStore(name, self._store), self._number, self._world_size)
+        self._closing.callback(turns.transport.close)
+        if self._number > 0:
+            dist.barrier()
+        seat = self._closing.enter_context(open_seat(self._job, name, shape, self._number))
+        side = AtCenter(*made, config, CenterSeat(seat.center, self._number == 0, self._world_size), turns)
+        if self._number == 0:
+            dist.barrier()
+        return side
+
+    def _block(self, name: str, num_steps: int) -> list[float]:
+        """Seconds of so many steps, after those that bring this side to a steady pace; what was computed of them.
+
+        Who waits for nobody goes on until the others have made theirs, which does not count.
+        """
+        for side in self._sides.values():
+            side.settle()
+        side = self._sides[name]
+        dist.barrier()
+        for _ in range(self._job["warm_steps"].get(name, 0)):
+            self._step(side)
+        began_s, computed_s = time.perf_counter(), 0.0
+        for _ in range(num_steps):
+            computed_s += self._step(side)
+        wall_s = time.perf_counter() - began_s
+        self._go_on_for_others(side)
+        return [wall_s, computed_s]
+
+    def _go_on_for_others(self, side: Side) -> None:
+        key = f"block {next(self._blocks)}"
+        self._store.add(key, 1)
+        while side.waits_for_nobody and self._store.add(key, 0) < self._world_size:
+            self._step(side)
+
+    def _step(self, side: Side) -> float:
+        """The seconds that computing takes on this host, which may be slower than the machine's cores."""
+        began_s = time.thread_time()
+        side.step()
+        computed_s = side.computed_at_s - began_s
+        stretch = self._job["stretch"]
+        if stretch > 1:
+            time.sleep((stretch - 1) * computed_s)
+        return stretch * computed_s
+
+    def _accuracy(self, side: Side) -> list[int]:
+        assert self._images is not None
+        dist.barrier()
+        with side.evaluated():
+            return self._images.correct(side.net, self._number, self._world_size)
+
+    def _verified(self, side: Side) -> dict[str, object]:
+        """A digest of the weights that count, and how many updates the center holds, by chunks, and of this rank."""
+        side.settle()
+        dist.barrier()
+        with side.evaluated():
+            parameters = [parameter.detach() for parameter in side.net.parameters()]
+            is_finite = all(bool(parameter.isfinite().all()) for parameter in parameters)
+            sha256 = hashlib.sha256()
+            for parameter in parameters:
+                sha256.update(parameter.numpy().tobytes())
+        found: dict[str, object] = {"sha256": sha256.hexdigest(), "is_finite": is_finite}
+        if isinstance(side, AtCenter):
+            found |= {"updates": side.strategy.num_updates, "versions": side.versions()}
+        return found
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    _native.die_with_parent()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    limit = timedelta(seconds=TIMEOUT_S)
+    # Not the port of the variables, where Samovar's ranks meet.
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1
+    store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=limit)
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("torch", store), rank=rank, world_size=world_size, timeout=limit
+    )
+    with ExitStack() as closing:
+        asked = Rank(job, store, closing)
+        answer("ready")
+        for line in sys.stdin:
+            answer(asked.answer(line))
+        dist.barrier()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""`samovar train` as a side of a comparison."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SAMOVAR = Path(sys.executable).with_name("samovar")
+
+
+def trained(folder: Path, *arguments: object) -> dict[str, Any]:
+    """The result of a run in `folder`, of which nothing is left there."""
+    out = folder / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    command = [SAMOVAR, "train", *arguments, "--out", out]
+    subprocess.run([str(word) for word in command], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    shutil.rmtree(out)
+    return result
