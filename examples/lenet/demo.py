@@ -4,6 +4,7 @@ Needs nothing from outside: the images are scikit-learn's bundled digits.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,8 @@ def main() -> None:
 
 
 def train(out: str, *arguments: str, quiet: bool = False) -> dict[str, float]:
-    """Train the digits solver; the run's result.json."""
+    """Train the digits solver, anew each time; the run's result.json."""
+    shutil.rmtree(out, ignore_errors=True)
     solver = str(FOLDER / "digits_solver.prototxt")
     run("train", "--solver", solver, "--threads-per-worker", "1", "--out", out, *arguments, quiet=quiet)
     return json.loads((Path(out) / "result.json").read_text())

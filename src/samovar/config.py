@@ -34,7 +34,9 @@ class RunConfig:
     and inner products; everything else, the weights included, is float32 in any case. The steps of `trace` are
     recorded. With `hold_data` the training set, decoded, lies in the memory of all workers. `sweep` is what --workers
     auto measured, empty where workers were given. `stop_rule`, `record` and `replay` are of workers that wait for
-    nobody; a `stop_rule` of None is settled before ranks start.
+    nobody; a `stop_rule` of None is settled before ranks start. `box` is where their center lies (None: with the
+    launcher), a name or HOST:PORT with a `key_file`; `buffer` is its name there, None is settled before ranks start;
+    with `join` it is there already.
     """
 
     job: str
@@ -68,6 +70,10 @@ class RunConfig:
     stop_rule: str | None = None
     record: bool = False
     replay: Path | None = None
+    box: str | None = None
+    join: bool = False
+    key_file: Path | None = None
+    buffer: str | None = None
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -87,6 +93,7 @@ class RunConfig:
         if self.exact is not None:
             self._check_exact(self.exact)
         self._check_free()
+        self._check_box()
         if self.weights and self.snapshot is not None:
             raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
 
@@ -106,6 +113,29 @@ class RunConfig:
             raise InputError(
                 f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {', '.join(REPLAYABLE)}"
             )
+
+    def _check_box(self) -> None:
+        """Who trains at a box, and from what."""
+        if self.box is None:
+            flags = {"--join": self.join, "--key-file": self.key_file, "--buffer": self.buffer}
+            if given := [flag for flag, value in flags.items() if value]:
+                raise InputError(f"{given[0]}: which box? Give --box NAME or HOST:PORT too, or leave it out")
+            return
+        if not self.strategy.needs_center:
+            raise InputError(
+                f"--box {self.box}: workers with {self.strategy.name} share no center; choose shm-easgd or async-easgd"
+            )
+        if not self.is_free:
+            raise InputError(
+                f"--box {self.box}: workers with {self.strategy.name} take turns, and those at a box come and go; "
+                "choose async-easgd"
+            )
+        if self.record or self.replay is not None:
+            flag = "--record" if self.record else "--replay"
+            raise InputError(f"{flag}: others than this run's workers may train at a box; leave it or --box out")
+        if self.join and (self.weights or self.snapshot is not None):
+            flag = "--weights" if self.weights else "--snapshot"
+            raise InputError(f"--join: a run that joins starts from what others have learned; leave {flag} out")
 
     def _check_exact(self, num_slices: int) -> None:
         strategy = self.strategy
@@ -146,7 +176,7 @@ class RunConfig:
         """Read back a file that holds `to_json`'s value; InputError where it does not."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            for name in ("model", "snapshot", "out", "hdf5_out", "replay"):
+            for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
                 values[name] = None if values[name] is None else Path(values[name])
             values["weights"] = tuple(map(Path, values["weights"]))
             values["stages"] = tuple(values["stages"])

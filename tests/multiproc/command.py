@@ -71,6 +71,11 @@ class Command:
         output, errors = (path.read_text() for path in self._files)
         return Ended(return_code, output, errors)
 
+    @property
+    def output(self) -> str:
+        """What it has said on stdout so far."""
+        return self._files[0].read_text()
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -218,6 +218,13 @@ def out_is_a_file(place: Place) -> Bad:
 
 
 @case
+def out_of_a_run_that_has_ended(place: Place) -> Bad:
+    (place.folder / "ended").mkdir()
+    (place.folder / "ended" / "result.json").write_text("{}")
+    return train(place, "--out", "ended"), r"^--out ended: holds a run that has ended .*; give another folder, or go on"
+
+
+@case
 def out_below_a_file(place: Place) -> Bad:
     out = place.solver / "run"
     return train(place, "--out", out), rf"^cannot use {out} as run folder: Not a directory; .*--out"

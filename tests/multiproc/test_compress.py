@@ -38,6 +38,8 @@ def test_the_first_steps_decide_and_a_resumed_run_keeps_to_it(digits: Path, tmp_
     ended = succeed(*flags, "--out", "whole", folder=tmp_path)
     assert "gradients as bf16 where it helps" in ended.output
     assert ended.output.count("--compress bf16 stays on: ") + ended.output.count("--compress bf16 is switched off") == 1
+    result = result_of(tmp_path / "whole")
+    assert (result["compress"], result["is_compressed"]) == ("bf16", "stays on" in ended.output)
     saved = tmp_path / "whole" / "snapshots" / "step_00000013"
     ended = succeed(*flags, "--snapshot", saved, "--out", "rest", folder=tmp_path)
     assert "a step takes" not in ended.output

@@ -89,6 +89,39 @@ def test_ranks_by_variables(port: int, world_size: int) -> None:
             assert answer["threads"] == ["MainThread"]
 
 
+@pytest.mark.parametrize(
+    ("transport", "has_key_file"),
+    [("tcp", False), *(pytest.param(*row, marks=pytest.mark.slow) for row in (("tcp", True), ("gloo", False)))],
+)
+def test_ranks_of_one_host_can_meet_as_if_they_were_far_apart(
+    port: int, tmp_path: Path, transport: str, has_key_file: bool
+) -> None:
+    """Rank 0 makes the key file; without one a key that no file has."""
+    variables = {"SAMOVAR_TRANSPORT": transport}
+    if has_key_file:
+        variables["SAMOVAR_KEY_FILE"] = str(tmp_path / "key.pem")
+    program = (sys.executable, PROGRAM, "sums")
+    with started([(program, variables_of(rank, 2, port) | variables, ()) for rank in range(2)]) as ranks:
+        for rank, process in enumerate(ranks):
+            output, errors = process.communicate(timeout=END_S)
+            assert process.returncode == 0, errors
+            answer = json.loads(output)
+            assert (answer["rank"], answer["hosts"], answer["memory"]) == (rank, [[0], [1]], [])
+            assert answer["threads"] == ["MainThread"]
+            assert ("2 ranks on one host; by " + transport in errors) == (rank == 0)
+            assert "127.0.0.1 (lo)" in errors or rank > 0
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600] * has_key_file
+
+
+@pytest.mark.slow
+def test_transports_that_differ_are_named(port: int) -> None:
+    program = (sys.executable, PROGRAM, "sums", 20)
+    chosen = ({"SAMOVAR_TRANSPORT": "tcp"}, {})
+    commands = [(program, variables_of(rank, 2, port) | variables, ()) for rank, variables in enumerate(chosen)]
+    with started(commands) as ranks:
+        assert "transport is 'tcp' here and 'auto' on rank 1" in failed(ranks[0], 2)
+
+
 def test_one_rank_needs_no_socket() -> None:
     code, output, errors = ended((sys.executable, PROGRAM, "sums"), {})
     assert code == 0, errors

@@ -13,7 +13,10 @@ from tests.multiproc.command import SAMOVAR, run
 from tests.multiproc.script_run import run_script, write_script
 
 WHO = "print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}))"
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "SAMOVAR_LISTEN_FD", "OMP_NUM_THREADS")
+NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"),
+    *("SAMOVAR_LISTEN_FD", "SAMOVAR_TRANSPORT", "SAMOVAR_KEY_FILE"),
+)
 
 
 def told(output: str) -> list[dict[str, str | None]]:
@@ -25,7 +28,8 @@ def told(output: str) -> list[dict[str, str | None]]:
 
 
 def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
-    ended = run_script(tmp_path, f"import json\n{WHO}", 3, arguments=NAMES)
+    flags = ("--transport", "tcp", "--key-file", "key.pem")
+    ended = run_script(tmp_path, f"import json\n{WHO}", 3, *flags, arguments=NAMES)
     ranks = told(ended.output)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // 3)))
     for number, one in enumerate(ranks):
@@ -33,6 +37,7 @@ def test_ranks_are_told_who_they_are(tmp_path: Path) -> None:
         assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == "3"
         assert (one["MASTER_ADDR"], one["OMP_NUM_THREADS"]) == ("127.0.0.1", threads)
         assert (one["SAMOVAR_LISTEN_FD"] is not None) == (number == 0)
+        assert (one["SAMOVAR_TRANSPORT"], one["SAMOVAR_KEY_FILE"]) == ("tcp", str(tmp_path / "key.pem"))
     assert ended.return_code == 0
 
 
@@ -79,6 +84,7 @@ def test_several_hosts_number_their_ranks_on_and_say_how_they_meet(tmp_path: Pat
         (("nowhere.py",), "nowhere.py: no such file"),
         (("-n", 0, "script.py"), "--workers 0: give a number from 1"),
         (("-n", "many", "script.py"), "--workers many: give a number from 1, or auto"),
+        (("--transport", "mpi", "script.py"), "--transport: got 'mpi'; choose one of: auto, shm, gloo, tcp"),
         (("--nodes", 2, "script.py"), "--nodes 2 needs --node-rank, --master-addr, --master-port too"),
         (("--master-port", 99, "script.py"), "--master-port is for several hosts"),
         (

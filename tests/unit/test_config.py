@@ -35,6 +35,17 @@ FULL = RunConfig(
     trace=TraceWindow(20, 30),
     sweep=(SweptSetting(workers=4, threads_per_worker=2, samples_per_second=1.5),),
 )
+EASGD = StrategyConfig("async-easgd")
+AT_BOX = RunConfig(
+    "train",
+    Path("s"),
+    strategy=EASGD,
+    box="host0:4711",
+    join=True,
+    key_file=Path("box.key"),
+    buffer="lenet",
+    cpus=((),),
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +62,19 @@ FULL = RunConfig(
         ({"phase": "train"}, "--phase: got 'train'; choose one of: TRAIN, TEST"),
         ({"batch_mode": "local"}, "--batch-mode: got 'local'; choose one of: per-worker, global"),
         ({"weights": (Path("a"),), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
+        ({"strategy": EASGD, "join": True}, "--join: which box"),
+        ({"strategy": EASGD, "key_file": Path("key")}, "--key-file: which box"),
+        ({"strategy": EASGD, "buffer": "lenet"}, "--buffer: which box"),
+        ({"box": "default"}, "--box default: workers with sync share no center"),
+        ({"box": "default", "strategy": StrategyConfig("sync-easgd")}, "workers with sync-easgd share no center"),
+        (
+            {"box": "default", "strategy": StrategyConfig("round-robin-easgd")},
+            "workers with round-robin-easgd take turns",
+        ),
+        ({"box": "default", "strategy": EASGD, "record": True}, "--record: others than this run's workers may train"),
+        ({"box": "default", "strategy": EASGD, "replay": Path("r")}, "--replay: others than this run's workers may"),
+        ({"box": "b", "strategy": EASGD, "join": True, "weights": (Path("w"),)}, "--join: .*leave --weights out"),
+        ({"box": "b", "strategy": EASGD, "join": True, "snapshot": Path("s")}, "--join: .*leave --snapshot out"),
     ],
 )
 def test_refusals_name_the_flag_what_was_given_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
@@ -79,7 +103,7 @@ def test_buckets_as_flags_spell_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [RunConfig(**MINIMAL), FULL, RunConfig("test", Path("net"), weights=(Path("w"), Path("x")))]
+    "config", [RunConfig(**MINIMAL), FULL, AT_BOX, RunConfig("test", Path("net"), weights=(Path("w"), Path("x")))]
 )
 def test_a_configuration_comes_back_from_its_file(config: RunConfig, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

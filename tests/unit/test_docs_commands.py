@@ -20,13 +20,33 @@ DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```([a-z]*)\n(.*?)^```|^((?:    \S.*\n)+)", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("samovar", "python", "torchrun", "mpiexec", "srun", "sbatch", "make", "git", "pip")
 
+AT_BOX = (
+    "samovar train --solver examples/lenet/digits_solver.prototxt --threads-per-worker 1 --iterations 3000 "
+    "--strategy shm-easgd"
+)
 # Commands that no test can run as they stand, each with what does in their place.
 ELSEWHERE = {
     "git clone <this repository> samovar && cd samovar": "the tests run in what it makes",
     "samovar box serve": "it runs until Ctrl-C; test_box.py does what docs/box.md shows",
     "samovar box list": "it needs a server; test_box.py",
     "samovar box snapshot lenet --out lenet.safetensors": "it needs a server; test_box.py",
+    "samovar box load lenet-2 lenet.safetensors": "it needs a server; test_box.py",
     "samovar box drop lenet": "it needs a server; test_box.py",
+    "samovar box serve --listen 192.0.2.1:4711 --key-file box.pem": "it runs until Ctrl-C; test_box.py",
+    "samovar box list --box 192.0.2.1:4711 --key-file box.pem": "it needs a server; test_box.py",
+    "samovar box snapshot lenet --out lenet.safetensors --box 192.0.2.1:4711 --key-file box.pem": (
+        "it needs a server; test_box.py"
+    ),
+    "samovar box serve --box-snapshot box": "it runs until Ctrl-C; test_box.py",
+    **dict.fromkeys(
+        [
+            f"{AT_BOX} --box default --out runs/first",
+            f"{AT_BOX} --box default --join --out runs/second",
+            f"{AT_BOX} --box host0:4711 --key-file box.key --join",
+        ],
+        "it needs a server; test_train_box.py",
+    ),
+    "samovar box serve --listen 0.0.0.0:4711 --key-file box.key": "it runs until Ctrl-C; test_train_box.py",
     "samovar data images --folder FOLDER --resize 256x256 --out data/flowers_lmdb --mean data/mean.binaryproto": (
         "it needs images; test_data_images.py"
     ),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from samovar.cli.survivors import Survivors, blamed
@@ -10,36 +11,55 @@ from samovar.core.board import BoardWord
 from samovar.launch.processes import Launch, RankEnd
 from samovar.report.records import Failed, Notice, Record
 from samovar.transports.shm import Board, create_segment
+from tests.unit.report.examples import RESULT, WORKER
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 FOREVER = "import signal\nwhile True: signal.pause()"
-DIES = "import os, signal\nwith open('{lives}', 'a') as lives: lives.write('x')\nos.kill(os.getpid(), signal.SIGKILL)"
+LIVES = "import os, signal, time\nwith open('{lives}', 'a') as lives: lives.write('x')\n"
+DIES = LIVES + "os.kill(os.getpid(), signal.SIGKILL)"
+DIES_THRICE = LIVES + "if os.path.getsize('{lives}') < 4: os.kill(os.getpid(), signal.SIGKILL)"
+OUTLIVES_ONE = "import os, time\nwhile not os.path.exists('{lives}'): time.sleep(0.01)"
 OUTLIVES_TWO = (
     "import os, time\nwhile not os.path.exists('{lives}') or os.path.getsize('{lives}') < 2: time.sleep(0.01)"
 )
 
 
 class Run:
-    """Ranks that are small programs, watched as by `samovar train`; `failures` are what ranks told at their ends."""
+    """Ranks that are small programs, watched as by `samovar train`; `failures` are what ranks told at their ends.
+
+    Where they `get_on`, a rank shows a step more whenever it is started.
+    """
 
     def __init__(
-        self, folder: Path, programs: Sequence[str], failures: dict[int, Failed], may_restart: bool = True
+        self,
+        folder: Path,
+        programs: Sequence[str],
+        failures: dict[int, Failed],
+        may_restart: bool = True,
+        group_size: int = 1,
+        get_on: bool = False,
     ) -> None:
         world_size, lives = len(programs), folder / "lives"
         self.shown: list[Record] = []
         self._descriptor = create_segment(world_size)
         self.board = Board(self._descriptor, world_size)
-        survivors = Survivors(world_size, may_restart, failures, self.board, self.shown.append)
+        self.survivors = Survivors(world_size, may_restart, failures, self.board, self.shown.append, group_size)
+
+        def command(rank: int, _pipe: int) -> list[str]:
+            self.board.post(rank, BoardWord.STEPS_DONE, self.board.read(rank, BoardWord.STEPS_DONE) + get_on)
+            return [*PYTHON, programs[rank].replace("{lives}", str(lives))]
+
         self._launch = Launch(
-            lambda rank, _pipe: [*PYTHON, programs[rank].replace("{lives}", str(lives))],
+            command,
             world_size,
             self.board,
             [],
             [folder / f"{rank}.log" for rank in range(world_size)],
             1,
             lambda _rank, _data: None,
-            survivors.patience_s,
-            is_replaced=survivors.is_replaced,
+            self.survivors.patience_s,
+            is_replaced=self.survivors.is_replaced,
+            ended_with=self.survivors.ended_with,
         )
 
     def ends(self) -> list[RankEnd]:
@@ -57,12 +77,38 @@ def failed(rank: int, kind: str) -> Failed:
     return Failed(rank=rank, message=f"rank {rank}: sorry", step=None, exit_code=2, kind=kind)
 
 
-def test_a_killed_rank_is_started_again_once_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_killed_rank_that_gets_nowhere_is_started_again_once_and_the_others_go_on(tmp_path: Path) -> None:
     run = Run(tmp_path, [OUTLIVES_TWO, DIES], {})
     assert run.ends() == [RankEnd(1, -9), RankEnd(0, 0)]
     assert (tmp_path / "lives").read_text() == "xx"
     assert run.words == ["it starts again from the center", "it does not come back"]
     assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(2)] == [0, 1]
+
+
+def test_a_killed_rank_that_gets_on_is_started_again_each_time_and_the_result_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", DIES_THRICE], {}, get_on=True)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 0)]
+    assert (tmp_path / "lives").read_text() == "xxxx"
+    assert run.words == ["it starts again from the center"] * 3
+    counted = run.survivors.counted(replace(RESULT, by_worker=(WORKER, WORKER)))
+    assert [worker.restarts for worker in counted.by_worker] == [0, 3]
+
+
+def test_a_group_leaves_with_its_first_dead_and_other_groups_go_on(tmp_path: Path) -> None:
+    """Rank 3 would wait for ever."""
+    run = Run(tmp_path, [OUTLIVES_ONE, OUTLIVES_ONE, DIES, FOREVER], {}, group_size=2)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [
+        *(RankEnd(k, 0) for k in (0, 1)),
+        *(RankEnd(k, -9) for k in (2, 3)),
+    ]
+    assert run.words == ["the other groups go on"]
+    assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_run_ends_with_its_last_group(tmp_path: Path) -> None:
+    run = Run(tmp_path, [FOREVER, DIES], {}, group_size=2)
+    assert run.ends() == [RankEnd(1, -9)]
+    assert run.shown == []
 
 
 def test_a_rank_that_cannot_come_back_alone_is_gone_at_once(tmp_path: Path) -> None:

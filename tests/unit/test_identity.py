@@ -62,6 +62,14 @@ def test_torchrun() -> None:
     assert identity({"RANK": "0", "WORLD_SIZE": "1"}).world_size == 1
 
 
+def test_how_ranks_reach_each_other_is_said_by_variables_of_ours() -> None:
+    chosen = identity(TORCHRUN | {"SAMOVAR_TRANSPORT": "tcp", "SAMOVAR_KEY_FILE": "/home/me/key.pem"})
+    assert (chosen.transport, chosen.key_file) == ("tcp", Path("/home/me/key.pem"))
+    assert (identity(SLURM).transport, identity(SLURM).key_file) == ("auto", None)
+    with pytest.raises(InputError, match="SAMOVAR_TRANSPORT: got 'mpi'; choose one of: auto, shm, gloo, tcp"):
+        identity(SLURM | {"SAMOVAR_TRANSPORT": "mpi"})
+
+
 def test_torchrun_comes_before_slurm_and_mpi() -> None:
     assert identity(SLURM | HYDRA | TORCHRUN) == identity(TORCHRUN)
 

@@ -1,4 +1,4 @@
-"""The command `samovar`."""
+"""`samovar train` and `samovar test`."""
 
 import sys
 from dataclasses import replace
@@ -6,49 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.exceptions import Abort, TyperException
 
-from samovar import __version__
 from samovar.cli import strategy_flags as flags
-from samovar.cli.box import box_app
-from samovar.cli.caffe_command import SETTINGS as CAFFE_SETTINGS
-from samovar.cli.caffe_command import caffe
-from samovar.cli.convert import convert
-from samovar.cli.data import data_app
-from samovar.cli.doctor import doctor
-from samovar.cli.flag_groups import AtCenter, Compression, Free, LargeBatchFlags, Rates, gathered
-from samovar.cli.inspect import inspect
+from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, Rates, gathered
 from samovar.cli.placing import placed
-from samovar.cli.run import SETTINGS as RUN_SETTINGS
-from samovar.cli.run import run_script
 from samovar.cli.start import remove_if_unused, run_job, run_without_folder
 from samovar.cli.sweep import sweep_lines, with_fastest_workers
-from samovar.cli.time import time_net
 from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.calibration import NOMINAL, CalibrationRecord
-from samovar.core.errors import InputError, SamovarError
+from samovar.core.errors import InputError
 from samovar.core.precision import FP32
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
 from samovar.strategies.config import AUTO, COLLECTIVES
-
-app = typer.Typer(
-    help="Train deep networks on several workers, and choose how they share what they learn.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-app.add_typer(data_app, name="data")
-app.add_typer(box_app, name="box")
-app.command()(doctor)
-app.command()(convert)
-app.command()(inspect)
-app.command("run", context_settings=RUN_SETTINGS)(run_script)
-app.command("time")(time_net)
-app.command("caffe", context_settings=CAFFE_SETTINGS, add_help_option=False)(caffe)
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 WorkersOrAuto = Annotated[
@@ -70,8 +42,7 @@ Snapshot = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
-@app.command()
-@gathered(rates=Rates, compression=Compression, at_center=AtCenter, free=Free, large=LargeBatchFlags)
+@gathered(rates=Rates, compression=Compression, at_center=AtCenter, free=Free, boxed=Boxed, large=LargeBatchFlags)
 def train(
     *,
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
@@ -90,6 +61,7 @@ def train(
     compression: Compression,
     at_center: AtCenter,
     free: Free,
+    boxed: Boxed,
     batch_mode: flags.BatchMode = "per-worker",
     exact: flags.Exact = None,
     large: LargeBatchFlags,
@@ -108,7 +80,7 @@ def train(
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
-    config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict())
+    config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
     raise typer.Exit(_train(_on_machine(config, workers, threads_per_worker, snapshot, out), snapshot, out))
 
 
@@ -155,7 +127,6 @@ def _run(plan: TrainingPlan) -> int:
         log.close()
 
 
-@app.command()
 def test(
     model: Annotated[Path, typer.Option(help="Caffe net (prototxt) with a TEST phase.")],
     weights: Annotated[str, typer.Option(help="A .caffemodel, or several with commas.")],
@@ -170,36 +141,3 @@ def test(
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
     config = replace(config, timeout_s=timeout, hdf5_out=out, precision=precision)
     raise typer.Exit(run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr)))
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"samovar {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options before the command."""
-
-
-def run() -> int:
-    """Run the command line; the exit code."""
-    try:
-        code = app(standalone_mode=False)
-    except Abort as error:
-        raise KeyboardInterrupt from error
-    except TyperException as error:
-        # Without arguments the help was shown, and there is nothing to say.
-        if message := error.format_message():
-            command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
-            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
-        return InputError.exit_code
-    except SamovarError as error:
-        sys.stderr.write(f"samovar: error: {error}\n")
-        return error.exit_code
-    return int(code or 0)

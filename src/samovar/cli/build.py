@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from samovar.cli.bucket_cut import cut_buckets, cut_notices
+from samovar.cli.center_box import CenterBox
 from samovar.cli.momentum import with_momentum
-from samovar.cli.own_box import OwnBox
 from samovar.cli.resume import ResumePoint
 from samovar.cli.sharing import (
     Memory,
@@ -85,7 +85,7 @@ def build_learner(
     transport: Transport,
     start: ResumePoint | None,
     trace: Trace | None = None,
-    box: OwnBox | None = None,
+    box: CenterBox | None = None,
     witness: Witness | None = None,
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
@@ -107,7 +107,7 @@ def build_learner(
     collective = chosen_collective(config, memory, buckets)
     collectives = _collectives(transport, collective, trace)
     deadline = partial(Deadline.after, config.timeout_s)
-    seat = None if box is None else box.seat(sharing, layout.num_elements)
+    seat = None if box is None else box.seat(sharing, layout)
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
     _begin(strategy, start, box)
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
@@ -120,13 +120,13 @@ def build_learner(
     return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
 
 
-def _begin(strategy: Strategy, start: ResumePoint | None, box: OwnBox | None) -> None:
-    """From the snapshot's state; a rank that comes back goes on from the center, which rank 0 has filled."""
+def _begin(strategy: Strategy, start: ResumePoint | None, box: CenterBox | None) -> None:
+    """From the snapshot's state, or from the center, which others have filled."""
     if start is not None:
         strategy.load_state_dict(start.strategy)
     if box is not None:
         box.is_filled()
-        if box.is_back:
+        if box.goes_on:
             assert isinstance(strategy, CenterSteps)
             strategy.adopt_center()
 

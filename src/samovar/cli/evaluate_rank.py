@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 from samovar.cli import build
+from samovar.cli.caffe_debug import show_values_of_test
 from samovar.cli.rank_process import RankContext
 from samovar.cli.weights import load_weights
 from samovar.core.precision import BF16
@@ -30,6 +31,8 @@ def run_evaluation(context: RankContext) -> None:
         notices += (*precision_warnings(config.precision), *_without_data(definition, reader))
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)
+        if definition.debug_info:
+            show_values_of_test(context, net)
         outputs = _kept_outputs(net, config.hdf5_out)
         evaluation = build.build_evaluation(
             net, reader, config.iterations or DEFAULT_NUM_BATCHES, context.transport, config.timeout_s

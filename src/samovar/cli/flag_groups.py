@@ -93,6 +93,25 @@ class Free(NamedTuple):
     ] = None
 
 
+class Boxed(NamedTuple):
+    """Of a center that outlives the run."""
+
+    box: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|HOST:PORT",
+            help="Train at this box (`samovar box serve`), where other runs can join; default: one of its own.",
+        ),
+    ] = None
+    join: Annotated[
+        bool, typer.Option("--join", help="Train with those who are at the box already, from what they have learned.")
+    ] = False
+    key_file: Annotated[Path | None, typer.Option(help="The key of a box at HOST:PORT.")] = None
+    buffer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The buffer in the box; default: the net's name.")
+    ] = None
+
+
 class LargeBatchFlags(NamedTuple):
     """The recipe for large batches."""
 

@@ -7,19 +7,21 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.cli import build
+from samovar.cli.center_box import CenterBox
 from samovar.cli.free_observer import WorkersObserver, worker_figures
 from samovar.cli.free_order import order_of
+from samovar.cli.joined_box import JoinedBox
 from samovar.cli.opening import open_training
 from samovar.cli.own_box import OwnBox
 from samovar.cli.rank_process import RankContext
 from samovar.cli.resume import resume_from
 from samovar.cli.schedule import make_schedule
-from samovar.cli.train_rank import announce, result_of, save_function
+from samovar.cli.train_rank import announce, center_bytes, result_of, save_function
 from samovar.cli.train_tests import evaluate_function, test_parts
-from samovar.collectives.choose import ELEMENT_BYTES
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
+from samovar.model.model import layout_of
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice
 from samovar.report.run_folder import RunFolder
@@ -29,7 +31,6 @@ from samovar.strategies.stop_rule import MEAN, described
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.worker.course import LiveCourse
-from samovar.worker.crew import Crew
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.free_master import Master
 from samovar.worker.free_training import Agree, FreeParts, FreeTraining
@@ -58,22 +59,31 @@ class FreeRank:
         if config.snapshot is not None:
             start = resume_from(config.snapshot, self._opened.net, config, rank)
         self._start_notices = start.notices if start else ()
-        self._schedule = make_schedule(config, self._opened.caffe, start.step if start else 0)
         self._order = order_of(context, stack)
-        self._box = OwnBox(context, self._schedule.first_step, self._order.seen)
+        self._box = self._open_box(start.step if start else 0)
+        self._schedule = make_schedule(config, self._opened.caffe, self._box.first_step)
         self._learner = build.build_learner(
             config, self._opened.caffe, self._opened.net, context.transport, start, box=self._box
         )
         self._agree = _agreement(context)
 
+    def _open_box(self, first_step: int) -> CenterBox:
+        """The run's own, which its launcher holds, or the one that --box names."""
+        if self._context.config.box is None:
+            return OwnBox(self._context, first_step, self._order.seen)
+        opened = self._opened
+        layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
+        return JoinedBox(self._context, opened.caffe, layout, first_step, self._stack)
+
     def training(self) -> FreeTraining:
         """This rank's loop."""
-        context, learner, crew = self._context, self._learner, self._crew
+        context, learner, crew = self._context, self._learner, self._box.crew
         assert isinstance(learner.strategy, CenterSteps)
         assert isinstance(learner.evaluated, CenterWeights)
         steps_done = crew.earlier_steps()
         context.at_boundary(steps_done)
-        stream = self._stack.enter_context(self._opened.stream(learner.slices, steps_done * learner.parts.count))
+        first_batch, order_index = steps_done * learner.parts.count, self._box.order_index
+        stream = self._stack.enter_context(self._opened.stream(learner.slices, first_batch, order_index))
         updates = self._order.updates(learner.solver)
         worker = build.build_worker(learner, stream, context.config, updates, None)
         return FreeTraining(
@@ -83,18 +93,19 @@ class FreeRank:
             self._become_master,
             context.at_boundary,
             self._agree,
-            self._warn,
+            PipeVoice(context),
             self._order.end,
             context.config.timeout_s,
         )
 
     def tell_result(self, outcome: Outcome) -> None:
         """What the run came to: the center, and how each worker got on."""
-        learner, states = self._learner, self._crew.states()
+        learner, states = self._learner, self._box.crew.states()
         with learner.evaluated.in_place():
             sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
-        sent_bytes = sum(state.num_updates for state in states) * learner.model.weights.array_N.size * ELEMENT_BYTES
-        sent_per_step = sent_bytes / max(1, sum(state.steps_done for state in states))
+        sent_bytes = center_bytes(learner, sum(state.num_updates for state in states))
+        num_steps = sum(state.steps_done - self._schedule.first_step for state in states)
+        sent_per_step = sent_bytes / max(1, num_steps)
         result = replace(
             result_of(self._opened, learner, outcome, sha256, sent_per_step, 0.0),
             replicas_equal=None,
@@ -103,18 +114,14 @@ class FreeRank:
         )
         self._context.writer.write(Finished(result=result))
 
-    @property
-    def _crew(self) -> Crew:
-        assert self._box.crew is not None
-        return self._box.crew
-
     def _become_master(self) -> Master:
         """With the means to test and save alone, while the others go on."""
         opened, learner, schedule = self._opened, self._learner, self._schedule
         caffe, alone = opened.caffe, self._alone()
+        assert isinstance(learner.evaluated, CenterWeights)
         tests = test_parts(alone, caffe, opened.net, self._stack)
         metrics = self._stack.enter_context(MetricsWriter(RunFolder(alone.config.out).metrics, self._steps_kept()))
-        if self._context.is_first and self._crew.run_steps() == schedule.first_step:
+        if not self._box.crew.has_begun:
             announce(opened, learner, tests, schedule, self._start_notices)
             rule = described(self._context.config.stop_rule or MEAN, schedule.num_steps)
             alone.writer.write(Notice(level="info", text=rule))
@@ -129,12 +136,19 @@ class FreeRank:
         )
         save = save_function(alone, caffe, learner)
         return Master(
-            self._crew, schedule, evaluate_function(learner, tests), observer, save, self._context.config.timeout_s
+            self._box.crew,
+            schedule,
+            evaluate_function(learner, tests),
+            observer,
+            save,
+            learner.evaluated.settle,
+            PipeVoice(self._context).warn,
+            self._context.config.timeout_s,
         )
 
     def _steps_kept(self) -> int:
         """The steps that metrics.jsonl may know: what an earlier master wrote stays."""
-        return max(self._schedule.first_step, self._crew.run_steps())
+        return max(self._schedule.first_step, self._box.crew.run_steps())
 
     def _alone(self) -> RankContext:
         """A context without others."""
@@ -143,8 +157,20 @@ class FreeRank:
         transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._context.config.oversubscribed)
         return replace(self._context, transport=transport)
 
-    def _warn(self, text: str) -> None:
-        self._context.writer.write(Notice(level="warning", text=f"rank {self._crew.rank}: {text}"))
+
+class PipeVoice:
+    """Tells the user, through the launcher."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._writer, self._rank = context.writer, context.transport.group.rank
+
+    def inform(self, text: str) -> None:
+        self._writer.write(Notice(level="info", text=text))
+
+    def warn(self, text: str) -> None:
+        """Once for all ranks that say the same, but for the reasons behind the colon."""
+        topic = text.partition(":")[0]
+        self._writer.write(Notice(level="warning", text=f"rank {self._rank}: {text}", topic=topic))
 
 
 def _agreement(context: RankContext) -> Agree:

@@ -12,6 +12,7 @@ from samovar.report.plain import to_plain
 from samovar.report.result import RunResult, read_result
 from samovar.report.run_folder import RunFolder
 
+_SHOWN_SETTINGS = ("stop_rule", "workers", "threads_per_worker", "batch_mode", "seed")
 _SHOWN_FILES = ("config", "metrics", "result", "log", "trace")
 
 
@@ -75,11 +76,13 @@ def _config_facts(path: Path) -> list[tuple[str, Value]]:
 
 
 def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
+    """What was given or found for the run; of a strategy all its settings have values."""
     strategy = config.get("strategy")
-    name = strategy.get("name") if isinstance(strategy, dict) else strategy
-    found = {"solver": config.get("model"), "strategy": name}
-    found |= {name.replace("_", " "): config.get(name) for name in ("workers", "threads_per_worker", "seed")}
-    return [(name, value) for name, value in found.items() if isinstance(value, str | int)]
+    settings = strategy if isinstance(strategy, dict) else {"name": strategy}
+    found = {"solver": config.get("model"), "strategy": settings.get("name")}
+    found |= {name: value for name, value in settings.items() if name != "name" and value is not False}
+    found |= {name: config.get(name) for name in _SHOWN_SETTINGS}
+    return [(name.replace("_", " "), value) for name, value in found.items() if isinstance(value, str | int | float)]
 
 
 def _result_facts(result: RunResult) -> list[tuple[str, Value]]:

@@ -8,6 +8,7 @@ from samovar.cli import build
 from samovar.cli.holding import hold_training_set
 from samovar.cli.rank_process import RankContext
 from samovar.cli.sharing import Slices, portions
+from samovar.data.order import member_portions
 from samovar.data.reader import BatchReader
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition
@@ -34,9 +35,13 @@ class Opened:
         return build.global_batch_size(self.context.config, self.reader, self.caffe.iter_size)
 
     @contextlib.contextmanager
-    def stream(self, slices: Slices | None, first_batch: int) -> Iterator[BatchStream]:
-        """This rank's batches, from `first_batch` on; closed at the end."""
-        own = portions(self.context.transport.group, self.global_batch, slices)
+    def stream(self, slices: Slices | None, first_batch: int, order_index: int | None = None) -> Iterator[BatchStream]:
+        """This rank's batches, from `first_batch` on; closed at the end. `order_index`: all data, in an own order."""
+        group = self.context.transport.group
+        if order_index is None:
+            own = portions(group, self.global_batch, slices)
+        else:
+            own = member_portions(group, self.global_batch, order_index, len(self.reader))
         if self.context.config.hold_data and self.context.config.job == "train":
             hold_training_set(self.context, self.reader)
         with contextlib.closing(BatchStream(self.reader, own, first_batch)) as stream:

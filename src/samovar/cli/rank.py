@@ -1,9 +1,11 @@
 """The program of a rank process: `python -m samovar.cli.rank`, started by the launcher."""
 
+import gc
 import importlib
 import os
 import signal
 import sys
+from types import ModuleType
 
 from samovar import _native
 from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS, RankArguments
@@ -18,8 +20,17 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
     keep_freed_memory()
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
-    code: int = importlib.import_module("samovar.cli.rank_work").work(given)
+    code: int = _imported("samovar.cli.rank_work").work(given)
     return code
+
+
+def _imported(name: str) -> ModuleType:
+    """A module and all that it needs, which nobody searches for garbage: a quarter of the time, now and later."""
+    gc.disable()
+    module = importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    return module
 
 
 def end_with_parent(parent: int) -> None:

@@ -8,7 +8,7 @@ from samovar.worker.training import Schedule
 
 def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedule:
     """The schedule of steps `first_step` and on; InputError where there are none, or the policy ends before them."""
-    num_steps = caffe.max_iter if config.iterations is None else config.iterations
+    num_steps = num_steps_of(config, caffe)
     if first_step > num_steps:
         raise InputError(
             f"--snapshot {config.snapshot}: it has {first_step} steps, the run shall have {num_steps}; "
@@ -17,6 +17,11 @@ def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Sch
     solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
     make = _as_caffe if config.by_caffe else _plain
     return make(caffe, first_step, num_steps)
+
+
+def num_steps_of(config: RunConfig, caffe: CaffeSolver) -> int:
+    """--iterations, else the solver's max_iter."""
+    return caffe.max_iter if config.iterations is None else config.iterations
 
 
 def first_step(config: RunConfig, schedule: Schedule) -> int:

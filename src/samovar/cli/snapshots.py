@@ -170,7 +170,10 @@ def _records(net: CaffeNet, weights: Mapping[str, npt.NDArray[np.float32]]) -> l
             outline.type,
             outline.bottoms,
             outline.tops,
-            [weights[name] for name in outline.parameter_names],
+            [
+                weights[name].reshape(shape)
+                for name, shape in zip(outline.parameter_names, outline.parameter_shapes, strict=True)
+            ],
         )
         for outline in net.layers_for_caffemodel()
     ]

@@ -36,10 +36,18 @@ _PREEMPTING = ("SIGTERM", "SIGUSR1")
 
 @dataclass(slots=True)
 class Told:
-    """What the ranks told: the result (rank 0's), who failed and why."""
+    """What the ranks told: the result (rank 0's), who failed and why, and of which topics they have spoken."""
 
     result: RunResult | None = None
     failures: dict[int, Failed] = field(default_factory=dict)
+    topics: set[str] = field(default_factory=set)
+
+    def is_news(self, record: Record) -> bool:
+        """Whether no rank has told the same."""
+        topic = record.topic if isinstance(record, Notice) else ""
+        is_known = topic in self.topics
+        self.topics |= {topic} - {""}
+        return not is_known
 
 
 class Display(Protocol):
@@ -64,7 +72,8 @@ def run_job(
     with ExitStack() as stack:
         memory = _memory(config, stack)
         board = Board(memory["segment"], config.workers)
-        survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show)
+        group_size = config.strategy.group_size or 1
+        survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
         launch = Launch(
             _command(folder, memory),
             config.workers,
@@ -76,6 +85,7 @@ def run_job(
             survivors.patience_s if config.is_free else partial(_patience_s, told, config.timeout_s),
             effects,
             survivors.is_replaced if config.is_free else lambda _end: False,
+            survivors.ended_with,
         )
         if (placement := _placement(config)) is not None:
             console.show(placement)
@@ -85,7 +95,7 @@ def run_job(
             return _killed_by(launch.signals.kill_signal, console)
         if told.result is None and ends[0].return_code != 0:
             return _failed(blamed(ends, told.failures), told, board, folder, console)
-    return _done(told, folder, console)
+    return _done(told, survivors, folder, console)
 
 
 def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
@@ -95,7 +105,7 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
     """
     memory = {"segment": create_segment(config.workers)}
     stack.callback(os.close, memory["segment"])
-    if config.strategy.needs_center:
+    if config.strategy.needs_center and config.box is None:
         memory |= {"board": create_board(config.workers), "center": create_empty()}
         stack.callback(os.close, memory["board"])
         stack.callback(os.close, memory["center"])
@@ -103,8 +113,8 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
 
 
 def _may_restart(config: RunConfig) -> bool:
-    """Whether a rank can come back alone: not where its group or the data held by all wait for it, or one order."""
-    return not (config.strategy.name == "hybrid-easgd" or config.hold_data or config.record or config.replay)
+    """Whether a rank can come back alone: not where the data held by all wait for it, or one order."""
+    return not (config.hold_data or config.record or config.replay)
 
 
 def run_without_folder(
@@ -169,7 +179,7 @@ def _take_records(num_ranks: int, told: Told, console: Display) -> Callable[[int
     def take(rank: int, data: bytes) -> None:
         for record in readers[rank].feed(data):
             _note(record, told, rank)
-            if not isinstance(record, Failed | Finished):
+            if not isinstance(record, Failed | Finished) and told.is_news(record):
                 console.show(record)
 
     return take
@@ -183,12 +193,13 @@ def _note(record: Record, told: Told, rank: int) -> None:
             told.failures[rank] = record
 
 
-def _done(told: Told, folder: RunFolder, console: Display) -> int:
+def _done(told: Told, survivors: Survivors, folder: RunFolder, console: Display) -> int:
     if told.result is None:
         return 0
-    write_result(folder.result, told.result)
-    console.show(Finished(result=told.result))
-    return EXIT_PREEMPTED if told.result.stopped_by in _PREEMPTING else 0
+    result = survivors.counted(told.result)
+    write_result(folder.result, result)
+    console.show(Finished(result=result))
+    return EXIT_PREEMPTED if result.stopped_by in _PREEMPTING else 0
 
 
 def _killed_by(number: int, console: Display) -> int:
@@ -241,6 +252,8 @@ def _placement(config: RunConfig) -> Notice | None:
     if config.oversubscribed:
         return Notice(level="warning", text=_oversubscribed(config))
     lies = spread(config.cpus, numa_nodes())
+    if config.box is not None:
+        return None
     workers, threads = counted(config.workers, "worker"), counted(config.threads_per_worker, "thread")
     return Notice(level="info", text=f"{workers} x {threads}, {lies}") if lies else None
 

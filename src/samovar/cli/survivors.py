@@ -2,23 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from samovar.core.board import BoardWord
 from samovar.core.errors import InputError
 from samovar.launch.processes import RankEnd
 from samovar.report.records import Failed, Notice, Record
+from samovar.report.result import RunResult
 from samovar.report.script_wording import how
 from samovar.transports.shm import Board
 
-MOST_RESTARTS = 1  # of a rank; one that dies again would do so for ever
+MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 
 
 class Survivors:
     """The launcher's judgement on ranks that end, where the others can go on without them.
 
-    Where it `may_restart`, a rank that a signal killed is started again, `MOST_RESTARTS` times; one that gave up itself
-    or died too often is gone, which `board` tells the others. `failures` are the reasons that ranks told, `show` shows
-    a record.
+    Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
+    without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others, and with
+    it the rest of its group of `group_size` ranks, which step together. `failures` are the reasons that ranks told,
+    `show` shows a record.
     """
 
     def __init__(
@@ -28,31 +31,57 @@ class Survivors:
         failures: Mapping[int, Failed],
         board: Board,
         show: Callable[[Record], None],
+        group_size: int = 1,
     ) -> None:
-        self._most_restarts = MOST_RESTARTS if may_restart else 0
+        self._may_restart = may_restart and group_size == 1
         self._failures = failures
         self._board = board
         self._show = show
+        self._group_size = group_size
         self._num_restarts = [0] * world_size
+        self._num_fruitless_lives = [0] * world_size
+        self._steps_at_start = [0] * world_size
         self._gone: set[int] = set()
 
     def is_replaced(self, end: RankEnd) -> bool:
         """Whether the rank is started again; tells what becomes of it."""
-        rank = end.rank
-        may_come_back = self._num_restarts[rank] < self._most_restarts and not self._is_stopping
-        if end.return_code < 0 and may_come_back:
-            self._num_restarts[rank] += 1
+        if end.rank in self._gone:  # ended with its group
+            return False
+        if end.return_code < 0 and self._may_restart and not self._is_stopping and self._gets_on(end.rank):
+            self._num_restarts[end.rank] += 1
             self._tell(end, "it starts again from the center")
             return True
-        self._gone.add(rank)
-        self._board.post(rank, BoardWord.IS_GONE, 1)
+        for rank in self._group_of(end.rank):
+            self._gone.add(rank)
+            self._board.post(rank, BoardWord.IS_GONE, 1)
         if self._are_left and not self._is_input_wrong:
             self._tell(end, "it does not come back")
         return False
 
+    def ended_with(self, end: RankEnd) -> Sequence[int]:
+        """The ranks that cannot go on without one that is not replaced: those of its group."""
+        return [rank for rank in self._group_of(end.rank) if rank != end.rank and end.rank in self._gone]
+
+    def counted(self, result: RunResult) -> RunResult:
+        """`result` with how often each worker was started again."""
+        workers = zip(result.by_worker, self._num_restarts, strict=False)
+        return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
+
     def patience_s(self, _end: RankEnd) -> float:
         """How long others may go on: for ever, while some are left and what they were given can be used."""
         return math.inf if self._are_left and not self._is_input_wrong else 0.0
+
+    def _gets_on(self, rank: int) -> bool:
+        """Whether one more life is worth it."""
+        steps = self._board.read(rank, BoardWord.STEPS_DONE)
+        is_fruitless = steps <= self._steps_at_start[rank]
+        self._num_fruitless_lives[rank] = self._num_fruitless_lives[rank] + 1 if is_fruitless else 0
+        self._steps_at_start[rank] = steps
+        return self._num_fruitless_lives[rank] < MOST_FRUITLESS_LIVES
+
+    def _group_of(self, rank: int) -> range:
+        first = rank // self._group_size * self._group_size
+        return range(first, first + self._group_size)
 
     @property
     def _is_stopping(self) -> bool:
@@ -71,9 +100,16 @@ class Survivors:
         failure = self._failures.get(end.rank)
         own = f"rank {end.rank}: "
         reason = f" {how(end.return_code)}" if failure is None else f": {failure.message.removeprefix(own)}"
-        others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
-        text = f"rank {end.rank}{reason} after step {step}; {others}, and {what}"
-        self._show(Notice(level="warning", text=text))
+        if self._group_size > 1:
+            consequence = f"its group, {_listed(self._group_of(end.rank))}, leaves, and the other groups go on"
+        else:
+            others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
+            consequence = f"{others}, and {what}"
+        self._show(Notice(level="warning", text=f"rank {end.rank}{reason} after step {step}; {consequence}"))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def blamed(ends: Sequence[RankEnd], failures: Mapping[int, Failed]) -> Sequence[RankEnd]:

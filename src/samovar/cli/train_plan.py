@@ -1,5 +1,6 @@
 """What can be said about a training run before it starts: its folder, its snapshot, its last wrong input."""
 
+import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -41,15 +42,30 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     if config.replay is not None:
         _require_same(config, config.replay)
     net_name = solver.net.name()
+    if config.box is not None:
+        # Only now: it imports what encrypts, and most runs have a box of their own.
+        config = importlib.import_module("samovar.cli.box_plan").at_box(config, config.box, net_name)
     if snapshot == LATEST:
         out = out or _last_run(net_name)
     found, notices = find_snapshot(net_name, snapshot, out)
     config = replace(config, snapshot=found)
+    _require_not_ended(out, found)
     is_new = out is None or not is_there(out)
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())
     # Ranks know how often a solver for larger steps is to be shown.
     display_steps = solver.display if config.large_batch is None else 1
     return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+
+
+def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
+    """What a run has come to is not written over; but it may go on from a snapshot of its own."""
+    if out is None or not is_there(out) or not RunFolder(out).result.exists():
+        return
+    if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
+        raise InputError(
+            f"--out {out}: holds a run that has ended (result.json); give another folder, or go on with that run: "
+            "--snapshot latest"
+        )
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import torch
 
 from samovar import __version__
 from samovar.cli import bucket_cut, build
+from samovar.cli.caffe_debug import debug_notices, shows_values
 from samovar.cli.caffe_observer import CaffeObserver
 from samovar.cli.observer import RunObserver, SilentObserver
 from samovar.cli.opening import Opened, open_training
@@ -29,6 +30,8 @@ from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import AUTO
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
@@ -51,7 +54,8 @@ def run_training(context: RankContext) -> None:
         learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace, box, witness)
         tests = test_parts(context, caffe, net, stack)
         schedule = make_schedule(config, caffe, start.step if start is not None else 0)
-        context.at_boundary(schedule.first_step)
+        at_boundary = shows_values(context, caffe, learner, [test.net for test in tests])
+        at_boundary(schedule.first_step)
         if context.is_first:
             announce(opened, learner, tests, schedule, start.notices if start else ())
         first_batch = first_step(config, schedule) * learner.parts.count
@@ -65,7 +69,7 @@ def run_training(context: RankContext) -> None:
             forward_function(learner, worker),
             tracing.observing(stack.enter_context(run_observer(context, caffe, learner, tests, schedule))),
             save_function(context, caffe, learner),
-            context.at_boundary,
+            at_boundary,
             config.timeout_s,
         )
         outcome = training.run()
@@ -87,7 +91,8 @@ def announce(
 ) -> None:
     context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
     config = context.config
-    notices = (*caffe.warnings, *opened.definition.warnings, *learner.notices, *start_notices)
+    notices = (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings)
+    notices = (*notices, *learner.notices, *start_notices)
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
         num_parameters=learner.num_parameters,
@@ -171,7 +176,8 @@ def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: T
     """Compare the replicas; rank 0 tells the result."""
     context = opened.context
     config = context.config
-    moved_bytes = [float(context.transport.bytes_sent), float(opened.reader.fetched_bytes)]
+    sent_bytes = context.transport.bytes_sent + center_bytes(learner, _num_updates(learner))
+    moved_bytes = [float(sent_bytes), float(opened.reader.fetched_bytes)]
     with learner.evaluated.in_place():
         sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
     require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
@@ -179,6 +185,15 @@ def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: T
     tracing.merge(outcome.steps_done)
     if context.is_first:
         context.writer.write(Finished(result=result_of(opened, learner, outcome, sha256, *moved_per_step.tolist())))
+
+
+def _num_updates(learner: build.Learner) -> int:
+    return learner.strategy.num_updates if isinstance(learner.strategy, CenterSteps) else 0
+
+
+def center_bytes(learner: build.Learner, num_updates: int) -> int:
+    """What so many updates of a center send there."""
+    return num_updates * learner.model.weights.array_N.size * ELEMENT_BYTES
 
 
 def result_of(
@@ -216,6 +231,8 @@ def result_of(
         buckets=(buckets := bucket_cut.described(config, learner.buckets)),
         bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
         sweep=config.sweep,
+        compress=config.strategy.codec,
+        is_compressed=learner.strategy.is_compressed if isinstance(learner.strategy, CompressedSync) else None,
     )
 
 

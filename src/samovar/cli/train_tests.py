@@ -20,6 +20,7 @@ class TestPart:
     """One test net, which shares the training net's parameters."""
 
     evaluation: Evaluation
+    net: CaffeNet
     num_samples: int
     loss_weights: dict[str, float]
 
@@ -43,7 +44,7 @@ def _part(
         load_weights(test_net, starting_weights(config, caffe))  # what only this net has
     test_net.share_parameters(net)
     evaluation = build.build_evaluation(test_net, reader, test.num_batches, context.transport, config.timeout_s, number)
-    return TestPart(evaluation, len(reader), test_net.loss_weights)
+    return TestPart(evaluation, test_net, len(reader), test_net.loss_weights)
 
 
 def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Callable[[], Iterator[TestResult]]:

@@ -20,6 +20,9 @@ from samovar.core.group import Group
 DRAWS_PER_SAMPLE = 4  # one Philox block
 SAMPLE_NUMBERS = "(sample numbers)"  # beside a batch's tops: the global counters of its samples, int64 (N,)
 
+_EPOCHS_APART = 1 << 20  # more than anybody trains
+_GOLDEN_SECTION = (5**0.5 - 1) / 2
+
 # The highest word of Philox's counter tells the streams apart; the lowest counts.
 _PERMUTATION_STREAM = 1
 _SAMPLE_STREAM = 2
@@ -86,6 +89,18 @@ class Portions:
 def batch_portions(group: Group, global_batch: int) -> Portions:
     """A rank's contiguous slice of every global batch."""
     return Portions(global_batch, (shares(global_batch, group.world_size)[group.rank],), global_batch)
+
+
+def member_portions(group: Group, global_batch: int, index: int, num_samples: int) -> Portions:
+    """As many samples as `batch_portions` gives a rank, but all of the `num_samples` one after the other.
+
+    For one of many members who come and go, so that what a missing one leaves out the others read. Member `index` is
+    epochs ahead of those before it, and starts at another place of the epoch (multiples of the golden section, which
+    lie apart for any number of members): another order where it is shuffled, and random choices of its own.
+    """
+    count = shares(global_batch, group.world_size)[group.rank][1]
+    start = int(num_samples * (index * _GOLDEN_SECTION % 1.0))
+    return Portions(count, ((index * _EPOCHS_APART * num_samples + start, count),), global_batch)
 
 
 def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num_batches: int) -> Portions:

@@ -61,7 +61,7 @@ class Launch:
     `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
     descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
     `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves; a rank for
-    which `is_replaced(end)` is started again.
+    which `is_replaced(end)` is started again, and one that is not takes those of `ended_with(end)` with it.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Launch:
         patience_s: Callable[[RankEnd], float] = lambda _end: 0.0,
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
+        ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
     ) -> None:
         self._command = command
         self._inherited = inherited
@@ -90,6 +91,7 @@ class Launch:
             lambda number: self.signals.take(number, board),
             patience_s,
             is_replaced=is_replaced,
+            ended_with=ended_with,
         )
 
     def run(self) -> list[RankEnd]:

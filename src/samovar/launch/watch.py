@@ -62,7 +62,8 @@ class RankWatch:
     `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the
     ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
     others may take to end by themselves (asked again at every news, infinity: as long as they like); `on_end` gets
-    each rank's end; a rank for which `is_replaced(end)` is started again, as if it had not ended.
+    each rank's end; a rank for which `is_replaced(end)` is started again, as if it had not ended; one that is not takes
+    those of `ended_with(end)` with it.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RankWatch:
         on_end: Callable[[RankEnd], None] = lambda _end: None,
         outlet: Outlet | None = None,
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
+        ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
     ) -> None:
         self._start = start
         self._num_ranks = num_ranks
@@ -84,6 +86,7 @@ class RankWatch:
         self._on_end = on_end
         self._outlet = outlet
         self._is_replaced = is_replaced
+        self._ended_with = ended_with
         self._selector = selectors.DefaultSelector()
         self._blocked: set[int] = set()
         self._waiting: list[int] = []
@@ -144,6 +147,7 @@ class RankWatch:
                     self._add(self._start(end.rank))
                 else:
                     ends.append(end)
+                    self._kill(self._ended_with(end))
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
                 self._read(key.data, key.fd)
         return ends
@@ -188,6 +192,11 @@ class RankWatch:
         end = RankEnd(rank.rank, rank.process.wait(_REAP_WAIT_S))
         self._on_end(end)
         return end
+
+    def _kill(self, ranks: Sequence[int]) -> None:
+        for rank in self.ranks:
+            if rank.rank in ranks and rank.process.returncode is None:
+                kill_session(rank.process.pid)
 
     def _drain(self, rank: RankProcess) -> None:
         for pipe in list(rank.pipes):

@@ -5,7 +5,7 @@ I1121 00:12:34.123456  4711 solver.cpp:239] Iteration 20 (12.3 iter/s, 1.6s/20 i
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TextIO
 
@@ -22,12 +22,21 @@ from samovar.report.records import (
     Tested,
     TestedBatch,
     Timed,
+    Valued,
+    ValueLine,
 )
 from samovar.report.screen import Screen
 from samovar.report.wording import failure_sentence
 
 _INDEX = re.compile(r"\[\d+\]$")
 _MIN_NAME_WIDTH = 10
+_VALUE_PLACES = {
+    "top": "net.cpp:593",
+    "parameter": "net.cpp:605",
+    "bottom": "net.cpp:621",
+    "gradient": "net.cpp:632",
+    "all": "net.cpp:721",
+}
 
 
 class CaffeLog:
@@ -40,6 +49,7 @@ class CaffeLog:
         self._screen = Screen(errors, terminal=False)
         self._command = command
         self._now = now
+        self._held: list[ValueLine] = []  # of a test of which nothing else was told yet
 
     def entry(self, place: str, text: str, level: str = "I") -> None:
         """One entry; further lines of `text` follow without a head, as glog has it."""
@@ -79,6 +89,15 @@ class CaffeLog:
                     self.entry("caffe.cpp:304", f"Batch {record.batch}, {_blob(name)} = {_number(value)}")
             case Timed():
                 self._timed(record)
+            case Valued():
+                if record.is_test and self._command == "train":
+                    self._held += record.lines
+                else:
+                    self._values(record.lines)
+
+    def _values(self, lines: Sequence[ValueLine]) -> None:
+        for line in lines:
+            self.entry(_VALUE_PLACES.get(line.kind, "net.cpp"), line.text, "E" if line.kind == "all" else "I")
 
     def _start(self, started: Started) -> None:
         self.entry("solver.cpp:57", "Solver scaffolding done.")
@@ -102,6 +121,8 @@ class CaffeLog:
                 self.entry("caffe.cpp:321", _output(name, value, tested.loss_weights))
             return
         self.entry("solver.cpp:347", f"Iteration {tested.step}, Testing net (#{tested.net})")
+        self._values(self._held)
+        self._held = []
         if tested.loss is not None:
             self.entry("solver.cpp:399", f"Test loss: {_number(tested.loss)}")
         self._outputs("solver.cpp:414", "Test", tested.outputs, tested.loss_weights)

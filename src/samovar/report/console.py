@@ -18,6 +18,7 @@ from samovar.report.records import (
     SnapshotWritten,
     Started,
     Tested,
+    Valued,
 )
 from samovar.report.screen import Screen
 
@@ -62,6 +63,9 @@ class Console:
                 self._progress(record)
             case Tested():
                 self._line(wording.test_line(record))
+            case Valued():
+                for line in record.lines:
+                    self._line(line.text, "dim")
             case SnapshotWritten():
                 self._line(f"snapshot of step {record.step} in {record.path}", "dim")
             case Notice():

@@ -102,6 +102,22 @@ class Iterated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLine:
+    """A line of `Valued`; `kind` says of what: "top", "parameter", "bottom", "gradient" or "all"."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Valued:
+    """Mean absolute values of a pass, which `debug_info` asks for; `is_test`: of a test pass, that is told of later."""
+
+    lines: tuple[ValueLine, ...]
+    is_test: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastLoss:
     """The smoothed loss of one more forward pass after `step` steps."""
 
@@ -164,10 +180,11 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something to know; `level` is "info" or "warning"."""
+    """Something to know; `level` is "info" or "warning". Of those with one `topic` the first that is told is enough."""
 
     level: str
     text: str
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +209,7 @@ Record: TypeAlias = (
     Started
     | Progress
     | Iterated
+    | Valued
     | LastLoss
     | Tested
     | TestedBatch

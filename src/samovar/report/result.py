@@ -37,18 +37,20 @@ class WorkerFigures:
     lock_wait_s: float
     distance: float | None
     is_gone: bool
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The figures of a finished run; None where the run has no such figure.
 
-    `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step`
-    what one rank sends on average. `replicas_equal` is None where ranks need not agree. `stopped_by` names
-    the signal that ended the run early. `precision` is that of convolutions and inner products. `buckets` says how
-    sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is what `--workers auto` stood on.
-    `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on average, read-ahead included.
-    `stop_rule` and `by_worker` are there for workers that wait for nobody.
+    `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step` what one
+    rank sends on average, to the center alone where workers wait for nobody. `replicas_equal` is None where ranks need
+    not agree. `stopped_by` names the signal that ended the run early. `precision` is that of convolutions and inner
+    products. `buckets` says how sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is
+    what `--workers auto` stood on. `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on
+    average, read-ahead included. `stop_rule` and `by_worker` are there for workers that wait for nobody. `compress` is
+    how gradients were to be compressed, `is_compressed` whether they still were at the end.
     """
 
     net: str
@@ -78,6 +80,8 @@ class RunResult:
     data_bytes_fetched_per_step: float = 0.0
     stop_rule: str | None = None
     by_worker: tuple[WorkerFigures, ...] = ()
+    compress: str | None = None
+    is_compressed: bool | None = None
 
 
 def write_result(path: Path, result: RunResult) -> None:

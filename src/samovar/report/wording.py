@@ -148,11 +148,14 @@ def _weights(result: RunResult) -> str:
 
 
 def _workers_of(result: RunResult) -> list[str]:
-    """How many steps workers did that waited for nobody: "188 to 212 steps a worker"."""
-    steps = sorted({worker.steps for worker in result.by_worker})
-    if len(result.by_worker) < 2:
+    """How many steps workers did that waited for nobody: "188 (rank 3) to 212 (rank 0) steps a worker"."""
+    steps = [worker.steps for worker in result.by_worker]
+    if len(steps) < 2:
         return []
-    return [f"{steps[0]} steps a worker" if len(steps) == 1 else f"{steps[0]} to {steps[-1]} steps a worker"]
+    least, most = (f"{of(steps)} (rank {steps.index(of(steps))})" for of in (min, max))
+    range_of = f"{steps[0]}" if min(steps) == max(steps) else f"{least} to {most}"
+    restarts = sum(worker.restarts for worker in result.by_worker)
+    return [f"{range_of} steps a worker", *([counted(restarts, "restart")] if restarts else [])]
 
 
 def _took(seconds: float) -> str:

@@ -151,8 +151,8 @@ def _group(config: StrategyConfig, collectives: Collectives, buffers: Buffers) -
 def _planned(config: StrategyConfig, collectives: Collectives) -> PlannedCollectives:
     if not isinstance(collectives, PlannedCollectives):
         raise InputError(
-            f"{config.name}: needs windows that every rank can write to, and between hosts there are none yet; "
-            "choose async-easgd or shm-easgd"
+            f"{config.name}: needs windows that every rank can write to, and gloo has none; choose transport tcp, or "
+            "async-easgd or shm-easgd"
         )
     return collectives
 
@@ -166,8 +166,8 @@ def _with_owners(
 ) -> OwnedSync:
     if not isinstance(collectives, WindowCollectives):
         raise InputError(
-            "--overlap full: needs windows that every rank can write to, and between hosts there are none yet; "
-            "choose --overlap backward"
+            "--overlap full: needs windows that every rank can write to, and gloo has none; choose transport tcp, or "
+            "--overlap backward"
         )
     world_size = collectives.group.world_size
     owners = [0] * len(buckets) if config.owner == "root" else spread_owners(buckets, world_size)

@@ -95,6 +95,11 @@ class CompressedSync(Sync):
         self._gives_back = False
         self._choose()
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the next step's gradients are."""
+        return self._trial.is_compressed
+
     def gradient_final(self, bucket: Bucket) -> None:
         if self._gives_back:
             self._runners[bucket.index].give_back()

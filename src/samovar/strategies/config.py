@@ -85,8 +85,8 @@ class StrategyConfig:
         assert not self.automatic_buckets or (self.name == "sync" and self.bucket_size_bytes is None), self
         if self.sync_period_steps is not None and self.sync_period_steps < 1:
             raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
-        _require_between("--moving-rate", self.moving_rate, 0.0, 1.0)
-        _require_between("--outer-rate", self.outer_rate, 0.0, math.inf)
+        _require_below("--moving-rate", self.moving_rate, 1.0)
+        _require_below("--outer-rate", self.outer_rate, math.inf)
         _require_momentum("--outer-momentum", self.outer_momentum)
         _require_momentum("--center-momentum", self.center_momentum)
         if self.max_staleness_steps is not None and self.max_staleness_steps < 0:
@@ -187,7 +187,7 @@ def _require_momentum(flag: str, value: float | None) -> None:
         raise InputError(f"{flag}: got {value}; give at least 0 and less than 1")
 
 
-def _require_between(flag: str, value: float | None, above: float, most: float) -> None:
-    if value is not None and not (above < value <= most and math.isfinite(value)):
-        limit = "" if math.isinf(most) else f" and at most {most:g}"
-        raise InputError(f"{flag}: got {value}; give more than {above:g}{limit}")
+def _require_below(flag: str, value: float | None, limit: float) -> None:
+    if value is not None and not 0 < value < limit:
+        less = "" if math.isinf(limit) else f" and less than {limit:g}"
+        raise InputError(f"{flag}: got {value:g}; give more than 0{less}")

@@ -47,6 +47,19 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
 
 def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
     """What may go wrong with a resolved `config`, a sentence each."""
+    return (*_lone_groups(config, world_size), *_swinging(config, world_size))
+
+
+def _lone_groups(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
+    if config.group_size != 1 or world_size == 1:
+        return ()
+    reason = f"{world_size} workers make no two equal groups of 2 to {MOST_OF_A_GROUP}, so that"
+    if _group_size(world_size) > 1:
+        reason = "with --group-size 1"
+    return (f"hybrid-easgd: {reason} each worker is a group of its own, as with shm-easgd",)
+
+
+def _swinging(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
     rate = config.moving_rate
     if rate is None:
         return ()
@@ -174,13 +187,7 @@ def _resolved_at_a_center(config: StrategyConfig, world_size: int) -> StrategyCo
                 f"--group-size {config.group_size}: {world_size} workers are no whole number of such groups; "
                 f"give a divisor of {world_size} (default {_group_size(world_size)})"
             )
-    default = default_moving_rate(config, world_size)
-    rate = default if config.moving_rate is None else config.moving_rate
-    if rate >= 1:
-        raise InputError(
-            f"--moving-rate: got {rate:g}, with which a worker and the center change places at every exchange; "
-            f"give less than 1 (default {default:.4g})"
-        )
+    rate = default_moving_rate(config, world_size) if config.moving_rate is None else config.moving_rate
     return replace(config, moving_rate=rate)
 
 
@@ -194,8 +201,8 @@ def _resolved_elastic(config: StrategyConfig, world_size: int) -> StrategyConfig
     rate = default_moving_rate(config, world_size) if config.moving_rate is None else config.moving_rate
     if rate * (world_size + 1) >= 2:
         raise InputError(
-            f"--moving-rate: got {rate:g}, with which {world_size} workers and their center move apart; give less than "
-            f"{2 / (world_size + 1):.4g} (default {default_moving_rate(config, world_size):.4g})"
+            f"--moving-rate: got {rate:g}; give more than 0 and less than {2 / (world_size + 1):.4g}, from which on "
+            f"{world_size} workers and their center move apart (default {default_moving_rate(config, world_size):.4g})"
         )
     variant = config.variant or "reduce"
     overlap = config.overlap or ("period" if variant == "reduce" else "none")

@@ -4,6 +4,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
+from samovar.collectives.records import RecordExchange
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Update
@@ -25,6 +26,9 @@ class GroupCollectives(PlannedCollectives):
     @property
     def group(self) -> Group:
         return Group(self._whole.group.rank - self._ranks.start, len(self._ranks))
+
+    def records(self, num_fields: int) -> RecordExchange:
+        return RecordExchange(self.transport, num_fields, self._ranks)
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
         return self._whole.planned(name, renumbered(plan, self._ranks), buffer)

@@ -2,22 +2,25 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.box.board import Board, Member, Progress
+from samovar.box.board import Progress
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
-from samovar.strategies.stop_rule import run_steps
 from samovar.transports.base import Region, Transport
+from samovar.worker.members import Members
 
 STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
 _RATE_STEPS = 50
 _POLL_S = 0.002
-_BEGUN_WORD = 1  # of the board: when training began, in ns
+# A worker's row: numbers that it alone writes, then its staleness.
+_IS_READY, _BEGUN_S, _IS_FINISHED, _STEPS, _SPEED, _LOSS, _DISTANCE = range(7)
+_COUNTS = slice(7, 10)  # samples, updates, seconds lost to others: over all its lives, as staleness is
+_FIRST_STALENESS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,119 +57,135 @@ class Pace:
 
 
 class Crew:
-    """All workers of a run as worker `rank` of them sees them, who is `member` of the `board`, in the row of its rank.
+    """The workers of one launch as worker `rank` of them sees them; `members` are all who train at their center.
 
-    `is_gone(rank)` tells what the launcher knows of the others. Beside the board each worker has a row of numbers in a
-    window of `transport`: whether it is ready, its distance from the center, its staleness, and `num_statistics` values
-    that its layers count (BatchNorm). All of it may be read at any time; nobody waits for it. `earlier` is what the
-    row told before this process joined: that of the worker's earlier life, whose counts go on.
+    `is_gone(rank)` tells what the launcher knows of the others. Each worker has a row of numbers in a window of
+    `transport`: whether it is ready, how far it is, and `num_statistics` values that its layers count (BatchNorm). All
+    of it may be read at any time; nobody waits for it. This life of the worker begins at `first_step`.
     """
 
     def __init__(
         self,
         transport: Transport,
-        board: Board,
-        member: Member,
+        members: Members,
         is_gone: Callable[[int], bool],
-        rule: str,
         first_step: int,
         num_statistics: int,
-        earlier: Progress,
     ) -> None:
         self.rank, self.world_size = transport.group.rank, transport.group.world_size
-        self._board, self._member, self._is_gone = board, member, is_gone
-        self._rule, self._first_step, self._earlier = rule, first_step, earlier
-        num_words = 2 + STALENESS_BINS
+        self._members, self._is_gone, self._first_step = members, is_gone, first_step
+        num_words = _FIRST_STALENESS + STALENESS_BINS
         self._window = transport.open_window("workers", 8 * num_words + 4 * num_statistics, 0)
         self._row = Region.of(self._window, 0, num_words, np.float64).array
         self.own_statistics = Region.of(self._window, 8 * num_words, num_statistics, np.float32).array
         self._statistics_offset = 8 * num_words
-        self._earlier_staleness = self._row[2:].copy()
+        self._earlier = self._row.copy()
+        self._row[_IS_FINISHED] = 0.0
 
     @property
-    def master(self) -> int:
-        """The worker that shows, tests and saves for all: the first one that is not gone."""
-        return next((rank for rank in range(self.world_size) if not self._is_gone(rank)), self.rank)
+    def is_first(self) -> bool:
+        """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
+        return self.rank == next((rank for rank in range(self.world_size) if not self._is_gone(rank)), self.rank)
 
     @property
-    def is_master(self) -> bool:
-        return self.master == self.rank
+    def leads(self) -> bool:
+        """Whether this launch tests and saves during the run, for all."""
+        return self._members.leads
+
+    @property
+    def num_members(self) -> int:
+        """So many share the center now."""
+        return self._members.num_living
 
     def earlier_steps(self) -> int:
-        """The steps that an earlier life of this worker did; where there was none, those that the run starts from."""
-        return max(self._earlier.steps, self._first_step)
+        """The steps that an earlier life of this worker did; where there was none, those that this one starts from."""
+        return max(int(self._earlier[_STEPS]), self._first_step)
 
     def begin(self) -> float:
-        """The moment when the first worker began to train, on the clock of this host; now, where none has."""
-        return self._board.claim_word(_BEGUN_WORD, time.monotonic_ns()) / 1e9
+        """The moment when the first worker of the launch began to train; now, where none has. On this host's clock."""
+        begun_s = [words[_BEGUN_S] for words in map(self._words, range(self.world_size)) if words[_BEGUN_S] > 0]
+        if self._row[_BEGUN_S] == 0:
+            self._row[_BEGUN_S] = time.monotonic()
+            begun_s.append(self._row[_BEGUN_S])
+        return float(min(begun_s))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker of the launch has begun to train."""
+        return any(self._words(rank)[_BEGUN_S] > 0 for rank in range(self.world_size))
 
     def is_ready(self) -> None:
         """This worker can begin; as far as the others see, it may have before."""
-        self._row[0] = 1.0
+        self._row[_IS_READY] = 1.0
 
     def wait_for_all(self, deadline: Deadline) -> None:
         """Return when every worker that is not gone is ready. Raises DeadlineExceeded, naming those that are not."""
-        self._wait(lambda rank: bool(self._words(rank)[0]), deadline, "is not ready to train")
+        self._wait(lambda rank: bool(self._words(rank)[_IS_READY]), deadline, "is not ready to train")
 
-    def wait_for_ends(self, deadline: Deadline) -> None:
-        """Return when every worker that is not gone has finished."""
-        self._wait(lambda rank: self.states()[rank].is_finished, deadline, "does not finish")
+    def wait_for_ends(self, deadline: Deadline, *, with_others: bool) -> str:
+        """Return when every worker that is not gone has finished, `with_others`: of other launches, too, that end now.
+
+        Raises DeadlineExceeded, naming those of this launch that have not; who is missing of the others is returned.
+        """
+        self._wait(lambda rank: bool(self._words(rank)[_IS_FINISHED]), deadline, "does not finish")
+        return self._members.wait_for_others(deadline) if with_others else ""
 
     def show(self, state: WorkerState, distance: float | None = None) -> None:
         """Tell the others how far this worker is; counts are those of this process."""
+        row, earlier, bins = self._row, self._earlier, np.arange(STALENESS_BINS)
         if distance is not None:
-            self._row[1] = distance
-        staleness, bins = self._earlier_staleness + state.staleness, np.arange(STALENESS_BINS)
-        self._row[2:] = staleness
+            row[_DISTANCE] = distance
+        row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
+        row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s)
+        row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
+        samples, updates, lock_wait_s = row[_COUNTS].tolist()
         progress = Progress(
             steps=state.steps_done,
-            samples=self._earlier.samples + state.num_samples,
+            samples=int(samples),
             samples_per_s=state.samples_per_second,
             loss=state.loss,
             staleness_mean=float(bins @ staleness / max(1.0, staleness.sum())),
             staleness_max=int(bins[staleness > 0].max(initial=0)),
-            updates=self._earlier.updates + state.num_updates,
-            lock_wait_s=self._earlier.lock_wait_s + state.lock_wait_s,
+            updates=int(updates),
+            lock_wait_s=lock_wait_s,
             finished=state.is_finished,
         )
-        self._board.post(self._member, progress)
+        self._members.post(progress)
+        row[_IS_FINISHED] = state.is_finished
 
     def states(self) -> tuple[WorkerState, ...]:
         """Every worker's, by rank; one that has not begun stands where the run starts."""
         return tuple(self._state(rank) for rank in range(self.world_size))
 
-    def run_steps(self, states: Sequence[WorkerState] | None = None) -> int:
+    def run_steps(self) -> int:
         """The steps of the run as a whole, by the stop rule."""
-        if states is None:  # asked before each step: nothing but what is needed
-            progresses = (self._board.row(rank).progress for rank in range(self.world_size))
-            steps = [max(progress.steps, self._first_step) for progress in progresses]
-        else:
-            steps = [state.steps_done for state in states]
-        return run_steps(self._rule, steps, self.master)
+        return self._members.run_steps()
 
     def mean_statistics(self) -> npt.NDArray[np.float32]:
         """The mean of what the layers of all workers that have begun count, float32 (num_statistics,)."""
         total = np.zeros(len(self.own_statistics), np.float32)
         own, count = np.empty_like(total), 0
         for rank in range(self.world_size):
-            if self._words(rank)[0]:
+            if self._words(rank)[_IS_READY]:
                 self._window.get(rank, self._statistics_offset, own)
                 total += own
                 count += 1
         return total / np.float32(max(1, count))
 
     def _state(self, rank: int) -> WorkerState:
-        progress, words = self._board.row(rank).progress, self._words(rank)
+        words = self._words(rank)
+        samples, updates, lock_wait_s = words[_COUNTS].tolist()
+        has_begun = bool(words[_BEGUN_S])
         return WorkerState(
-            steps_done=max(progress.steps, self._first_step),
-            num_samples=progress.samples,
-            samples_per_second=progress.samples_per_s,
-            loss=progress.loss,
-            num_updates=progress.updates,
-            staleness=tuple(int(count) for count in words[2:]),
-            lock_wait_s=progress.lock_wait_s,
-            distance=float(words[1]) if progress.samples else float("nan"),
-            is_finished=progress.finished,
+            steps_done=max(int(words[_STEPS]), self._first_step),
+            num_samples=int(samples),
+            samples_per_second=float(words[_SPEED]),
+            loss=float(words[_LOSS]) if has_begun else float("nan"),
+            num_updates=int(updates),
+            staleness=tuple(int(count) for count in words[_FIRST_STALENESS:]),
+            lock_wait_s=lock_wait_s,
+            distance=float(words[_DISTANCE]) if samples else float("nan"),
+            is_finished=bool(words[_IS_FINISHED]),
             is_gone=self._is_gone(rank),
         )
 

@@ -5,35 +5,48 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from samovar.box.mapped import MappedCenter
+from samovar.box.base import CenterWithVelocity
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.stateful import State
+from samovar.transports.base import Array
 from samovar.worker.crew import Crew
 
 
 class CenterWeights:
     """The center as it is now; in it, of what layers count but nobody learns (`statistics`), the workers' mean.
 
-    Beside `samovar.worker.evaluated.EvaluatedWeights`, which every rank must enter at the same step: here nobody waits.
+    Workers are those of the launch. Beside `samovar.worker.evaluated.EvaluatedWeights`, which every rank must enter at
+    the same step: here nobody waits.
     """
 
     differ_between_ranks = False  # a snapshot holds the center alone, whoever writes it
 
     def __init__(
         self,
-        center: MappedCenter,
+        center: CenterWithVelocity,
+        with_velocity: bool,
         weights: FlatBuffer,
         statistics: Sequence[str],
         crew: Crew,
         deadline: Callable[[], Deadline],
     ) -> None:
         self._center = center
+        self._with_velocity = with_velocity
         self._weights = weights
         self._views = [weights.view(name).numpy() for name in statistics]
         self._crew = crew
         self._deadline = deadline
         self._read = np.empty_like(weights.array_N)
+        self._settled: Array | None = None
+
+    def settle(self) -> None:
+        """From now on the center is what it is now, whoever goes on to change it: what this launch gives.
+
+        Cost: N floats of memory.
+        """
+        self._settled = np.empty_like(self._read)
+        self._center.read(self._settled, self._deadline())
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -43,7 +56,7 @@ class CenterWeights:
         """
         own = self._weights.array_N.copy()
         try:
-            self._center.read(self._weights.array_N, self._deadline())
+            self._take_center()
             self._put_statistics(self._crew.mean_statistics())
             yield
         finally:
@@ -54,7 +67,7 @@ class CenterWeights:
 
         Read past the strategy, whose own way to the center may be recorded. Cost: two copies of N floats at most.
         """
-        if not self._center.with_velocity:
+        if not self._with_velocity:
             return {}
         velocity = np.empty_like(self._read)
         self._center.read_velocity(velocity, self._deadline())
@@ -77,6 +90,12 @@ class CenterWeights:
         length = float(np.linalg.norm(self._read))
         np.subtract(self._weights.array_N, self._read, out=self._read)
         return float(np.linalg.norm(self._read)) / length if length > 0 else 0.0
+
+    def _take_center(self) -> None:
+        if self._settled is None:
+            self._center.read(self._weights.array_N, self._deadline())
+        else:
+            np.copyto(self._weights.array_N, self._settled)
 
     def _put_statistics(self, values: np.typing.NDArray[np.float32]) -> None:
         start = 0

@@ -1,4 +1,4 @@
-"""What one of the workers that wait for nobody does for all: shows how they get on, tests and saves their center."""
+"""What one of the workers that wait for nobody does for its launch: it tells, tests and saves."""
 
 import math
 import time
@@ -19,10 +19,12 @@ class FreeObserver(Observer, Protocol):
 
 
 class Master:
-    """Looks at the board after each of its own steps, and acts when the run's steps have passed what is due.
+    """Looks at the others after each of its own steps, and acts when the run's steps have passed what is due.
 
     `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot: both of the center,
-    while the other workers go on. The run's steps are those of the stop rule, never more than were asked for.
+    while the other workers go on; during the run that of one launch alone does so, at the end each, of what the center
+    is when it `settle()`s. The run's steps are those of the stop rule, never more than were asked for. `warn` tells
+    the user.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Master:
         evaluate: Callable[[], Iterator[TestResult]],
         observer: FreeObserver,
         save: Callable[[int], None],
+        settle: Callable[[], None],
+        warn: Callable[[str], None],
         timeout_s: float,
     ) -> None:
         self._crew = crew
@@ -39,6 +43,8 @@ class Master:
         self._evaluate = evaluate
         self._observer = observer
         self._save = save
+        self._settle = settle
+        self._warn = warn
         self._timeout_s = timeout_s
         self._outcome = Outcome(schedule.first_step)
         self._num_samples = 0
@@ -48,14 +54,15 @@ class Master:
 
     def test_at_start(self) -> None:
         """Before anybody steps."""
-        if self._schedule.test_at_start and not any(state.num_samples for state in self._crew.states()):
+        is_start = not any(state.num_samples for state in self._crew.states())
+        if self._schedule.test_at_start and is_start and self._crew.leads:
             self._test()
 
     def begin(self) -> None:
         """From now on this worker tells; what was done before an earlier master died is counted, but not told."""
         states, outcome, now_s = self._crew.states(), self._outcome, time.monotonic()
         outcome.seconds = now_s - self._crew.begin()
-        outcome.steps_done = self._steps_of(states)
+        outcome.steps_done = self._run_steps()
         outcome.num_steps = outcome.steps_done - self._schedule.first_step
         outcome.num_samples = self._num_samples = sum(state.num_samples for state in states)
         self._told_s = now_s
@@ -65,19 +72,23 @@ class Master:
         before = self._outcome.steps_done
         self._account(times)
         now, schedule = self._outcome.steps_done, self._schedule
-        if num_snapshots > self._snapshots_made or _passed(schedule.snapshot_interval, before, now):
+        is_asked, leads = num_snapshots > self._snapshots_made, self._crew.leads
+        if is_asked or (leads and _passed(schedule.snapshot_interval, before, now)):
             self._snapshots_made = max(num_snapshots, self._snapshots_made)
             self._save_once()
-        if _passed(schedule.test_interval, before, now) and now < schedule.num_steps:
+        if leads and _passed(schedule.test_interval, before, now) and now < schedule.num_steps:
             self._test()
 
     def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
         """Wait until every worker's last update is in the center, then save and test it: that is what the run gives.
 
-        Raises DeadlineExceeded, naming those that do not finish.
+        Raises DeadlineExceeded, naming those of this launch that do not finish.
         """
-        self._crew.wait_for_ends(Deadline.after(self._timeout_s))
+        missing = self._crew.wait_for_ends(Deadline.after(self._timeout_s), with_others=not stop_signal)
+        if missing:
+            self._warn(f"{missing} of the box did not finish within {self._timeout_s:g} s, and is not waited for")
         self._account(times)
+        self._settle()
         self._outcome.stop_signal = stop_signal
         self._outcome.num_samples = sum(state.num_samples for state in self._crew.states())
         if self._schedule.save_at_end:
@@ -89,7 +100,7 @@ class Master:
 
     def _account(self, times: StepTimes) -> None:
         states, outcome = self._crew.states(), self._outcome
-        steps, samples = self._steps_of(states), sum(state.num_samples for state in states)
+        steps, samples = self._run_steps(), sum(state.num_samples for state in states)
         if steps <= outcome.steps_done:
             return
         now_s = time.monotonic()
@@ -108,8 +119,8 @@ class Master:
         self._observer.workers_seen(steps, states)
         self._observer.step_done(done)
 
-    def _steps_of(self, states: Sequence[WorkerState]) -> int:
-        return min(self._crew.run_steps(states), self._schedule.num_steps)
+    def _run_steps(self) -> int:
+        return min(self._crew.run_steps(), self._schedule.num_steps)
 
     def _test(self) -> None:
         for net, result in enumerate(self._evaluate()):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from samovar.core.clock import Deadline
 from samovar.strategies.center_steps import CenterSteps
@@ -37,12 +37,19 @@ class FreeParts:
     lock_wait_s: Callable[[], float]
 
 
+class Voice(Protocol):
+    """Tells the user."""
+
+    def inform(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+
+
 class FreeTraining:
     """Steps from `crew.earlier_steps()` on while `course` gives a rate, looks up after each step, drains at the end.
 
-    Whoever is first of those that are not gone is the master: `become_master` gives what it does for all.
-    `agree(stop_signal, rate_step)` makes one answer of those of ranks that step together; `tell` says a warning;
-    `drained` is called when this worker's last update is in the center.
+    Whoever is first of the launch's workers that are not gone is its master: `become_master` gives what it does for
+    all. The strategy follows the number of members that share the center. `agree(stop_signal, rate_step)` makes one
+    answer of those of ranks that step together; `drained` is called when this worker's last update is in the center.
     """
 
     def __init__(
@@ -53,7 +60,7 @@ class FreeTraining:
         become_master: Callable[[], Master],
         at_boundary: Callable[[int], Requests],
         agree: Agree,
-        tell: Callable[[str], None],
+        voice: Voice,
         drained: Callable[[], None],
         timeout_s: float,
     ) -> None:
@@ -63,7 +70,7 @@ class FreeTraining:
         self._become_master = become_master
         self._at_boundary = at_boundary
         self._agree = agree
-        self._tell = tell
+        self._voice = voice
         self._drained = drained
         self._timeout_s = timeout_s
         self._steps_done = crew.earlier_steps()
@@ -74,12 +81,13 @@ class FreeTraining:
         self._distance_took_s = 0.0
         self._stop_signal = 0
         self._master: Master | None = None
+        self._num_members = crew.world_size  # that the strategy knows of
 
     def run(self) -> Outcome | None:
         """Train until the run is over; on the master what it came to. Raises DeadlineExceeded."""
         self._parts.evaluated.publish_statistics()
         self._show()
-        if self._crew.is_master:
+        if self._crew.is_first:
             self._master = self._become_master()
             self._master.test_at_start()
         self._crew.is_ready()
@@ -103,15 +111,29 @@ class FreeTraining:
 
     def _step(self, rate_step: int) -> None:
         parts = self._parts
+        self._follow_members(rate_step)
         parts.updates.steer(rate_step)
         self._note(parts.worker.step(self._steps_done))
         for text in parts.strategy.take_notices():
-            self._tell(text)
+            self._voice.warn(text)
         parts.evaluated.publish_statistics()
         self._show()
         self._look_for_master()
         if self._master is not None:
             self._master.look(self._at_boundary(self._steps_done).num_snapshots, parts.worker.times)
+
+    def _follow_members(self, run_steps: int) -> None:
+        """From this step of the run on the strategy counts with as many members as there are."""
+        now, before = self._crew.num_members, self._num_members
+        if now == before:
+            return
+        strategy, self._num_members = self._parts.strategy, now
+        strategy.resize(now)
+        if self._crew.is_first:
+            earlier = f", {before} did before" if self._num_samples else ""
+            rate = f"; moving rate {strategy.moving_rate:.4g}" if strategy.moving_rate else ""
+            who = "1 worker trains" if now == 1 else f"{now} workers train"
+            self._voice.inform(f"step {run_steps:,}: {who} at this center now{earlier}{rate}")
 
     def _note(self, loss: StepLoss) -> None:
         self._steps_done += 1
@@ -144,6 +166,6 @@ class FreeTraining:
         return distance
 
     def _look_for_master(self) -> None:
-        if self._master is None and self._crew.is_master:
+        if self._master is None and self._crew.is_first:
             self._master = self._become_master()
             self._master.begin()

@@ -14,8 +14,10 @@ from samovar.report.records import (
     Tested,
     TestedBatch,
     Timed,
+    Valued,
+    ValueLine,
 )
-from samovar.report.result import RunResult
+from samovar.report.result import RunResult, WorkerFigures
 
 STARTED = Started(
     net_name="LeNet",
@@ -49,6 +51,13 @@ ITERATED = Iterated(
     learning_rate=0.01,
     outputs={"aux": 0.5, "loss": 0.25, "each[0]": 1.0, "each[1]": 0.0},
     loss_weights={"aux": 0.3, "loss": 1.0},
+)
+VALUED = Valued(
+    lines=(
+        ValueLine(kind="top", text="    [Forward] Layer conv1, top blob conv1 data: 1.32768"),
+        ValueLine(kind="all", text="    [Backward] All net params (data, diff): L1 norm = (384.67, 101.031)"),
+    ),
+    is_test=False,
 )
 LAST_LOSS = LastLoss(step=600, loss=0.0123456)
 TESTED_BATCH = TestedBatch(batch=2, outputs={"accuracy": 0.5, "each[1]": 1e-07})
@@ -92,11 +101,22 @@ RESULT = RunResult(
     stopped_by=None,
     versions={"samovar": "0.1.0", "torch": "2.13.0"},
 )
+WORKER = WorkerFigures(
+    steps=600,
+    samples=38400,
+    samples_per_second=2900.0,
+    loss=0.0113,
+    updates=75,
+    staleness=(70, 5),
+    lock_wait_s=0.1,
+    distance=0.02,
+    is_gone=False,
+)
 FINISHED = Finished(result=RESULT)
 PROBED = Probed(samples_per_second=1234.5, num_steps=20, stop_signal=0)
 FAILED = Failed(rank=3, message="no notification from rank 2", step=17, exit_code=3, kind="DeadlineExceeded")
 
 EVERY_RECORD = [
-    *(STARTED, PROGRESS, ITERATED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED, PROBED),
+    *(STARTED, PROGRESS, ITERATED, VALUED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED, PROBED),
     *(SNAPSHOT_WRITTEN, WARNING, FINISHED, FAILED),
 ]

@@ -1,6 +1,7 @@
 """The log of `samovar caffe`, read by a reader of Caffe's logs."""
 
 import io
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -19,6 +20,7 @@ from .examples import (
     TESTED,
     TESTED_BATCH,
     TIMED,
+    VALUED,
 )
 
 
@@ -62,6 +64,22 @@ def test_lines_of_an_iteration() -> None:
         "    Train net output #3: each = 0",
         "Iteration 20, lr = 0.01",
     ]
+
+
+def test_values_of_a_pass() -> None:
+    """Caffe shows the sums over the net as an error; those of a test come behind its head."""
+    top, every = (line.partition(" ")[0][:1] + line.partition(" net.cpp")[2] for line in log_of(VALUED).splitlines())
+    assert top == "I:593]     [Forward] Layer conv1, top blob conv1 data: 1.32768"
+    assert every == "E:721]     [Backward] All net params (data, diff): L1 norm = (384.67, 101.031)"
+    test = replace(VALUED, is_test=True)
+    texts = text_of(test, test, TESTED, TESTED)
+    assert [text.split(",")[0].strip() for text in texts] == [
+        "Iteration 500",
+        *("[Forward] Layer conv1", "[Backward] All net params (data") * 2,
+        *("Test net output #0: accuracy = 0.981", "Test net output #1: loss = 0.053"),
+        *("Iteration 500", "Test net output #0: accuracy = 0.981", "Test net output #1: loss = 0.053"),
+    ]
+    assert len(text_of(test, command="test")) == 2
 
 
 def test_the_loss_of_a_test_is_told_where_it_was_asked_for() -> None:

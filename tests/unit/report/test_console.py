@@ -17,7 +17,7 @@ from samovar.report.log import Log
 from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
 
-from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, WARNING
+from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, VALUED, WARNING, WORKER
 
 
 class Shown:
@@ -83,6 +83,12 @@ def test_tests_and_snapshots_are_lines() -> None:
     ]
 
 
+def test_values_of_a_pass_are_lines() -> None:
+    shown = Shown()
+    shown.console.show(VALUED)
+    assert shown.lines == [line.text for line in VALUED.lines]
+
+
 def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "result.json").touch()
     (tmp_path / "snapshots").mkdir()
@@ -111,6 +117,18 @@ def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_
         (
             {"stopped_by": "SIGINT", "steps": 312, "seconds": 4000.0},
             "stopped by SIGINT after step 312 · test accuracy 0.9861 · weights 3f9c12ab… equal on both ranks · 1:06:40",
+        ),
+        (
+            {"replicas_equal": None, "by_worker": tuple(replace(WORKER, steps=steps) for steps in (7, 9, 9))},
+            "test accuracy 0.9861 · weights 3f9c12ab… · 7 (rank 0) to 9 (rank 1) steps a worker · 13.2 s",
+        ),
+        (
+            {"replicas_equal": None, "by_worker": (WORKER, replace(WORKER, steps=4, restarts=2)), "seconds": 9.0},
+            "test accuracy 0.9861 · weights 3f9c12ab… · 4 (rank 1) to 600 (rank 0) steps a worker · 2 restarts · 9.0 s",
+        ),
+        (
+            {"replicas_equal": None, "by_worker": (replace(WORKER, restarts=1), WORKER)},
+            "test accuracy 0.9861 · weights 3f9c12ab… · 600 steps a worker · 1 restart · 13.2 s",
         ),
     ],
 )

@@ -11,6 +11,11 @@ from samovar.core.errors import InputError
 from samovar.strategies.config import STRATEGIES, StrategyConfig
 from samovar.strategies.defaults import described, resolved, shared_momentum, warnings
 
+LONE_GROUPS = (
+    "hybrid-easgd: {} workers make no two equal groups of 2 to 4, so that each worker is a group of its own, "
+    "as with shm-easgd"
+)
+
 
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -31,9 +36,9 @@ from samovar.strategies.defaults import described, resolved, shared_momentum, wa
         ({"name": "sync-easgd", "variant": "tree"}, "--variant: got 'tree'; choose one of: reduce, broadcast"),
         ({"name": "sync-easgd", "variant": "broadcast", "overlap": "step"}, "--overlap step: --variant broadcast"),
         ({"name": "diloco", "sync_period_steps": 0}, "--sync-period: got 0 steps; give at least 1"),
-        ({"name": "sync-easgd", "moving_rate": 0.0}, "--moving-rate: got 0.0; give more than 0 and at most 1"),
+        ({"name": "sync-easgd", "moving_rate": 0.0}, "--moving-rate: got 0; give more than 0 and less than 1"),
         ({"name": "sync-easgd", "moving_rate": float("nan")}, "--moving-rate: got nan"),
-        ({"name": "diloco", "outer_rate": -1.0}, "--outer-rate: got -1.0; give more than 0$"),
+        ({"name": "diloco", "outer_rate": -1.0}, "--outer-rate: got -1; give more than 0$"),
         ({"name": "diloco", "outer_rate": float("inf")}, "--outer-rate: got inf"),
         ({"name": "diloco", "outer_momentum": 1.0}, "--outer-momentum: got 1.0; give at least 0 and less than 1"),
         ({"name": "async-msgd", "center_momentum": -0.1}, "--center-momentum: got -0.1; give at least 0 and less"),
@@ -56,7 +61,15 @@ def test_refusals_are_one_sentence(settings: dict[str, Any], message: str) -> No
 def test_defaults_are_quiet_complete_and_stay_as_they_are(name: str, world_size: int) -> None:
     config = resolved(StrategyConfig(name), world_size)
     assert resolved(config, world_size) == config
-    assert warnings(config, world_size) == ()
+    expected = (LONE_GROUPS.format(world_size),) if config.group_size == 1 and world_size > 1 else ()
+    assert warnings(config, world_size) == expected
+
+
+def test_groups_of_one_are_told() -> None:
+    config = resolved(StrategyConfig("hybrid-easgd", group_size=1), 4)
+    assert warnings(config, 4) == (
+        "hybrid-easgd: with --group-size 1 each worker is a group of its own, as with shm-easgd",
+    )
 
 
 def test_defaults_and_their_words() -> None:
@@ -85,8 +98,10 @@ def test_a_moving_rate_that_diverges_is_refused_and_one_that_swings_is_warned_of
     def config(rate: float) -> StrategyConfig:
         return StrategyConfig("sync-easgd", moving_rate=rate)
 
-    for rate in (0.4, 0.5, 1.0):
-        with pytest.raises(InputError, match=r"--moving-rate: got .* 4 workers .* less than 0\.4 \(default 0\.18\)"):
+    for rate in (0.4, 0.5, 0.99):
+        with pytest.raises(
+            InputError, match=r"--moving-rate: got .* less than 0\.4, .* 4 workers .* \(default 0\.18\)"
+        ):
             resolved(config(rate), 4)
     assert warnings(resolved(config(0.25), 4), 4) == ()
     (sentence,) = warnings(resolved(config(0.3), 4), 4)
@@ -110,8 +125,8 @@ def test_moving_rates_and_groups_of_a_number_of_workers(
 
 
 def test_what_is_refused_and_warned_of_at_a_center() -> None:
-    with pytest.raises(InputError, match=r"--moving-rate: got 1, .* change places .* less than 1 \(default 0\.225"):
-        resolved(StrategyConfig("async-easgd", moving_rate=1.0), 4)
+    with pytest.raises(InputError, match=r"--moving-rate: got 1; give more than 0 and less than 1$"):
+        StrategyConfig("async-easgd", moving_rate=1.0)
     with pytest.raises(InputError, match=r"--group-size 3: 8 workers are no whole number .* of 8 \(default 4\)"):
         resolved(StrategyConfig("hybrid-easgd", group_size=3), 8)
     (sentence,) = warnings(resolved(StrategyConfig("async-easgd", moving_rate=0.6), 2), 2)

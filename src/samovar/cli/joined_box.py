@@ -1,0 +1,202 @@
+"""The box of its own process that a run trains at, alone or with others (`samovar train --box`)."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from samovar.box.buffers import BufferShape
+from samovar.box.joining import BoxSeat, create_buffer, drop_buffer, parse_place, take_seat
+from samovar.cli.box_plan import drop_command, there_already
+from samovar.cli.rank_process import RankContext
+from samovar.cli.schedule import num_steps_of
+from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.core.layout import Layout
+from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.report.records import Notice
+from samovar.strategies.box_terms import BoxWord, Terms
+from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.stop_rule import MEAN
+from samovar.worker.box_members import BoxMembers, RunSteps, Seats
+from samovar.worker.crew import Crew
+from samovar.worker.free_evaluated import CenterWeights
+
+# A board on this host costs microseconds, one elsewhere a round trip.
+_LOOK_EVERY_S: Final = 0.02
+_LOOK_FAR_EVERY_S: Final = 0.2
+_POLL_S: Final = 0.02
+_DROP_S: Final = 5.0
+
+
+class JoinedBox:
+    """See `samovar.cli.center_box.CenterBox`; this rank's seat at the buffer, which `stack` gives back.
+
+    Without --join rank 0 makes the buffer and fills it with what the run starts from, at `first_step`; with it all
+    ranks start from what others have learned, where these are now. Each rank takes the first row that is free, or
+    again the one of its earlier life. Raises InputError where the buffer is not what the flags say.
+    """
+
+    def __init__(
+        self, context: RankContext, caffe: CaffeSolver, layout: Layout, first_step: int, stack: contextlib.ExitStack
+    ) -> None:
+        config = context.config
+        assert config.box is not None
+        assert config.buffer is not None
+        self._context, self._name = context, config.buffer
+        self._place = parse_place(config.box, config.key_file)
+        self._goal = num_steps_of(config, caffe)
+        self._terms = Terms.of(config.strategy, layout)
+        self._seats = Seats(context.transport)
+        self._is_back = self._seats.own is not None
+        self._has_filled = False
+        if not (config.join or self._is_back):
+            self._make(_shape_for(config.strategy, layout), stack)
+        self._seat = self._take_seat(stack)
+        self._fills = not config.join and context.is_first and not self._is_filled
+        self.goes_on = (config.join or self._is_back) and not self._fills
+        self._start_step = self._step_of_others(layout) if self.goes_on else first_step
+        if self._seat.board.word(BoxWord.GOAL) < self._goal:
+            self._seat.board.set_word(BoxWord.GOAL, self._goal)
+        self._seats.take(self._seat.member, self._start_step)
+        self._crew: Crew | None = None
+
+    @property
+    def first_step(self) -> int:
+        return self._seats.first_step
+
+    @property
+    def order_index(self) -> int:
+        return self._seat.member.index
+
+    @property
+    def crew(self) -> Crew:
+        assert self._crew is not None, "evaluated comes first"
+        return self._crew
+
+    def seat(self, _strategy: StrategyConfig, _layout: Layout) -> CenterSeat:
+        if self._fills:
+            self._terms.say(self._seat.board)
+            self._seat.board.set_word(BoxWord.STEPS, self._start_step)
+        else:
+            self._wait_until_filled()
+        return CenterSeat(self._seat.center, self._fills)
+
+    def is_filled(self) -> None:
+        if self._fills:
+            self._seat.board.set_word(BoxWord.IS_READY, 1)
+            self._has_filled = True
+
+    def lock_wait_s(self) -> float:
+        return self._seat.center.lock_wait_s
+
+    def evaluated(
+        self, weights: FlatBuffer, statistics: Sequence[str], deadline: Callable[[], Deadline]
+    ) -> CenterWeights:
+        context, seat = self._context, self._seat
+        steps = RunSteps(context.config.stop_rule or MEAN, self._start_step)
+        every_s = _LOOK_EVERY_S if self._place.address is None else _LOOK_FAR_EVERY_S
+        members = BoxMembers(seat.board, seat.member, self._seats, steps, self._goal, every_s)
+        num_statistics = sum(weights.view(name).numel() for name in statistics)
+        self._crew = Crew(context.transport, members, context.is_gone, self._start_step, num_statistics)
+        evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, statistics, self._crew, deadline)
+        if self._is_back:
+            evaluated.take_statistics()
+        return evaluated
+
+    @property
+    def _where(self) -> str:
+        return f"buffer {self._name!r} of {self._place}"
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self._context.transport.group.rank}"
+
+    @property
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._context.config.timeout_s)
+
+    @property
+    def _is_filled(self) -> bool:
+        return self._seat.board.word(BoxWord.IS_READY) != 0
+
+    def _make(self, shape: BufferShape, stack: contextlib.ExitStack) -> None:
+        """Rank 0 makes the buffer, unless an earlier life has; the others wait for its seat."""
+        if not self._context.is_first:
+            self._wait(lambda: self._seats.of(0) is not None, "rank 0 did not take its seat")
+            return
+        was_making = self._seats.begin_to_make()
+        if not create_buffer(self._place, self._name, shape, self._who, self._deadline) and not was_making:
+            raise InputError(there_already(self._place, self._name))
+        stack.callback(self._drop_unfilled)
+
+    def _drop_unfilled(self) -> None:
+        """A run that cannot begin leaves no buffer behind for which others would wait."""
+        if not self._has_filled:
+            with contextlib.suppress(SamovarError):
+                drop_buffer(self._place, self._name, self._who, Deadline.after(_DROP_S))
+
+    def _take_seat(self, stack: contextlib.ExitStack) -> BoxSeat:
+        """The row of this rank's earlier life, where it has one and nobody else has it; else any."""
+        deadline, timeout_s = self._deadline, self._context.config.timeout_s
+        take = partial(take_seat, self._place, self._name, self._who, deadline, timeout_s=timeout_s)
+        earlier = self._seats.own
+        try:
+            try:
+                seat = take(index=None if earlier is None else earlier.index)
+            except RankFailed:
+                seat = take()
+        except InputError as error:
+            if earlier is None:
+                raise
+            raise RankFailed(f"{error}; this rank cannot come back") from error  # which concerns no other rank
+        stack.callback(self._leave, seat)
+        return seat
+
+    def _leave(self, seat: BoxSeat) -> None:
+        """What this rank learned is in the center by now; without its word the box gives up its place after a while."""
+        try:
+            seat.close()
+        except SamovarError as error:
+            self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without a word"))
+
+    def _step_of_others(self, layout: Layout) -> int:
+        """Where the run is that this rank joins, when it is there and by the same terms."""
+        if self._seat.shape.num_elements != layout.num_elements:
+            raise InputError(
+                f"{self._where} holds {self._seat.shape.num_elements:,} elements, and this net has "
+                f"{layout.num_elements:,}; train its net, or give --buffer NAME"
+            )
+        self._wait_until_filled()
+        self._terms.require_same(self._seat.board, self._where)
+        steps = self._seat.board.word(BoxWord.STEPS)
+        if steps >= self._goal and not self._is_back:
+            raise InputError(
+                f"--join: the run at {self._where} has {steps:,} steps behind it, and this one ends at "
+                f"{self._goal:,}; raise --iterations"
+            )
+        return steps
+
+    def _wait_until_filled(self) -> None:
+        self._wait(
+            lambda: self._is_filled, f"{self._where} did not get its first weights; is its first run still starting?"
+        )
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = self._deadline
+        while not condition():
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"{what} ({self._context.config.timeout_s:g} s waited; raise --timeout, or delete the buffer with "
+                    f"`{drop_command(self._place, self._name)}`, and start anew)"
+                )
+            time.sleep(_POLL_S)
+
+
+def _shape_for(strategy: StrategyConfig, layout: Layout) -> BufferShape:
+    return BufferShape(
+        layout.num_elements, with_velocity=strategy.center_has_velocity, with_locks=strategy.center_has_locks
+    )

@@ -1,0 +1,74 @@
+"""What all who train at one buffer of a box have in common, and what the buffer's board says of it in shared words."""
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from samovar.box.board import Rows
+from samovar.core.errors import InputError
+from samovar.core.layout import Layout
+from samovar.strategies.config import STRATEGIES, StrategyConfig
+
+_PARTS_PER_UNIT = 10**9  # of a momentum as it stands in a word
+
+
+class BoxWord(IntEnum):
+    """What the words of a buffer's board mean to those who train there; 0 is not said yet."""
+
+    IS_READY = 0  # 1: the center holds what the run starts from
+    STEPS = 1  # of the run as a whole, so far
+    GOAL = 2  # the most steps that anybody who trains here was asked for
+    STRATEGY = 3
+    MOMENTUM = 4  # of the center
+    NET = 14  # as `samovar.replicate` says it, too
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Strategy and net of a run, for others to be held against; `momentum` is the center's, 0 where it has none."""
+
+    strategy: str
+    net: str
+    momentum: float = 0.0
+
+    @classmethod
+    def of(cls, strategy: StrategyConfig, layout: Layout) -> "Terms":
+        """Of a resolved strategy; the net is its parameters' names, shapes and places."""
+        return cls(strategy.name, layout.fingerprint(), strategy.center_momentum or 0.0)
+
+    def say(self, board: Rows) -> None:
+        """Write them on the board; for whoever makes the buffer."""
+        for word, value in self._words().items():
+            board.set_word(word, value)
+
+    def require_same(self, board: Rows, where: str) -> None:
+        """Raises InputError where others train by other terms at `where`."""
+        words = self._words()
+        different = [word for word, value in words.items() if board.word(word) != value]
+        if different:
+            raise InputError(f"{where} {self._sentence(different[0], board.word(different[0]))}")
+
+    def _words(self) -> dict[BoxWord, int]:
+        return {
+            BoxWord.STRATEGY: _number(self.strategy),
+            BoxWord.NET: _number(self.net),
+            BoxWord.MOMENTUM: round(self.momentum * _PARTS_PER_UNIT),
+        }
+
+    def _sentence(self, word: BoxWord, found: int) -> str:
+        if word is BoxWord.STRATEGY:
+            names = [name for name in STRATEGIES if _number(name) == found]
+            if not names:
+                return "was not made by `samovar train`; give --buffer NAME"
+            return f"is trained with {names[0]}, this run has {self.strategy}; give --strategy {names[0]}"
+        if word is BoxWord.NET:
+            return "holds another net: names or shapes of its parameters differ; train its net, or give --buffer NAME"
+        momentum = found / _PARTS_PER_UNIT
+        return (
+            f"has momentum {momentum:g} at its center, this run {self.momentum:g}; give --center-momentum {momentum:g}"
+        )
+
+
+def _number(text: str) -> int:
+    """A name as a word, which is never 0."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) + 1

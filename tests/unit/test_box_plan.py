@@ -1,0 +1,29 @@
+"""What a run at a box says before it starts."""
+
+from pathlib import Path
+
+import pytest
+
+from samovar.box.joining import BoxPlace
+from samovar.cli.box_plan import buffer_name, drop_command
+
+
+@pytest.mark.parametrize(
+    ("net_name", "name"),
+    [("lenet_digits", "lenet_digits"), ("Alex Net/v2.1", "Alex-Net-v2.1"), ("-_.", "net"), ("x" * 70, "x" * 64)],
+)
+def test_a_net_gives_its_name_to_its_buffer(net_name: str, name: str) -> None:
+    assert buffer_name(net_name) == name
+
+
+@pytest.mark.parametrize(
+    ("place", "flags"),
+    [
+        (BoxPlace("default", None, None), ""),
+        (BoxPlace("mine", None, None), " --box mine"),
+        (BoxPlace(None, ("host0", 4711), Path("key")), " --box host0:4711 --key-file key"),
+        (BoxPlace(None, ("::1", 4711), Path("key")), " --box [::1]:4711 --key-file key"),
+    ],
+)
+def test_the_command_that_deletes_a_buffer_can_be_copied(place: BoxPlace, flags: str) -> None:
+    assert drop_command(place, "net") == f"samovar box drop net{flags}"
