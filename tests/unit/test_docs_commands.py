@@ -46,7 +46,7 @@ ELSEWHERE = {
         ],
         "it needs a server; test_train_box.py",
     ),
-    "samovar box serve --listen 0.0.0.0:4711 --key-file box.key": "it runs until Ctrl-C; test_train_box.py",
+    "samovar box serve --listen 192.0.2.1:4711 --key-file box.key": "it runs until Ctrl-C; test_train_box.py",
     "samovar data images --folder FOLDER --resize 256x256 --out data/flowers_lmdb --mean data/mean.binaryproto": (
         "it needs images; test_data_images.py"
     ),

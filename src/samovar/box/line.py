@@ -47,6 +47,7 @@ class Line:
     ) -> None:
         self.who = who
         self.num_reconnects = -1
+        self.lost_s = 0.0  # to other members, as the box counted it
         self.member = member
         self._box = box
         self._kind = kind

@@ -26,7 +26,8 @@ class RemoteCenter:
     Where the connection breaks, or the box is started again, the member comes back as who it was and sends what was
     not answered. After DeadlineExceeded an operation may be tried again with the same sequence and array. Updates in
     the background have `background_s`. Arrays are sent from, and received into, where they lie. With an `index` the
-    member takes that row. Who `is_viewer` is no member, and may only read.
+    member takes that row. Who `is_viewer` is no member, and may only read. While an update is on its way in the
+    background, `read` takes a connection of its own: a link carries both directions at once.
 
     Cost: 4N bytes for `write`, `accumulate` and `read`, 4N each way for `exchange`, in parts of whole chunks of about
     4 MiB; the box applies one part while the next is under way.
@@ -42,10 +43,10 @@ class RemoteCenter:
         index: int | None = None,
         is_viewer: bool = False,
     ) -> None:
-        self._who = who
+        self._box, self._name, self._who = box, name, who
         self._background_s = background_s
         self._pusher: _Pusher | None = None
-        self._lost_s = 0.0
+        self._reader: Line | None = None
         kind = Kind.WATCH if is_viewer else Kind.ATTACH
         asked = NOBODY if index is None else Member(index, 0)
         self._line = Line(box, kind, Attachment(name, os.getpid()), asked, who, deadline)
@@ -67,7 +68,7 @@ class RemoteCenter:
 
     @property
     def lock_wait_s(self) -> float:
-        return self._lost_s
+        return sum(line.lost_s for line in (self._line, self._reader) if line is not None)
 
     @property
     def num_elements(self) -> int:
@@ -85,7 +86,9 @@ class RemoteCenter:
         self._run(self._operation(Kind.WRITE), values, None, deadline)
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
-        return self._run(self._operation(Kind.READ), None, destination, deadline)
+        line = self._line_to_read(deadline)
+        operation = Operation(Kind.READ, line.next_call(), line.member, self.shape)
+        return self._run(operation, None, destination, deadline, line)
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         self._settle(deadline)
@@ -113,6 +116,8 @@ class RemoteCenter:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
         if self._pusher is not None:
             self._pusher.close()
+        if self._reader is not None:
+            self._reader.disconnect()
         deadline = deadline or Deadline.after(1.0)
         with self._line.locked(deadline):
             if not self._line.is_connected:
@@ -124,26 +129,33 @@ class RemoteCenter:
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
         return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
 
+    def _line_to_read(self, deadline: Deadline) -> Line:
+        if self._pusher is None or self._pusher.is_idle:
+            return self._line
+        if self._reader is None:
+            attachment = Attachment(self._name, os.getpid(), self.welcome.token)
+            self._reader = Line(self._box, Kind.WATCH, attachment, NOBODY, self._who, deadline)
+        return self._reader
+
     def _settle(self, deadline: Deadline) -> None:
         """Updates of a member are applied in their order: those in the background first."""
         if self._pusher is not None:
             self._pusher.settle(deadline)
 
     def _run(
-        self, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline
+        self,
+        operation: Operation,
+        outgoing: Array | None,
+        incoming: Array | None,
+        deadline: Deadline,
+        line: Line | None = None,
     ) -> Versions:
         for array in (outgoing, incoming):
             assert array is None or array.size == self.num_elements, f"{array.size} elements"
-        with self._line.locked(deadline):
-            self._line.insist(lambda until: self._try(operation, outgoing, incoming, until), deadline)
+        line = line or self._line
+        with line.locked(deadline):
+            line.insist(lambda until: _try(line, operation, outgoing, incoming, until), deadline)
         return operation.versions
-
-    def _try(self, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline) -> None:
-        """One attempt; what was answered before is not sent again."""
-        channel = self._line.channel(deadline)
-        with _sending(channel, operation.unanswered(), outgoing, deadline):
-            while not operation.is_complete:
-                self._lost_s += _take_answer(channel, operation, incoming, deadline)
 
 
 def create_remote_buffer(box: BoxAddress, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
@@ -172,6 +184,14 @@ def _ask_once(box: BoxAddress, kind: Kind, body: bytes, who: str, deadline: Dead
         return ask(channel, Request(kind, 1), body, deadline)
     finally:
         channel.close()
+
+
+def _try(line: Line, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline) -> None:
+    """One attempt; what was answered before is not sent again."""
+    channel = line.channel(deadline)
+    with _sending(channel, operation.unanswered(), outgoing, deadline):
+        while not operation.is_complete:
+            line.lost_s += _take_answer(channel, operation, incoming, deadline)
 
 
 def _take_answer(channel: Channel, operation: Operation, incoming: Array | None, deadline: Deadline) -> float:
@@ -223,6 +243,10 @@ class _Push:
         self._error: Exception | None = None
 
     @property
+    def is_over(self) -> bool:
+        return self._is_over.is_set()
+
+    @property
     def versions(self) -> Versions:
         assert self._versions is not None, "wait comes first"
         return self._versions
@@ -250,6 +274,10 @@ class _Pusher:
         self._last: _Push | None = None
         self._thread = threading.Thread(target=self._serve, name="samovar-push", daemon=True)
         self._thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._last is None or self._last.is_over
 
     def submit(self, push: _Push) -> _Push:
         self._last = push

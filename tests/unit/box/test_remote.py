@@ -3,17 +3,19 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from samovar.box import protocol
+from samovar.box.base import Versions
 from samovar.box.line import BoxAddress
 from samovar.box.remote import RemoteCenter, drop_remote_buffer, remote_buffer_names
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
-from tests.unit.box.numpy_host import NumpyCenter
+from tests.unit.box.numpy_host import NumpyCenter, NumpySeat
 from tests.unit.transports.proxy import Proxy
 
 Attach = Callable[..., RemoteCenter]
@@ -68,6 +70,26 @@ def test_pushes_are_applied_in_their_order_and_before_what_comes_later(box: Serv
         push.wait(in_time())
         assert (push.versions == number).all()
     assert [sequence for _, sequence, chunk, _ in held.log if chunk == 0] == list(range(1, 10))
+
+
+def test_a_read_does_not_wait_for_a_push(box: ServedBox, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.create("c", 1000, 250)
+    center, ones = attach(), np.ones(1000, np.float32)
+    may_end, accumulate = threading.Event(), NumpySeat.accumulate
+
+    def accumulate_late(*arguments: Any) -> Versions:
+        assert may_end.wait(TIMEOUT_S)
+        return accumulate(*arguments)
+
+    monkeypatch.setattr(NumpySeat, "accumulate", accumulate_late)
+    push = center.accumulate_in_background(1, ones)
+    got = np.full(1000, 5, np.float32)
+    assert (center.read(got, in_time()) == 0).all()
+    assert not got.any()
+    may_end.set()
+    push.wait(in_time())
+    assert (center.read(got, in_time()) == 1).all()
+    assert (got == 1).all()
 
 
 def test_members_together_add_up_to_what_they_did(box: ServedBox, attach: Attach) -> None:
