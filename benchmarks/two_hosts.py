@@ -27,7 +27,8 @@ Settings = Mapping[str, Any]
 
 OURS, THEIRS = "ours", "theirs"
 SYNC_EASGD = {"kind": "replicated", "strategy": "sync-easgd", "sync_period_steps": PERIOD, "overlap": "period"}
-SHM_EASGD = {"kind": "center", "strategy": "shm-easgd", "sync_period_steps": PERIOD}
+# ShmCaffe's order: the read does not wait for the push, so that the link carries both at once.
+SHM_EASGD = {"kind": "center", "strategy": "shm-easgd", "sync_period_steps": PERIOD, "read_first": True}
 # By codec, least ratio.
 GRADIENT_BARS = {"none": 1.25, "bf16": 1.5}
 DDP_BUCKETS_MIB = (25, 100)
