@@ -30,7 +30,9 @@
 #include "progress.hpp"
 #include "solver_kernels.hpp"
 #include "stress_center.hpp"
+#include "stress_codecs.hpp"
 #include "stress_layers.hpp"
+#include "stress_updates.hpp"
 #include "window.hpp"
 
 namespace {
@@ -386,6 +388,8 @@ int main(int argc, char** argv) {
       for (const std::uint64_t spin_ns : {0u, 300'000u}) pass(shared, spin_ns, seed + passes);
     if (const char* wrong = stress_layers(seed + passes)) fail(wrong, 0, 0, 1);
     if (const char* wrong = stress_center(seed + passes)) fail(wrong, 0, 0, 1);
+    if (const char* wrong = stress_updates(seed + passes)) fail(wrong, 0, 0, 1);
+    if (const char* wrong = stress_codecs(seed + passes)) fail(wrong, 0, 0, 1);
     ++passes;
   } while (std::chrono::steady_clock::now() < stop);
   std::printf("stress: %llu passes from seed %llu, all exact\n", static_cast<unsigned long long>(passes),

@@ -138,6 +138,40 @@ void check_exchange(const Files& files, const std::vector<std::vector<float>>& w
   }
 }
 
+// With a momentum of one the velocity is the sum of all updates, whatever their order; a chunk is never torn.
+void add_with_momentum(const Files& files, std::uint32_t member) {
+  Center center(files.file());
+  center.attach(member, 1);
+  const std::vector<float> own(kElements, static_cast<float>(member + 1));
+  std::vector<float> seen(kElements);
+  std::vector<std::int64_t> versions(kChunks), last(kChunks);
+  for (std::uint64_t sequence = 1; sequence <= kUpdates; ++sequence) {
+    expect(center.accumulate(center.all(), sequence, own.data(), 1, versions.data(), soon()), "accumulate");
+    expect(center.read(center.all(), seen.data(), sequence % 2 == 0, versions.data(), soon()), "read");
+    check_chunks(seen, versions, last);
+  }
+}
+
+void check_velocity(const Files& files) {
+  Center center(files.file());
+  std::vector<float> seen(kElements);
+  std::vector<std::int64_t> versions(kChunks);
+  expect(center.read(center.all(), seen.data(), true, versions.data(), soon()), "read");
+  for (const float value : seen) expect(value == kUpdates * 10.0f, "a velocity of all updates");
+}
+
+// Without locks the sum may change, but everything stays between what x and c were at first.
+void check_between(const Files& files, const std::vector<std::vector<float>>& weights) {
+  Center center(files.file());
+  std::vector<float> seen(kElements);
+  std::vector<std::int64_t> versions(kChunks);
+  expect(center.read(center.all(), seen.data(), false, versions.data(), soon()), "read");
+  for (std::uint64_t i = 0; i < kElements; ++i) {
+    expect(seen[i] > 0 && seen[i] < kStart, "a center beyond all weights");
+    for (const auto& own : weights) expect(own[i] > 0 && own[i] < kStart, "a weight beyond all weights");
+  }
+}
+
 // Without locks members may lose updates to each other, but no element is anything that nobody wrote.
 void add_anyhow(const Files& files, std::uint32_t member) {
   Center center(files.file());
@@ -182,12 +216,19 @@ void stress_board() {
 
 const char* stress_center(std::uint64_t seed) {
   for (const bool shared : {false, true}) {
-    const Files sums(shared, true), exchanges(shared, true), anyhow(shared, false);
+    const Files sums(shared, true), exchanges(shared, true), velocities(shared, true);
+    const Files anyhow(shared, false), exchanges_anyhow(shared, false);
     at_once([&](std::uint32_t member) { add(sums, member, seed); });
     check_sums(sums);
-    std::vector<std::vector<float>> weights(kMembers, std::vector<float>(kElements, kStart));
+    at_once([&](std::uint32_t member) { add_with_momentum(velocities, member); });
+    check_velocity(velocities);
+    const std::vector<std::vector<float>> start(kMembers, std::vector<float>(kElements, kStart));
+    auto weights = start;
     at_once([&](std::uint32_t member) { exchange(exchanges, member, weights[member]); });
     check_exchange(exchanges, weights);
+    weights = start;
+    at_once([&](std::uint32_t member) { exchange(exchanges_anyhow, member, weights[member]); });
+    check_between(exchanges_anyhow, weights);
     at_once([&](std::uint32_t member) { add_anyhow(anyhow, member); });
   }
   stress_board();
