@@ -37,12 +37,18 @@ class MessageTable:
         file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
         for line in filter(None, table.splitlines()):
             self._add_line(file, line)
-        self._pool = descriptor_pool.DescriptorPool()
-        self._pool.Add(file)
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(file)
+        # protobuf itself holds a class no longer than its messages live. One that the garbage collector is clearing can
+        # still be handed to another thread, as clearing a tensor lets others run, and is used without its descriptor.
+        self._classes = {
+            message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{message.name}"))
+            for message in file.message_type
+        }
 
     def message_class(self, name: str) -> MessageClass:
         """The class of message `name`; KeyError for a name that the table does not have."""
-        return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"{self._package}.{name}"))
+        return self._classes[name]
 
     def _add_line(self, file: Any, line: str) -> None:
         if line.startswith("message "):
