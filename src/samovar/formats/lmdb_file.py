@@ -248,7 +248,7 @@ def _why_not_opened(folder: Path, error: OSError) -> str:
     if not folder.exists():
         return f"{folder}: no such folder. Check `source`; relative paths start at the current folder."
     if (folder / "CURRENT").exists():
-        return f"{folder}: is a LevelDB; only LMDB is read. docs/caffe.md (Data) has the few lines that copy it."
+        return f"{folder}: is a LevelDB; copy it: samovar data leveldb --source {folder} --out {folder}_lmdb"
     return f"{folder}: holds no data.mdb, so it is no LMDB."
 
 

@@ -83,6 +83,7 @@ def test_no_other_mean_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_published_batches(data_folder: Path, tmp_path: Path) -> None:
     databases, _ = write_cifar10(data_folder / "cifar-10", tmp_path)
     assert [database.num_records for database in databases] == [40_000, 10_000]
