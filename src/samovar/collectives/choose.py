@@ -20,7 +20,6 @@ def choose_all_reduce(
     num_bytes: int,
     mapped_memory: bool,
     oversubscribed: bool,
-    transport: str = "shm",
 ) -> str:
     """The name of the all-reduce with the smallest `predicted_s` for a buffer of `num_bytes` of float32.
 
@@ -28,12 +27,10 @@ def choose_all_reduce(
     differently, so the choice is part of what makes bits equal. Cost: O(P^2) per plan.
     """
     names = [name for name in _CANDIDATES if mapped_memory or name not in _NEED_MAPPED_MEMORY]
-    return min(names, key=lambda name: predicted_s(record, name, world_size, num_bytes, oversubscribed, transport))
+    return min(names, key=lambda name: predicted_s(record, name, world_size, num_bytes, oversubscribed))
 
 
-def predicted_s(
-    record: CalibrationRecord, name: str, world_size: int, num_bytes: int, oversubscribed: bool, transport: str = "shm"
-) -> float:
+def predicted_s(record: CalibrationRecord, name: str, world_size: int, num_bytes: int, oversubscribed: bool) -> float:
     """How long one run of the plan takes, at least: the largest of three bounds.
 
     1. The longest chain of the plan, steps x latency + bytes / bandwidth: a rank sends one message after the
@@ -46,7 +43,7 @@ def predicted_s(
     """
     function = ALL_REDUCES[name]
     plans = [function(rank, world_size) for rank in range(world_size)]
-    figures = record.transports[transport]
+    figures = record.transports["shm"]
     latency_s = figures.shared_core_latency_s if oversubscribed else figures.spinning_latency_s
     timing = _Timing(plans, num_bytes // ELEMENT_BYTES, latency_s, figures)
     timing.run()

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from samovar.collectives.all_gather import AllGather
 from samovar.collectives.codecs import Codec
 from samovar.collectives.encoded import EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
@@ -13,6 +14,7 @@ from samovar.collectives.nested import rooted
 from samovar.collectives.plan import Plan
 from samovar.collectives.plans import all_reduce
 from samovar.collectives.records import RecordExchange
+from samovar.collectives.scatter_gather import ring_all_gather
 from samovar.collectives.tree import tree_broadcast, tree_reduce
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -59,6 +61,10 @@ class Collectives(Protocol):
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         """buffer = that of rank 0."""
+        ...
+
+    def all_gather(self, name: str, num_elements: int) -> AllGather:
+        """Zeroed float32 of that many elements from every rank to every rank."""
         ...
 
     def records(self, num_fields: int) -> Records: ...
@@ -123,6 +129,12 @@ class PlannedCollectives:
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         return self.broadcast_from(name, buffer, 0)
+
+    def all_gather(self, name: str, num_elements: int) -> AllGather:
+        rank, world_size = self.group.rank, self.group.world_size
+        region = float32_region(self, name, world_size * num_elements)
+        parts = region.array.reshape(world_size, num_elements)
+        return AllGather(parts[rank], list(parts), self.planned(name, ring_all_gather(rank, world_size), region))
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
         return self.planned(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)

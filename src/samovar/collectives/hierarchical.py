@@ -8,9 +8,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from samovar.collectives.all_gather import AllGather, direct_gather
 from samovar.collectives.codecs import Codec
 from samovar.collectives.encoded import EncodedRunner
-from samovar.collectives.engine import Records
+from samovar.collectives.engine import Records, float32_region
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.gathered import GatheredMessages, NoMessages
 from samovar.collectives.kary_tree import chosen_arity, kary_tree_down, kary_tree_up
@@ -100,17 +101,32 @@ class HierarchicalCollectives:
         between = None if native is None else lambda: native.broadcast(name, buffer.array)
         return self._exchange(f"broadcast {name!r}", None, between, down)
 
+    def all_gather(self, name: str, num_elements: int) -> AllGather:
+        """To the hosts' first ranks, between them, and down. A leader sends (H-1) R parts, R a host's most ranks."""
+        place, size = self.local.group.rank, self.local.group.world_size
+        num_rows = max(len(host.ranks) for host in self.hosts)
+        rows = float32_region(self, f"{name} of this host", num_rows * num_elements)
+        everything = float32_region(self, name, len(self.hosts) * num_rows * num_elements)
+        gather = open_channel(f"{name} up", direct_gather(place, size), self.local, rows.part(0, size * num_elements))
+        rows_array = rows.array.reshape(num_rows, num_elements)
+        gathered = everything.array.reshape(len(self.hosts), num_rows, num_elements)
+        runner = self.gathered_by_leaders(f"all-gather {name!r}", gather, rows_array, gathered, everything)
+        places = {rank: (h, row) for h, host in enumerate(self.hosts) for row, rank in enumerate(host.ranks)}
+        return AllGather(rows_array[place], [gathered[places[rank]] for rank in range(len(places))], runner)
+
     def records(self, num_fields: int) -> Records:
         """The records of a host, gathered by its leader, go to all hosts and down to their ranks."""
         return _Records(self, num_fields)
 
-    def gathered_by_leaders(self, gather: PlanRunner, rows: Array, gathered: Array, buffer: Region) -> PlanRunner:
+    def gathered_by_leaders(
+        self, what: str, gather: PlanRunner, rows: Array, gathered: Array, buffer: Region
+    ) -> PlanRunner:
         """`gather` fills a leader's `rows`; those of all hosts come to `gathered`, which is `buffer`, on all ranks."""
         place, size = self.local.group.rank, self.local.group.world_size
-        down = self._inside("records of all down", tree_broadcast(place, size), buffer)
+        down = self._inside(f"{what} down", tree_broadcast(place, size), buffer)
         native = self._between
-        between = None if native is None else lambda: native.all_gather("records", rows, gathered)
-        return self._exchange("records", gather if size > 1 else None, between, down)
+        between = None if native is None else lambda: native.all_gather(what, rows, gathered)
+        return self._exchange(what, gather if size > 1 else None, between, down)
 
     def close(self) -> None:
         """End the thread of this object; never waits for other ranks."""
@@ -271,7 +287,7 @@ class _Records:
         self._places = tuple(np.array([places[rank] for rank in range(len(places))]).T)
         self._gather = _Gather(self._inside, self._rows)
         self._is_alone = collectives.local.group.world_size == 1
-        self._exchange = collectives.gathered_by_leaders(self._gather, self._rows, self._all, everything)
+        self._exchange = collectives.gathered_by_leaders("records", self._gather, self._rows, self._all, everything)
 
     def post(self, record: Sequence[float]) -> None:
         self._inside.post(record)

@@ -42,8 +42,8 @@ class Broadcast:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes in logical order: its own memory where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """The tensor's bytes in logical order: its own memory where it is contiguous, and the CPU's."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _fillings(flats: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Gradients of any module in one flat buffer, each bucket announced when backward has finished it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from samovar.core.buffer import FlatBuffer
+from samovar.core.buffer import FlatTensor
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket, Layout, ParameterSpec
+from samovar.frontends.torch.factors import Factors
 from samovar.frontends.torch.parameters import layout_of
 
 # The last entry of the layout: one number per parameter, on how many ranks a gradient reached it.
@@ -19,18 +21,24 @@ REACHED = "samovar: ranks with a gradient"
 BucketHook = Callable[[Bucket], None]
 
 
-def gradient_layout(parameters: Mapping[str, nn.Parameter]) -> Layout:
-    """Where the gradients lie, and behind them the counts of who has one."""
-    return layout_of(parameters, ParameterSpec(REACHED, (len(parameters),)))
+def gradient_layout(parameters: Mapping[str, nn.Parameter], apart: Collection[str] = ()) -> Layout:
+    """Where the gradients lie, those of `apart` first, and behind them the counts of who has one."""
+    in_order = sorted(parameters, key=apart.__contains__)  # the layout reverses it
+    return layout_of({name: parameters[name] for name in in_order}, ParameterSpec(REACHED, (len(parameters),)))
 
 
-def gradient_buckets(layout: Layout, bucket_size_bytes: int | None, *, counts_apart: bool) -> tuple[Bucket, ...]:
-    """The buckets of a `gradient_layout`; the counts are a bucket of their own where they must lie apart."""
-    buckets = layout.buckets(bucket_size_bytes)
-    lengths = [len(bucket.entries) for bucket in buckets]
-    if not counts_apart or lengths[-1] == 1:
-        return buckets
-    return layout.cut([*lengths[:-1], lengths[-1] - 1, 1])
+def gradient_buckets(
+    layout: Layout, bucket_size_bytes: int | None, *, counts_apart: bool, num_apart: int = 0
+) -> tuple[Bucket, ...]:
+    """The buckets of a `gradient_layout`: one for each of the first `num_apart` gradients, then the others'.
+
+    The counts are a bucket of their own where they must lie apart.
+    """
+    others = Layout(layout.learned[num_apart:], layout.num_elements).buckets(bucket_size_bytes)
+    lengths = [*[1] * num_apart, *(len(bucket.entries) for bucket in others)]
+    if counts_apart and lengths[-1] > 1:
+        lengths[-1:] = [lengths[-1] - 1, 1]
+    return layout.cut(lengths)
 
 
 @dataclass(slots=True)
@@ -50,20 +58,28 @@ class FlatGradients:
 
     The last backward pass before an exchange leaves `scale` times the gradient in the buffer, so that the sum over
     ranks is their mean and no further pass over the buffer is needed. Earlier passes leave it unscaled in `p.grad`.
+    Gradients that travel as `factors` are not made here, but by their exchange.
 
     Bytes per element and step: 4 read, 4 written (8 more where a gradient was there already).
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer, buckets: tuple[Bucket, ...], scale: float
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        flat: FlatTensor,
+        buckets: tuple[Bucket, ...],
+        scale: float,
+        factors: Factors | None = None,
     ) -> None:
         self._flat = flat
+        self._factors = factors
         self._scale = scale
         self._buckets = buckets
         bucket_of = {entry.spec.name: bucket for bucket in buckets for entry in bucket.entries}
         self._slots = [
             _Slot(name, p, flat.view(name), bucket_of[name], p.dtype != torch.float32) for name, p in parameters.items()
         ]
+        self._slot_of = {slot.name: slot for slot in self._slots}
         self._reached = flat.view(REACHED)
         self._missing = [0] * len(buckets)
         self._bucket_final: BucketHook | None = None
@@ -76,8 +92,10 @@ class FlatGradients:
     def backward(self, loss: torch.Tensor, bucket_final: BucketHook) -> None:
         """The last backward pass before an exchange; `bucket_final` is called once for every bucket, in any order."""
         self._begin(bucket_final)
+        taken = nullcontext() if self._factors is None else self._factors.taken(loss, self._factors_complete)
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            with taken as inputs:
+                loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
         finally:
             self._bucket_final = None
         self._finish(bucket_final)
@@ -85,6 +103,8 @@ class FlatGradients:
     def contribute_nothing(self, bucket_final: BucketHook) -> None:
         """Zeros in place of a backward pass, for a rank without data."""
         self._flat.tensor_N.zero_()
+        if self._factors is not None:
+            self._factors.expect_nothing()
         for bucket in self._buckets:
             bucket_final(bucket)
 
@@ -112,15 +132,23 @@ class FlatGradients:
         bucket_final = self._bucket_final
         if bucket_final is None or parameter.grad is None:
             return
+        if self._factors is not None and self._factors.stand_for(slot.name):
+            parameter.grad = None
+            return
         if slot.written and not self._missing[slot.bucket.index]:
             raise SamovarError(
                 f"the gradient of {slot.name!r} came in two parts in one backward pass, the second after its exchange "
-                "had begun; give checkpoint(..., use_reentrant=False), or leave bucket_size out"
+                "had begun; give checkpoint(..., use_reentrant=False), or leave bucket_size out (between hosts give "
+                "'model', and factors='none')"
             )
         self._store(slot, parameter.grad)
         parameter.grad = None  # a second part of this gradient must come by itself
         if not slot.written:
             self._mark_written(slot, bucket_final)
+
+    def _factors_complete(self, name: str) -> None:
+        assert self._bucket_final is not None
+        self._mark_written(self._slot_of[name], self._bucket_final)
 
     def _store(self, slot: _Slot, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided:

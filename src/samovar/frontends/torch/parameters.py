@@ -10,6 +10,7 @@ from samovar.core.layout import Layout, ParameterSpec
 
 # float32 lies in the flat buffers itself; these are copied into them and back, which rounds nothing on the way in.
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
+DEVICE_TYPES = ("cpu", "cuda")
 _MARK = "samovar_replica"
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
@@ -35,7 +36,14 @@ def trained_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         raise InputError("replicate: the optimizer updates no parameter of the model that wants a gradient; check both")
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
+    _require_one_device(trained)
     return trained
+
+
+def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device | None:
+    """Where all of them are; None on the CPU, where ranks share the very memory of the model."""
+    device = next(iter(parameters.values())).device
+    return None if device.type == "cpu" else device
 
 
 def require_dense_gradients(model: nn.Module) -> None:
@@ -86,10 +94,10 @@ def _check_model(model: nn.Module) -> None:
     for name, tensor in _tensors(model):
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise InputError(f"replicate: {name!r} has no shape yet (a lazy module); run one forward pass before")
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in DEVICE_TYPES:
             raise InputError(
-                f"replicate: {name!r} is on {tensor.device}; exchanges run in the memory of the CPU for now: "
-                "keep the model there, or take DistributedDataParallel"
+                f"replicate: {name!r} is on {tensor.device}; models are trained on {' or '.join(DEVICE_TYPES)} here: "
+                "move it, or take DistributedDataParallel"
             )
 
 
@@ -108,6 +116,16 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise InputError("replicate: SparseAdam needs sparse gradients, which are not exchanged; take Adam")
+
+
+def _require_one_device(parameters: Mapping[str, nn.Parameter]) -> None:
+    first, device = next((name, parameter.device) for name, parameter in parameters.items())
+    for name, parameter in parameters.items():
+        if parameter.device != device:
+            raise InputError(
+                f"replicate: parameter {first!r} is on {device} and {name!r} on {parameter.device}; each rank trains "
+                "on one device: move the model there, and start a rank for each device"
+            )
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:

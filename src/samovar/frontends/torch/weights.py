@@ -10,12 +10,15 @@ from torch import nn
 
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.staged import Staged
+from samovar.frontends.torch.parameters import device_of
 
 
 class FlatWeights:
     """Parameters of float32 become views of the buffer; the Parameter objects stay what they are.
 
-    Others (bfloat16, float16) keep their memory: `gather` copies them into the buffer and `scatter` back, rounded.
+    Others (bfloat16, float16) keep their memory: `gather` copies them into the buffer and `scatter` back, rounded. On
+    a GPU parameters are views of a copy of the buffer there, which `gather` and `scatter` copy too.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer) -> None:
@@ -23,26 +26,30 @@ class FlatWeights:
         self._flat = flat
         self._adopted = {name: p for name, p in parameters.items() if p.dtype == torch.float32}
         self._mirrored = {name: p for name, p in parameters.items() if p.dtype != torch.float32}
-        self.gather()
+        self._staged = Staged(flat, device_of(parameters))
+        self._near = self._staged.near
         for name, parameter in self._adopted.items():
-            view = flat.view(name)
+            view = self._near.view(name)
             view.copy_(parameter.data)
             parameter.data = view
+        self.gather()
 
     def gather(self) -> None:
-        """Bring the buffer up to date with parameters of other types."""
+        """Bring the buffer up to date with parameters of other types, or on a GPU."""
         for name, parameter in self._mirrored.items():
-            self._flat.view(name).copy_(parameter.data)
+            self._near.view(name).copy_(parameter.data)
+        self._staged.store()
 
     def scatter(self) -> None:
-        """Bring parameters of other types up to date with the buffer."""
+        """Bring parameters of other types, or on a GPU, up to date with the buffer."""
+        self._staged.fetch()
         for name, parameter in self._mirrored.items():
-            parameter.data.copy_(self._flat.view(name))
+            parameter.data.copy_(self._near.view(name))
 
     def require_in_place(self) -> None:
         """SamovarError where somebody gave a parameter other memory, which an exchange would not see."""
         for name, parameter in self._adopted.items():
-            if parameter.data_ptr() != self._flat.view(name).data_ptr():
+            if parameter.data_ptr() != self._near.view(name).data_ptr():
                 raise SamovarError(
                     f"parameter {name!r} was given other memory after replicate(); write into it instead "
                     "(load_state_dict without assign=True, no .to(), no p.data = ...)"

@@ -1,0 +1,43 @@
+"""What of a model's gradients may travel as factors among these ranks."""
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.hierarchical import HierarchicalCollectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.frontends.torch.factors import matrices, own_arithmetic
+from samovar.strategies.config import ALWAYS, NONE, StrategyConfig
+from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
+
+
+def factor_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
+    """The parameters whose gradients may travel as factors; small ones too where they always do.
+
+    Raises InputError where they always should, and there is none.
+    """
+    if not config.takes_factors:
+        return ()
+    names = matrices(parameters, 0 if config.factors == ALWAYS else LEAST_BYTES)
+    if config.factors == ALWAYS and not names:
+        raise InputError(
+            f"replicate: factors='always': the model has no matrix of float32 on the CPU; choose 'auto' or '{NONE}'"
+        )
+    return names
+
+
+def factoring_of(
+    collectives: Collectives, config: StrategyConfig, deadline: Callable[[], Deadline], tell: Callable[[str], None]
+) -> Factoring:
+    return Factoring(collectives, config.factors or NONE, _links(collectives), own_arithmetic(), deadline, tell)
+
+
+def _links(collectives: Collectives) -> Links:
+    world_size = collectives.group.world_size
+    if isinstance(collectives, HierarchicalCollectives):
+        num_ranks = max(len(host.ranks) for host in collectives.hosts)
+        return Links(len(collectives.hosts), (len(collectives.hosts) - 1) * num_ranks)
+    assert isinstance(collectives, PlannedCollectives), collectives
+    return Links(-(-world_size // collectives.host_size), world_size - 1)

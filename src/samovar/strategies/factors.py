@@ -1,0 +1,324 @@
+"""Gradients of matrices that travel as their factors, which are smaller where a batch has few rows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from samovar.collectives.all_gather import AllGather
+from samovar.collectives.codecs import Floats
+from samovar.collectives.encoded import EncodedRunner
+from samovar.collectives.engine import Collectives
+from samovar.collectives.execute import PlanRunner
+from samovar.collectives.records import differing_ranks
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
+from samovar.core.stateful import State, StateValue
+from samovar.strategies.config import ALWAYS, NONE
+from samovar.transports.base import Region
+
+# product(left (K, m), right (K, n), scale, gradient (m, n)): gradient = scale * left^T right.
+Product: TypeAlias = Callable[[Floats, Floats, float, Floats], None]
+
+WHOLE = -1  # rows of a gradient that is no product of factors
+_HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache line
+_MOST_MISSES = 3
+# Of smaller matrices too little is saved.
+LEAST_BYTES = 1 << 20
+# What "auto" takes a rank's link and each of its threads for; both are fixed, so that every run decides the same.
+_LINK_BYTES_PER_S = 1.25e9
+_THREAD_OPERATIONS_PER_S = 5e10
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Between hosts: what decides whether factors are less than the gradient.
+
+    `messages_per_host` is how many messages leave a host in an all-gather of one from every rank.
+    """
+
+    num_hosts: int
+    messages_per_host: int
+
+    def whole_bytes(self, shape: tuple[int, int]) -> float:
+        """What leaves a host in an all-reduce of the gradient: 2 (H-1)/H of it."""
+        return 8.0 * (self.num_hosts - 1) / self.num_hosts * shape[0] * shape[1]
+
+    def factors_bytes(self, shape: tuple[int, int], num_rows: int) -> float:
+        """The same in an all-gather of factors of `num_rows` rows."""
+        return 4.0 * self.messages_per_host * num_rows * sum(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What a product's last bits depend on, as the words of a hash; and how many threads make one."""
+
+    words: tuple[float, ...]
+    num_threads: int
+
+
+class FactoredSum:
+    """gradient = scale * sum over ranks i of left_i^T right_i, of factors from all ranks; a `PlanRunner`.
+
+        left_i (K_i, m), right_i (K_i, n), gradient (m, n), all float32
+
+    Every rank makes one product of all rows in the order of ranks, so the sum has the same bits on all of them where
+    they make products alike. Up to `capacity` rows a rank fit into its message. Where one has more, or a gradient that
+    is no such product, it says so in the message, and all add up whole gradients behind it: `scale` times each.
+
+    Cost: each rank sends (P-1) messages of 64 + 4 K (m+n) bytes, K the capacity, where an all-reduce sends
+    2 (P-1)/P 4 m n; and it makes 2 P K m n operations in place of 2 K m n.
+    Sources: Xie et al. 2014 (sufficient factor broadcasting); Zhang et al. 2017 (Poseidon: layer by layer, whichever
+    is less).
+    """
+
+    def __init__(
+        self, name: str, gradient: Floats, whole: PlanRunner, collectives: Collectives, product: Product, scale: float
+    ) -> None:
+        self.last_steps = 0
+        self.name = name
+        self.gradient = gradient
+        self.capacity = 0
+        self.is_settled = False
+        self.most_rows = 0  # of any rank in the last run
+        self.rows = 0
+        self._whole = whole
+        self._collectives = collectives
+        self._product = product
+        self._scale = scale
+        self._gather: AllGather | None = None
+        self._num_misses = 0
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.gradient.shape[0], self.gradient.shape[1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the next run is an all-reduce of gradients, on all ranks."""
+        return self.capacity == 0
+
+    def expect(self, rows: int) -> bool:
+        """Before a run: this rank has factors of so many rows, or WHOLE. Whether it is to write them to `places`."""
+        self.rows = rows
+        return 0 <= rows <= self.capacity and not self.is_whole
+
+    def places(self, start: int, stop: int) -> tuple[Floats, Floats]:
+        """Where rows [start, stop) of the left and the right factor are to be written."""
+        assert self._gather is not None
+        left, right = self._factors(self._gather.own)
+        return left[start:stop], right[start:stop]
+
+    def open(self, capacity: int) -> None:
+        """Runs are of factors from now on (0: never); all ranks call this with the same number."""
+        self.is_settled = True
+        self._num_misses = 0
+        self.capacity = capacity
+        self._gather = None
+        if capacity:
+            num_elements = _HEADER_ELEMENTS + capacity * sum(self.shape)
+            self._gather = self._collectives.all_gather(f"factors of {self.name}, {capacity} rows", num_elements)
+
+    def run(self, deadline: Deadline) -> None:
+        self.start()
+        self.finish(deadline)
+
+    def start(self) -> None:
+        if self._gather is None:
+            self._whole.start()
+        else:
+            self._gather.own[0] = self.rows
+            self._gather.runner.start()
+
+    def finish(self, deadline: Deadline) -> None:
+        if self._gather is None:
+            self._whole.finish(deadline)
+            self.last_steps = self._whole.last_steps
+            return
+        self._gather.runner.finish(deadline)
+        self.last_steps = self._gather.runner.last_steps
+        rows = [int(part[0]) for part in self._gather.parts]
+        self.most_rows = max(rows)
+        if min(rows) >= 0 and self.most_rows <= self.capacity:
+            self._num_misses = 0
+            self._multiply(self._gather.parts, rows)
+        else:
+            self._num_misses += 1
+            self._add_whole(deadline)
+
+    def settle(self, is_less: Callable[[int], bool]) -> None:
+        """After a run: more room where a rank had more rows; none any more where factors do not come."""
+        if self.is_whole or not self._num_misses:
+            return
+        if self.most_rows > self.capacity and is_less(self.most_rows):
+            self.open(max(self.most_rows, 2 * self.capacity))
+        elif self._num_misses == _MOST_MISSES:
+            self.open(0)
+
+    def _add_whole(self, deadline: Deadline) -> None:
+        if 0 <= self.rows <= self.capacity:
+            assert self._gather is not None
+            self._multiply([self._gather.own], [self.rows])
+        self._whole.run(deadline)
+
+    def _multiply(self, parts: Sequence[Floats], rows: Sequence[int]) -> None:
+        factors = [self._factors(part) for part in parts]
+        left = np.concatenate([left[:count] for (left, _), count in zip(factors, rows, strict=True)])
+        right = np.concatenate([right[:count] for (_, right), count in zip(factors, rows, strict=True)])
+        self._product(left, right, self._scale, self.gradient)
+
+    def _factors(self, message: Floats) -> tuple[Floats, Floats]:
+        m, n = self.shape
+        middle = _HEADER_ELEMENTS + self.capacity * m
+        return message[_HEADER_ELEMENTS:middle].reshape(-1, m), message[middle:].reshape(-1, n)
+
+
+class FactoredOrEncoded:
+    """An `EncodedRunner`: factors, which are never encoded, or the encoded gradient where factors are not less.
+
+    Until that is known the gradient travels as it is, so that the residual of a first step is not left behind.
+    """
+
+    def __init__(self, factored: FactoredSum, encoded: EncodedRunner) -> None:
+        self.last_steps = 0
+        self.residual = encoded.residual
+        self._factored, self._encoded = factored, encoded
+
+    def give_back(self) -> None:
+        if self._is_encoded:
+            self._encoded.give_back()
+
+    def run(self, deadline: Deadline) -> None:
+        self.start()
+        self.finish(deadline)
+
+    def start(self) -> None:
+        self._chosen.start()
+
+    def finish(self, deadline: Deadline) -> None:
+        self._chosen.finish(deadline)
+        self.last_steps = self._chosen.last_steps
+
+    @property
+    def _is_encoded(self) -> bool:
+        return self._factored.is_settled and self._factored.is_whole
+
+    @property
+    def _chosen(self) -> PlanRunner:
+        return self._encoded if self._is_encoded else self._factored
+
+
+class Factoring:
+    """Which of some matrices' gradients travel as factors, decided once, after the first step, alike on all ranks.
+
+    With `choice` "auto" those of which factors take less time than the gradient, by nominal figures; with "always" all
+    that are products of factors. None do where ranks make products in different ways (other processors, other
+    numbers of threads), because their weights would drift apart.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        choice: str,
+        links: Links,
+        arithmetic: Arithmetic,
+        deadline: Callable[[], Deadline],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.sums: dict[int, FactoredSum] = {}  # by the index of the bucket, which holds nothing else
+        self._collectives = collectives
+        self._choice = choice
+        self._links = links
+        self._arithmetic = arithmetic
+        self._deadline = deadline
+        self._tell = tell
+        self._is_decided = False
+
+    def add(self, bucket: Bucket, gradients: Region, product: Product, scale: float) -> FactoredSum:
+        """A matrix that may travel as factors; all ranks add the same ones in the same order."""
+        (entry,) = bucket.entries
+        part = gradients.part(bucket.start, bucket.stop)
+        whole = self._collectives.all_reduce(f"bucket {bucket.index} whole", part)
+        gradient = gradients.array[entry.offset : entry.stop].reshape(entry.spec.shape)
+        self.sums[bucket.index] = FactoredSum(entry.spec.name, gradient, whole, self._collectives, product, scale)
+        return self.sums[bucket.index]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no gradient can travel as factors any more."""
+        return self._is_decided and all(factored.is_whole for factored in self.sums.values())
+
+    def stepped(self) -> None:
+        """A step's exchanges have ended on this rank."""
+        if self.sums and not self._is_decided:
+            self._decide()
+            return
+        for factored in self.sums.values():
+            factored.settle(partial(self._is_less, factored.shape))
+
+    def state_dict(self) -> State:
+        """Equal on all ranks: how many rows have room in a message, by matrix."""
+        return {f"factors/{index}": factored.capacity for index, factored in self.sums.items() if self._is_decided}
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """All ranks load the same. A state of other matrices, or none, decides anew after the next step."""
+        found = {index: state.get(f"factors/{index}") for index in self.sums}
+        self._is_decided = bool(found) and all(capacity is not None for capacity in found.values())
+        for index, factored in self.sums.items():
+            factored.open(int(found[index]) if self._is_decided else 0)  # type: ignore[arg-type]
+            factored.is_settled = self._is_decided
+
+    def _decide(self) -> None:
+        self._is_decided = True
+        rows = np.array(self._shown())
+        differing = differing_ranks(rows[:, : len(self._arithmetic.words)])
+        counts = rows[:, len(self._arithmetic.words) :].astype(int)
+        for factored, of_ranks in zip(self.sums.values(), counts.T, strict=True):
+            most = int(of_ranks.max())
+            fits = not differing and of_ranks.min() >= 0 and most > 0
+            factored.open(most if fits and self._is_less(factored.shape, most) else 0)
+        self._say(differing)
+
+    def _shown(self) -> Sequence[Sequence[float]]:
+        own = [*self._arithmetic.words, *(float(factored.rows) for factored in self.sums.values())]
+        records = self._collectives.records(len(own))
+        records.post(own)
+        shown: Sequence[Sequence[float]] = records.collect(self._deadline()).tolist()
+        return shown
+
+    def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:
+        """Time on the links, and of the product of all ranks' rows in place of the own ones."""
+        if self._choice == ALWAYS:
+            return True
+        links = self._links
+        saved_bytes = links.whole_bytes(shape) - links.factors_bytes(shape, num_rows)
+        others = self._collectives.group.world_size - 1
+        product_s = 2.0 * others * num_rows * shape[0] * shape[1] / self._operations_per_s
+        return saved_bytes / _LINK_BYTES_PER_S > product_s
+
+    @property
+    def _operations_per_s(self) -> float:
+        return self._arithmetic.num_threads * _THREAD_OPERATIONS_PER_S
+
+    def _say(self, differing: Sequence[int]) -> None:
+        chosen = [factored for factored in self.sums.values() if not factored.is_whole]
+        if self._choice == ALWAYS and not chosen:
+            reason = "no matrix of the model has a gradient that is a product of two factors in every rank's first step"
+            if differing:
+                reason = f"ranks {differing} make products in other ways than rank 0 (processor, threads, PyTorch)"
+            raise InputError(f"factors='always': {reason}; choose 'auto' or '{NONE}'")
+        if differing:
+            self._tell(
+                f"gradients travel whole: ranks {differing} make products in other ways than rank 0 (processor, "
+                "threads, PyTorch), and weights would drift apart"
+            )
+        elif chosen:
+            messages = sum(4 * factored.capacity * sum(factored.shape) for factored in chosen)
+            gradients = sum(factored.gradient.nbytes for factored in chosen)
+            self._tell(
+                f"{len(chosen)} of {len(self.sums)} large matrices' gradients travel as factors: {messages / 1e6:.3g} "
+                f"MB a rank and step in place of {gradients / 1e6:.3g} MB"
+            )

@@ -1,0 +1,313 @@
+"""Rank program: training scripts whose matrices' gradients travel as factors, against one process on all the data."""
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from samovar.api import factors as choosing
+from samovar.api.replica import Replica
+from samovar.api.team import Team
+from samovar.frontends.torch.factors import own_arithmetic
+from samovar.strategies.factors import Arithmetic, FactoredSum
+from tests.multiproc import replicate_features_rank as features
+from tests.multiproc import replicate_uneven_rank as uneven
+from tests.multiproc.replicate_nets import DEFAULTS, batches, distance, perceptron, replicated, sgd, train, values
+from tests.multiproc.replicate_ranks import serve_rank
+
+STEPS = 5
+Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+def pictures(rank: int, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(200 + rank)
+    return (torch.randn(size, *shape, generator=generator) for size in sizes)
+
+
+def against_alone(team: Team, make: Callable[[], nn.Module], loss: Loss, shape: tuple[int, ...]) -> Any:
+    """Ranks have batches of different sizes, and other sizes at every step; their losses count the same."""
+    torch.manual_seed(3)
+    model = make()
+    torch.manual_seed(3)
+    alone = make()
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    sizes = [tuple((2, 3, 5, 1, 2)[(step + rank) % 5] for step in range(STEPS)) for rank in range(replica.world_size)]
+    for x in pictures(replica.rank, sizes[replica.rank], shape):
+        optimizer.zero_grad()
+        replica.backward(loss(model, x))
+        replica.step()
+    theirs = sgd(alone)
+    for parts in zip(*(pictures(rank, of, shape) for rank, of in enumerate(sizes)), strict=True):
+        theirs.zero_grad()
+        (sum(loss(alone, part) for part in parts) / len(parts)).backward()  # type: ignore[union-attr]
+        theirs.step()
+    return {"distance": distance(model, alone), "values": values(model), "factored": num_factored(replica)}
+
+
+def num_factored(replica: Replica) -> int:
+    """How many matrices travel as factors by now."""
+    state = replica.state_dict()["strategy_state"]
+    return sum(value > 0 for name, value in state.items() if name.startswith("factors/"))
+
+
+def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def convolutional(team: Team) -> Any:
+    def make() -> nn.Module:
+        layers = [nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
+
+    return against_alone(team, make, mean_square, (3, 16, 16))
+
+
+class Recurrent(nn.Module):
+    """Rows are steps of time, and a matrix stands at the left; the first product has neither bias nor gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8, bias=False)
+        self.cells = nn.LSTM(8, 8, batch_first=True)
+        self.free = nn.Parameter(torch.randn(8, 4))
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.out(torch.tanh(self.cells(self.embed(x))[0] @ self.free))
+        return hidden
+
+
+def recurrent(team: Team) -> Any:
+    return against_alone(team, Recurrent, mean_square, (7, 6))
+
+
+class Shared(nn.Module):
+    """One layer stands twice, another's matrix is used as it is too, and one is tied to an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(6, 6)
+        self.bare = nn.Linear(6, 6)
+        self.penalized = nn.Linear(6, 6)
+        self.embedding = nn.Embedding(5, 6)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.twice(torch.tanh(self.twice(x)))
+        hidden = torch.tanh(self.bare(hidden)) + F.linear(hidden, self.bare.weight)
+        hidden = self.penalized(hidden) + self.embedding(x.argmax(1).clamp(max=4))
+        out: torch.Tensor = self.head(hidden) + self.penalized.weight.square().sum()
+        return out
+
+
+def shared(team: Team) -> Any:
+    return against_alone(team, Shared, mean_square, (6,))
+
+
+def in_other_ways(model: nn.Sequential, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The loss of one step in a way of its own each, whose gradients a graph shows differently, or not at all."""
+    if step == 1:
+        return F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+    if step == 2:
+        return F.cross_entropy(checkpoint(model, x.requires_grad_(), use_reentrant=True), y)
+    if step == 3:
+        return F.cross_entropy(model(x), y) + 0.0 * model[0].weight.sum()
+    return F.cross_entropy(model(x), y)
+
+
+def changing(team: Team) -> Any:
+    """Rank 1's gradients come as factors in steps 0, 4 and 7 alone, those of rank 0 always."""
+    model, alone = perceptron(), perceptron()
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    theirs = sgd(alone)
+    found = []
+    parts = zip(*(batches(rank, 8) for rank in range(2)), strict=True)
+    for step, data in enumerate(parts):
+        x, y = data[replica.rank]
+        optimizer.zero_grad(set_to_none=step != 5)
+        is_odd = replica.rank == 1
+        if step == 6 and is_odd:
+            replica.backward(F.cross_entropy(model(x), y) / 2, more=True)
+            replica.backward(F.cross_entropy(model(x), y) / 2)
+        else:
+            replica.backward(in_other_ways(model, step if is_odd else 0, x, y))
+        replica.step()
+        theirs.zero_grad()
+        (sum(F.cross_entropy(alone(x), y) for x, y in data) / 2).backward()  # type: ignore[union-attr]
+        theirs.step()
+        found.append(distance(model, alone))
+    return {"distances": found, "values": values(model), "factored": num_factored(replica)}
+
+
+def watched_weight(team: Team) -> Any:
+    """A hook of the user's sees, and changes, the whole gradient of one matrix."""
+    model = perceptron()
+    seen: list[torch.Tensor] = []
+    model[0].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    replica = replicated(team, model, optimizer := sgd(model))
+    train(replica, model, optimizer, 0, STEPS)
+    return {"seen": len(seen), "factored": num_factored(replica)}
+
+
+def kept_gradients(team: Team) -> Any:
+    """Leaves that are no parameters, and what a user keeps of the way, have their gradients too."""
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
+    replica = replicated(team, model, optimizer := sgd(model))
+    found = []
+    for x, y in batches(replica.rank, STEPS):
+        optimizer.zero_grad()
+        hidden = model[0](x.requires_grad_())
+        hidden.retain_grad()
+        replica.backward(F.cross_entropy(model[2](model[1](hidden)), y))
+        replica.step()
+        found.append(x.grad is not None and hidden.grad is not None)
+    return {"found": found, "factored": num_factored(replica)}
+
+
+def resumed(team: Team) -> Any:
+    model = perceptron()
+    replica = replicated(team, model, optimizer := sgd(model))
+    train(replica, model, optimizer, 0, 3)
+    file = io.BytesIO()
+    torch.save(replica.state_dict(), file)
+    train(replica, model, optimizer, 3, 6)
+    file.seek(0)
+    again = perceptron(seed=77)
+    second = replicated(team, again, optimizer := sgd(again))
+    second.load_state_dict(torch.load(file, weights_only=True))
+    factored = num_factored(second)
+    train(second, again, optimizer, 3, 6)
+    return {"equal": values(model) == values(again), "factored": factored}
+
+
+def twice(team: Team) -> Any:
+    return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
+
+
+def compressed(team: Team) -> Any:
+    return features.plain(team, bucket_size_bytes=1, compress="bf16", always_compresses=True)
+
+
+def refused(team: Team) -> Any:
+    """No matrix of this model has a gradient that is a product."""
+    model = nn.Embedding(5, 6)
+    replica = replicated(team, model, sgd(model))
+    try:
+        replica.backward(model(torch.tensor([1, 2])).square().mean())
+    except Exception as error:
+        return str(error)
+    return "was not refused"
+
+
+def other_processor(team: Team) -> Any:
+    """Rank 1 makes products in another way."""
+    model, arithmetic = perceptron(), own_arithmetic()
+    other = Arithmetic((*arithmetic.words[:-1], 1.0 + team.group.rank), arithmetic.num_threads)
+    with replaced(choosing, "own_arithmetic", lambda: other):
+        replica = replicated(team, model, optimizer := sgd(model))
+    try:
+        train(replica, model, optimizer, 0, 1)
+    except Exception as error:
+        return str(error)
+    return "was not refused"
+
+
+class replaced:
+    """Another attribute of an object, for a while."""
+
+    def __init__(self, owner: Any, name: str, value: object) -> None:
+        self._owner, self._name, self._value = owner, name, value
+
+    def __enter__(self) -> None:
+        self._before = getattr(self._owner, self._name)
+        setattr(self._owner, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._name, self._before)
+
+
+def reversed_ranks(team: Team) -> Any:
+    """Mistake: rank 1 puts its own rows first."""
+    multiply = FactoredSum._multiply
+
+    def mistaken(self: FactoredSum, parts: Any, rows: Any) -> None:
+        multiply(self, parts[::-1], rows[::-1])
+
+    if team.group.rank == 0:
+        return features.plain(team)
+    with replaced(FactoredSum, "_multiply", mistaken):
+        return features.plain(team)
+
+
+def stale_factors(team: Team) -> Any:
+    """Mistake: what the step before had written is sent again."""
+    places = FactoredSum.places
+    first: dict[int, Any] = {}
+
+    def mistaken(self: FactoredSum, start: int, stop: int) -> Any:
+        is_new = id(self) not in first
+        first[id(self)] = self
+        return places(self, start, stop) if is_new else [np.array(place) for place in places(self, start, stop)]
+
+    with replaced(FactoredSum, "places", mistaken):
+        return features.plain(team)
+
+
+def others_left_out(team: Team) -> Any:
+    """Mistake: a rank adds up its own rows alone."""
+    multiply = FactoredSum._multiply
+
+    def mistaken(self: FactoredSum, parts: Any, rows: Any) -> None:
+        multiply(self, parts[:1], rows[:1])
+
+    with replaced(FactoredSum, "_multiply", mistaken):
+        return features.plain(team)
+
+
+def with_factors(scenario: Callable[[Team], Any]) -> Callable[[Team], Any]:
+    def run(team: Team) -> Any:
+        DEFAULTS["factors"] = "always"
+        return scenario(team)
+
+    return run
+
+
+SCENARIOS = {
+    scenario.__name__: with_factors(scenario)
+    for scenario in (
+        features.plain,
+        features.buckets,
+        features.clipped,
+        features.odd_parameters,
+        features.two_optimizers,
+        features.autocast,
+        features.overflow,
+        features.zeroed_in_place,
+        features.accumulated_with_more,
+        features.accumulated_without_more,
+        convolutional,
+        recurrent,
+        shared,
+        changing,
+        watched_weight,
+        kept_gradients,
+        resumed,
+        twice,
+        compressed,
+        refused,
+        other_processor,
+        uneven.gradients,
+        reversed_ranks,
+        stale_factors,
+        others_left_out,
+    )
+}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)
