@@ -1,5 +1,6 @@
 """Caffe's recorded training runs, repeated in this process: net, data and solver, without workers."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,32 @@ from samovar.solver.base import Multipliers, history_key
 from samovar.solver.build import build_solver
 
 # What a maximum decides on (a pooling window's two largest, ReLU's zero) differs by less than rounding may move it.
-TIE = 1e-6
+# More so by solvers that divide by small roots: their weights move 1e-6, and sums of 20 and more inputs with them.
+TIE, DIVIDING_TIE = 1e-6, 2e-5
+DIVIDING = ("adagrad", "rmsprop", "adadelta", "adam")
 _SAME = 1e-12  # windows over one background: whichever is taken, the gradient is the same
+_BEYOND = 5e-7  # how far over the other value a choice puts one: more than the last digit of those here
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """A maximum that was decided by rounding, and a decision: `shift`, added to value `index` of a layer's top.
+
+    Two right implementations may choose differently, and train differently from the next step on.
+    """
+
+    step: int
+    part: int
+    layer: str
+    index: int
+    shift: float
 
 
 class SolverRun:
     """A recorded run of `folder`, from its `weights`; `bucket_size_bytes` cuts the net into buckets.
 
-    `tied_steps` are those in which some maximum of the net (c1 and c2 go through max pooling, f1 through ReLU) was
-    decided by rounding: two right implementations may differ from the next step on.
+    `ties` are those of the net's maxima: c1 and c2 go through max pooling, f1 through ReLU. Those of `choices` are
+    decided so, whatever this machine's rounding says.
     """
 
     def __init__(
@@ -38,18 +56,22 @@ class SolverRun:
         weights: Path,
         bucket_size_bytes: int | None = None,
         finds_ties: bool = True,
+        choices: tuple[Tie, ...] = (),
     ) -> None:
         self._finds_ties = finds_ties
+        self._choices = choices
+        self._tie = DIVIDING_TIE if name.startswith(DIVIDING) else TIE
+        self._turn = (0, 0)  # step and part
         self.caffe = load_solver(folder / f"{name}.solver.prototxt")
         definition = load_net(self.caffe.net_path)
         self.reader = BatchReader(definition.data_layers("TRAIN"), training=True)
         self.batch_size = self.reader.batch_size
         self.net = build_net(definition, "TRAIN", self.reader.top_shapes, seed=0)
         self._load(weights)
-        self.tied_steps: list[int] = []
+        self.ties: list[Tie] = []
         self._inputs: dict[str, torch.Tensor] = {}
         for layer in self.net.layers:
-            layer.register_forward_hook(self._keep_input)
+            layer.register_forward_hook(self._choose)
         parameters = {info.name: info.parameter for info in self.net.parameter_infos}
         layout = layout_of(parameters)
         self.buckets = layout.buckets(bucket_size_bytes)
@@ -69,22 +91,38 @@ class SolverRun:
             (parameter,) = [info.parameter for info in self.net.parameter_infos if info.name == name]
             parameter.data.numpy()[...] = array
 
-    def _keep_input(self, layer: Any, inputs: tuple[torch.Tensor, ...], _outputs: object) -> None:
-        if layer.spec.name in ("c1", "c2", "f1"):
-            self._inputs[layer.spec.name] = inputs[0].detach().double()
+    def _choose(
+        self, layer: Any, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]
+    ) -> tuple[torch.Tensor, ...]:
+        name = layer.spec.name
+        if name in ("c1", "c2", "f1"):
+            self._inputs[name] = inputs[0].detach().double()
+        for choice in self._choices:
+            if (choice.step, choice.part, choice.layer) == (*self._turn, name):
+                shift = torch.zeros(outputs[0].shape)
+                shift.view(-1)[choice.index] = choice.shift
+                outputs = (outputs[0] + shift, *outputs[1:])
+        return outputs
 
-    def _has_tie(self) -> bool:
-        """Of this step's values, in double precision."""
+    def _find_ties(self) -> None:
+        """Of this step's values, in double precision; each with both decisions, since float32 may have made either."""
         values = {info.name: info.parameter.detach().double() for info in self.net.parameter_infos}
-        gaps = []
         for name in ("c1", "c2"):
-            outputs = functional.conv2d(self._inputs[name], values[f"{name}/0"], values[f"{name}/1"])
-            windows = outputs.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4)
-            largest = windows.topk(2).values
-            gaps.append((largest[..., 0] - largest[..., 1]).flatten())
-        gaps.append(functional.linear(self._inputs["f1"].flatten(1), values["f1/0"], values["f1/1"]).abs().flatten())
-        gap = torch.cat(gaps)
-        return bool(((gap > _SAME) & (gap < TIE)).any())
+            top = functional.conv2d(self._inputs[name], values[f"{name}/0"], values[f"{name}/1"])
+            numbers = torch.arange(top.numel()).view(top.shape)
+            windows, numbers = (x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).flatten(0, 3) for x in (top, numbers))
+            largest = windows.topk(2)
+            gaps = largest.values[:, 0] - largest.values[:, 1]
+            firsts, seconds = numbers.gather(1, largest.indices).unbind(1)
+            self._keep_ties(name, gaps, seconds, gaps + _BEYOND)
+            self._keep_ties(name, gaps, firsts, torch.full_like(gaps, _BEYOND))
+        top = functional.linear(self._inputs["f1"].flatten(1), values["f1/0"], values["f1/1"]).flatten()
+        for beyond in (_BEYOND, -_BEYOND):
+            self._keep_ties("f1", top.abs(), torch.arange(len(top)), beyond - top)
+
+    def _keep_ties(self, layer: str, gaps: torch.Tensor, numbers: torch.Tensor, shifts: torch.Tensor) -> None:
+        for place in ((gaps > _SAME) & (gaps < self._tie)).nonzero().flatten().tolist():
+            self.ties.append(Tie(*self._turn, layer, int(numbers[place]), float(shifts[place])))
 
     def resume(self, path: Path) -> None:
         """Take the histories of a solverstate by Caffe."""
@@ -101,6 +139,7 @@ class SolverRun:
             for part in range(self.caffe.iter_size):
                 tensors = self.reader.read(first_sample, self.batch_size)
                 first_sample += self.batch_size
+                self._turn = (step, part)
                 loss = self.model.forward_backward(
                     tensors,
                     loss_scale=1.0,
@@ -109,8 +148,8 @@ class SolverRun:
                     before_forward=lambda _bucket: None,
                     gradient_final=lambda _bucket: None,
                 )
-                if self._finds_ties and step not in self.tied_steps and self._has_tie():
-                    self.tied_steps.append(step)
+                if self._finds_ties:
+                    self._find_ties()
             losses.append(loss)
             for bucket in self.buckets:
                 self.solver.update(step, bucket, 1.0 / self.caffe.iter_size)

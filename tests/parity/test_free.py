@@ -1,6 +1,7 @@
 """Workers that wait for nobody come to what one worker comes to, and records of them to the same bits."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -8,20 +9,23 @@ from tests.multiproc.command import Command, result_of
 from tests.parity.trained import Trainer
 
 TOTAL_BATCH, WORKERS = 64, 4
-ACCURACY_TOLERANCE = 2 / 360  # 0.005, in whole digits
+ACCURACY_TOLERANCE = 0.005  # of the mean over SEEDS
+SEEDS = (1, 2, 3)  # one held-out digit is 0.0028
+# Twice the published steps: the center of two groups makes two thirds of what one worker makes.
+LONG = ("--iterations", 1200)
 SLOW_TIMEOUT_S = 600.0
 LONGEST_PERIOD = 8  # of the defaults
-STRATEGIES: dict[str, tuple[object, ...]] = {
-    "shm-easgd": (),
-    "async-easgd": (),
-    "async-measgd": (),
-    "hogwild-easgd": (),
-    "hybrid-easgd": (),
-    "round-robin-easgd": (),
-    "async-sgd": (),
-    "hogwild-sgd": (),
-    "async-msgd": ("--center-momentum", 0.6),  # 1 - P (1 - 0.9): the rate of all workers together is one worker's
-}
+STRATEGIES = (
+    "shm-easgd",
+    "async-easgd",
+    "async-measgd",
+    "hogwild-easgd",
+    "hybrid-easgd",
+    "round-robin-easgd",
+    "async-sgd",
+    "hogwild-sgd",
+    "async-msgd",
+)
 
 
 @pytest.mark.slow
@@ -33,9 +37,9 @@ def test_a_narrow_net_learns_at_a_center(train: Trainer) -> None:
     assert together.sha256 == together.result["weights_sha256"]
 
 
-def train_lenet(root: Path, folder: Path, out: str, *flags: object) -> Path:
-    """LeNet on the digits for the published 600 steps; `folder` holds the digits in data/."""
-    arguments = ("--solver", root / "examples/lenet/digits_solver.prototxt", "--threads-per-worker", 1, "--seed", 1)
+def train_lenet(root: Path, folder: Path, out: str, *flags: object, seed: int = 1) -> Path:
+    """LeNet on the digits; `folder` holds them in data/."""
+    arguments = ("--solver", root / "examples/lenet/digits_solver.prototxt", "--threads-per-worker", 1, "--seed", seed)
     with Command("train", *arguments, *flags, "--out", out, folder=folder) as command:
         ended = command.wait(SLOW_TIMEOUT_S)
     assert ended.return_code == 0, ended.errors
@@ -51,22 +55,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(repository_root: Path, folder: Path) -> float:
-    """The accuracy of one worker with the whole batch."""
-    return float(result_of(train_lenet(repository_root, folder, "alone"))["test_accuracy"])
+    """The mean accuracy of one worker with the whole batch."""
+    outs = [train_lenet(repository_root, folder, f"alone {seed}", *LONG, seed=seed) for seed in SEEDS]
+    return fmean(result_of(out)["test_accuracy"] for out in outs)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * len(SEEDS) * SLOW_TIMEOUT_S)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_lenet_learns_as_well_with_four_workers(
     repository_root: Path, folder: Path, alone: float, strategy: str
 ) -> None:
-    """Of 360 held-out digits two may differ."""
-    flags = ("--workers", WORKERS, "--batch-mode", "global", "--strategy", strategy, *STRATEGIES[strategy])
-    result = result_of(train_lenet(repository_root, folder, strategy, *flags))
-    print(f"{strategy}: {result['test_accuracy']:.4f}, one worker {alone:.4f}")
-    assert result["effective_batch"] == TOTAL_BATCH
-    assert result["bytes_sent_per_step"] >= 0.9 * 4 * result["net_parameters"] / LONGEST_PERIOD
-    assert result["test_accuracy"] >= alone - ACCURACY_TOLERANCE - 1e-6
+    flags = ("--workers", WORKERS, "--batch-mode", "global", "--strategy", strategy, *LONG)
+    outs = [train_lenet(repository_root, folder, f"{strategy} {seed}", *flags, seed=seed) for seed in SEEDS]
+    results = [result_of(out) for out in outs]
+    together = fmean(result["test_accuracy"] for result in results)
+    print(f"{strategy}: {together:.4f}, one worker {alone:.4f}")
+    for result in results:
+        assert result["effective_batch"] == TOTAL_BATCH
+        assert result["bytes_sent_per_step"] >= 0.9 * 4 * result["net_parameters"] / LONGEST_PERIOD
+    assert together >= alone - ACCURACY_TOLERANCE
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One contiguous float32 array that holds all parameters (or all gradients) of a model."""
+"""One contiguous array that holds all parameters (or all gradients) of a model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -12,27 +12,34 @@ from samovar.core.layout import Entry, Layout
 from samovar.core.stateful import State, StateValue
 
 
-class FlatBuffer:
-    """A layout over N float32 elements; the views share memory with `tensor_N`.
+class FlatTensor:
+    """A layout over the N elements of `tensor_N`, on any device and of any type; the views share its memory."""
+
+    def __init__(self, layout: Layout, tensor_N: torch.Tensor) -> None:
+        assert tensor_N.shape == (layout.num_elements,), tensor_N.shape
+        self.layout = layout
+        self.tensor_N = tensor_N
+        self._views = {e.spec.name: view_of(tensor_N, e) for e in layout.entries}
+
+    def view(self, name: str) -> torch.Tensor:
+        """The parameter `name` in its logical shape (strided where it is stored channels-last)."""
+        return self._views[name]
+
+
+class FlatBuffer(FlatTensor):
+    """A layout over N float32 elements of the CPU's memory.
 
     `array_N` and `tensor_N` are the same memory as NumPy array and torch tensor.
     """
 
     def __init__(self, layout: Layout, array_N: npt.NDArray[np.float32]) -> None:
         assert array_N.dtype == np.float32, array_N.dtype
-        assert array_N.shape == (layout.num_elements,), array_N.shape
-        self.layout = layout
+        super().__init__(layout, torch.from_numpy(array_N))
         self.array_N = array_N
-        self.tensor_N = torch.from_numpy(array_N)
-        self._views = {e.spec.name: view_of(self.tensor_N, e) for e in layout.entries}
 
     @classmethod
     def zeros(cls, layout: Layout) -> "FlatBuffer":
         return cls(layout, np.zeros(layout.num_elements, np.float32))
-
-    def view(self, name: str) -> torch.Tensor:
-        """The parameter `name` in its logical shape (strided where it is stored channels-last)."""
-        return self._views[name]
 
     def logical(self, name: str) -> npt.NDArray[np.float32]:
         """A C-contiguous copy of `name` in its logical shape."""

@@ -1,6 +1,7 @@
 """Deadlines on the monotonic clock."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -20,3 +21,12 @@ class Deadline:
 
     def passed(self) -> bool:
         return time.monotonic() >= self.at_s
+
+
+def polled(condition: Callable[[], bool], deadline: Deadline, pause_s: float) -> bool:
+    """Whether the condition came true, asked anew every `pause_s`, before the deadline passed."""
+    while not condition():
+        if deadline.passed():
+            return False
+        time.sleep(pause_s)
+    return True

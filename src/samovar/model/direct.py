@@ -74,7 +74,8 @@ class _Linear(torch.autograd.Function):
 
 def sinks_of(x: torch.Tensor, *parameters: torch.Tensor | None) -> Sinks:
     """Each parameter's sink, where it has one and torch's autocast is off."""
-    if torch.is_autocast_enabled(x.device.type):
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return (None,) * len(parameters)
     sinks = [getattr(parameter, "gradient_sink", None) for parameter in parameters]
     return tuple(sink if isinstance(sink, GradientSink) else None for sink in sinks)

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from samovar.core.buffer import FlatBuffer, view_of
+from samovar.core.buffer import FlatTensor
 from samovar.core.layout import Bucket
 from samovar.core.precision import BF16
 
@@ -15,7 +15,17 @@ _INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16")  # as tor
 def half_of(parameter: torch.Tensor) -> torch.Tensor | None:
     """The parameter's values in bfloat16, where its layer is to compute with these."""
     half = getattr(parameter, "half_values", None)
-    return half if isinstance(half, torch.Tensor) else None
+    return half if isinstance(half, torch.Tensor) and not stays_full(parameter) else None
+
+
+def keep_full(parameter: torch.Tensor) -> None:
+    """Have the parameter's layer compute in float32 at any precision."""
+    parameter.stays_full = True  # type: ignore[attr-defined]
+
+
+def stays_full(parameter: torch.Tensor) -> bool:
+    """Whether `keep_full` was called for it."""
+    return bool(getattr(parameter, "stays_full", False))
 
 
 def use_half(parameters: Iterable[torch.Tensor]) -> None:
@@ -24,8 +34,10 @@ def use_half(parameters: Iterable[torch.Tensor]) -> None:
         parameter.half_values = parameter.detach().to(torch.bfloat16)  # type: ignore[attr-defined]
 
 
-def precision_warnings(precision: str) -> tuple[str, ...]:
-    """What there is to say about `precision` on this machine."""
+def precision_warnings(precision: str, device: torch.device | None = None) -> tuple[str, ...]:
+    """What there is to say about `precision` on this machine, where the net computes on `device` (None: the CPU)."""
+    if device is not None and device.type != "cpu":
+        return ()
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     if precision != BF16 or not capabilities or any(capabilities.get(name) for name in _INSTRUCTIONS):
         return ()
@@ -41,10 +53,10 @@ class HalfWeights:
     What a bucket holds is rounded to nearest even, the same on every rank.
     """
 
-    def __init__(self, weights: FlatBuffer) -> None:
+    def __init__(self, weights: FlatTensor) -> None:
         self._weights = weights.tensor_N
         half = weights.tensor_N.to(torch.bfloat16)
-        self._views = {entry.spec.name: view_of(half, entry) for entry in weights.layout.entries}
+        self._views = FlatTensor(weights.layout, half)
         # Apart for autograd, which would take the refresh of one bucket for a change of what all layers have saved.
         self._half = half.data
 
@@ -58,7 +70,7 @@ class HalfWeights:
 
     def lend(self, name: str, parameter: torch.Tensor) -> None:
         """Have the parameter's layer compute with these values."""
-        parameter.half_values = self._views[name]  # type: ignore[attr-defined]
+        parameter.half_values = self._views.view(name)  # type: ignore[attr-defined]
 
     def take_back(self, parameter: torch.Tensor) -> None:
         """Have the parameter's layer compute with the parameter itself."""

@@ -1,6 +1,7 @@
 """Forward and backward on flat buffers, and the moment at which each bucket's gradient is final."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from torch import nn
 from samovar.core.buffer import FlatBuffer
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.precision import BF16, FP32
+from samovar.core.staged import Staged
 from samovar.core.stateful import State, StateValue
 from samovar.model.direct import GradientSink
 from samovar.model.half import HalfWeights
@@ -51,6 +53,9 @@ class Model:
     Values move: the module's current weights are copied into `weights` at construction. A gradient either is
     written into `gradients` by its layer (`samovar.model.direct`) or is taken from autograd with one copy.
     With `precision` bf16, layers that multiply matrices compute in it, with weights rounded anew in each step.
+
+    On a `device` the parameters are views into a copy of `weights` there, which follows it bucket by bucket, and each
+    bucket's gradient is copied into `gradients` when it is final; None: no copies, the layers share that memory.
     """
 
     def __init__(
@@ -61,12 +66,16 @@ class Model:
         gradients: FlatBuffer,
         buckets: tuple[Bucket, ...],
         precision: str = FP32,
+        device: torch.device | None = None,
     ) -> None:
         self.net = net
         self.weights = weights
         self.watch: GradientWatch | None = None
-        self._gradients = gradients
+        self._weights = Staged(weights, device)
+        self._gradients = Staged(gradients, device)
         self._buckets = buckets
+        # What lies behind the buckets is not learned, but forward may change it (BatchNorm's sums).
+        self._tail = max((bucket.stop for bucket in buckets), default=0)
         self._parameters = dict(parameters)
         self._bucket_of = {e.spec.name: bucket for bucket in buckets for e in bucket.entries}
         self._unwritten: dict[int, set[str]] = {}
@@ -75,7 +84,8 @@ class Model:
         self._gradient_final: BucketHook = _ignore
         for name, parameter in self._parameters.items():
             self._adopt(name, parameter)
-        self._half = HalfWeights(weights) if precision == BF16 else None
+        self._weights.store()
+        self._half = HalfWeights(self._weights.near) if precision == BF16 else None
         self._hook_forward()
 
     def forward_backward(
@@ -97,8 +107,9 @@ class Model:
         """
         if first_part:
             self._announced.clear()
+            self._weights.fetch(self._tail)
         self._before_forward = before_forward
-        self._gradient_final = gradient_final if last_part else _ignore
+        self._gradient_final = self._shared(gradient_final) if last_part else _ignore
         self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
         for parameter in self._parameters.values():
             parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
@@ -110,12 +121,21 @@ class Model:
         if self.watch is not None:
             self.watch.backward_ended()
         self._finish_unreached(first_part)
+        if last_part:
+            self._weights.store(self._tail)
         return float(output.loss.detach())
+
+    @contextmanager
+    def outside_of_a_step(self) -> Iterator[None]:
+        """Inside, nets compute with `weights` as they stand, all of them."""
+        self._weights.fetch()
+        yield
+        self._weights.store(self._tail)
 
     def _forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
         if self._half is None:
             return self._run(batch)
-        self._half.refresh_from(max((bucket.stop for bucket in self._buckets), default=0))
+        self._half.refresh_from(self._tail)
         for name, parameter in self._parameters.items():
             self._half.lend(name, parameter)
         try:
@@ -135,19 +155,19 @@ class Model:
         self.weights.load_state_dict(state, "weights")
 
     def _adopt(self, name: str, parameter: nn.Parameter) -> None:
-        view = self.weights.view(name)
+        view = self._weights.near.view(name)
         view.copy_(parameter.data)
         parameter.data = view
         parameter.gradient_sink = GradientSink(  # type: ignore[attr-defined]
-            view=self._gradients.view(name), accumulate=False, written=partial(self._gradient_written, name)
+            view=self._gradients.near.view(name), accumulate=False, written=partial(self._gradient_written, name)
         )
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(_take_gradient)  # type: ignore[no-untyped-call]
 
     def _hook_forward(self) -> None:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
-        for module in self.net.modules():
-            owned = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
+        for module, is_whole in _layers(self.net):
+            owned = [names[id(p)] for p in module.parameters(recurse=is_whole) if id(p) in names]
             buckets = {self._bucket_of[name].index: self._bucket_of[name] for name in owned if name in self._bucket_of}
             if buckets:
                 module.register_forward_pre_hook(partial(self._announce, tuple(buckets.values())))
@@ -157,24 +177,44 @@ class Model:
             if bucket.index not in self._announced:
                 self._announced.add(bucket.index)
                 self._before_forward(bucket)
+                self._weights.fetch(bucket.start, bucket.stop)
                 if self._half is not None:
                     self._half.refresh(bucket)
 
     def _gradient_written(self, name: str) -> None:
         if self.watch is not None:
-            self.watch.gradient(name, self._gradients.view(name))
+            self.watch.gradient(name, self._gradients.near.view(name))
         bucket = self._bucket_of[name]
         unwritten = self._unwritten[bucket.index]
         unwritten.discard(name)
         if not unwritten:
             self._gradient_final(bucket)
 
+    def _shared(self, gradient_final: BucketHook) -> BucketHook:
+        """The hook, for a bucket whose gradient is where others can reach it."""
+
+        def shared(bucket: Bucket) -> None:
+            self._gradients.store(bucket.start, bucket.stop)
+            gradient_final(bucket)
+
+        return shared if self._gradients.is_apart else gradient_final
+
     def _finish_unreached(self, first_part: bool) -> None:
         for bucket in self._buckets:
             for name in tuple(self._unwritten[bucket.index]):
                 if first_part:
-                    self._gradients.view(name).zero_()
+                    self._gradients.near.view(name).zero_()
                 self._gradient_written(name)
+
+
+def _layers(net: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
+    """Who is called in a forward pass, and whether what lies inside of it may be used without a call of its own."""
+    yield net, False
+    for child in net.children():
+        if isinstance(child, nn.ModuleList):
+            yield from _layers(child)
+        else:
+            yield child, True
 
 
 def _take_gradient(parameter: torch.Tensor) -> None:

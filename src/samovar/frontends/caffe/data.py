@@ -84,9 +84,9 @@ def _database(spec: LayerSpec, training: bool) -> DataConfig:
     settings = spec.message.data_param
     if settings.backend != _LMDB:
         raise spec.error(
-            "backend: LEVELDB (also what Caffe takes where none is given) is not supported: no library for it is kept "
-            "up for today's Pythons; copy the records into an LMDB (docs/caffe.md, Data, has the few lines), or make "
-            "one of the images again (convert_imageset with --backend=lmdb), and write backend: LMDB",
+            "backend: LEVELDB (also what Caffe takes where none is given) is not read while training; copy the records "
+            "into an LMDB (samovar data leveldb --source FOLDER --out FOLDER_lmdb), give that as source, and write "
+            "backend: LMDB",
             "data_param",
             "backend",
         )

@@ -15,13 +15,15 @@ from samovar.frontends.caffe.layers.normalization import LRN
 from samovar.frontends.caffe.layers.pooling import Pooling
 from samovar.frontends.caffe.spec import Shape
 from samovar.frontends.caffe.wiring import Step
+from samovar.model.half import keep_full
 
 
 def planned(steps: Sequence[Step], input_shapes: Mapping[str, Shape], outputs: Sequence[str]) -> tuple[Step, ...]:
     """`steps` with the blobs that each of them brings to channels-last (`Step.channels_last`), the fewest.
 
-    Also merges ReLUs into LRN and maxima beside them.
+    Also merges ReLUs into LRN and maxima beside them, and keeps scores exact.
     """
+    keep_scores(steps)
     merge_rectifiers(steps, outputs)
     shapes = dict(input_shapes)
     last: set[str] = set()
@@ -54,6 +56,18 @@ def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
             before.is_merged = after.rectifies_bottom = True
         elif _is_maximum(before) and _is_plain_relu(after):
             after.is_merged = before.rectifies_bottom = True
+
+
+def keep_scores(steps: Sequence[Step]) -> None:
+    """Have layers whose tops are scores, for a loss or a softmax, compute in float32 at any precision.
+
+    A score's rounding goes into the loss and into every gradient, and these layers are small.
+    """
+    for index, step in enumerate(steps):
+        later = [reader.layer for top in step.tops for reader in _readers(steps[index + 1 :], top)]
+        if any(layer.takes_scores for layer in later):
+            for parameter in step.layer.caffe_parameters():
+                keep_full(parameter)
 
 
 def separate_rectifiers(steps: Sequence[Step]) -> None:

@@ -33,7 +33,8 @@ class CaffeNet(nn.Module):
 
     `input_names` are the blobs a batch must hold, `output_names` those that no layer takes, in Caffe's
     (alphabetical) order, `output_shapes` their shapes with the batch the net is built for, `parameter_infos`
-    the parameters in file order. Any batch size may be run.
+    the parameters in file order. Any batch size may be run. It computes on `device` once `place` has brought it there;
+    None: where its parameters and its batches are.
     """
 
     def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
@@ -50,6 +51,7 @@ class CaffeNet(nn.Module):
         self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer)]
         self._num_samples_seen = 0
         self._watch: Watch | None = None
+        self.device: torch.device | None = None
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> NetOutput:
         """Loss and outputs of a batch: blobs by name, images float32 (N, C, H, W), labels (N).
@@ -64,7 +66,7 @@ class CaffeNet(nn.Module):
         """As `forward`: the weighted loss, and the outputs by name with their graphs."""
         if self.is_random:
             self._number_samples(batch)
-        blobs = {name: batch[name] for name in self.input_names}
+        blobs = self.inputs(batch)
         if self._watch is not None:
             self._watch.begin(blobs)
         loss: torch.Tensor | None = None
@@ -81,6 +83,17 @@ class CaffeNet(nn.Module):
         if self._watch is not None:
             self._watch.ended()
         return loss, {name: _not_half(blobs[name]) for name in self.output_names}
+
+    def inputs(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The blobs that the batch gives, where the net computes."""
+        given = {name: batch[name] for name in self.input_names}
+        return given if self.device is None else {name: blob.to(self.device) for name, blob in given.items()}
+
+    def place(self, device: torch.device | None) -> None:
+        """Compute there from now on; parameters that are there already stay what they are."""
+        self.device = device
+        if device is not None:
+            self.to(device)
 
     def be_watched(self, watch: Watch) -> None:
         """From now on `watch` sees every blob: no layer does another's work, and none overwrites its bottom."""

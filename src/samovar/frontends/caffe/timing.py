@@ -1,13 +1,14 @@
 """How long each layer of a net takes, forward and backward, as Caffe's `time` measures it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from samovar.core.buffer import FlatBuffer
+from samovar.core.staged import Staged
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.wiring import Step
 from samovar.model.direct import GradientSink
@@ -56,11 +57,12 @@ class NetTimer:
 
     Each layer runs on bottoms without history, and its own backward is run by itself, so that its time is its own;
     gradients are the right ones where the net has a loss, else ones. A bottom gets a gradient where training would
-    compute one.
+    compute one. `computed` waits until a device is done with what it was given.
     """
 
-    def __init__(self, net: CaffeNet) -> None:
+    def __init__(self, net: CaffeNet, computed: Callable[[], None] = lambda: None) -> None:
         self._net = net
+        self._computed = computed
         self._parameters = [info.parameter for info in net.parameter_infos]
         _lay_out(net)
         self.seconds = NetSeconds([LayerSeconds(step.layer.spec.name, step.layer.spec.type) for step in net.steps])
@@ -83,14 +85,14 @@ class NetTimer:
         self.seconds.passes_s.append(self.seconds.forward_s + self.seconds.backward_s - before_s)
 
     def _forward(self, batch: Mapping[str, torch.Tensor]) -> list[_Turn]:
-        blobs: Tensors = {name: batch[name] for name in self._net.input_names}
+        blobs: Tensors = self._net.inputs(batch)
         turns = []
         for step, seconds in zip(self._net.steps, self.seconds.layers, strict=True):
             leaves = [_cut(blobs[name], stop) for name, stop in _bottoms_of(step)]
             given = [_writable(leaf) if step.layer.overwrites_bottom else leaf for leaf in leaves]
-            started_s = time.perf_counter()
+            started_s = self._now_s()
             tops = step.layer.tops(*(step.layer.taken(bottom) for bottom in given))
-            seconds.forward_s += time.perf_counter() - started_s
+            seconds.forward_s += self._now_s() - started_s
             blobs.update(zip(step.tops, tops, strict=True))
             turns.append(_Turn(step, leaves, tops))
         return turns
@@ -107,12 +109,16 @@ class NetTimer:
                 if top.requires_grad:
                     pairs.append((top, torch.ones_like(top) if gradient is None else gradient))
             if pairs:
-                started_s = time.perf_counter()
+                started_s = self._now_s()
                 torch.autograd.backward([top for top, _ in pairs], [gradient for _, gradient in pairs])
-                seconds.backward_s += time.perf_counter() - started_s
+                seconds.backward_s += self._now_s() - started_s
             for name, leaf in zip(turn.step.bottoms, turn.leaves, strict=True):
                 if leaf.grad is not None:
                     gradients[name] = gradients[name] + leaf.grad if name in gradients else leaf.grad
+
+    def _now_s(self) -> float:
+        self._computed()
+        return time.perf_counter()
 
 
 class _Entry(torch.autograd.Function):
@@ -147,7 +153,7 @@ def _lay_out(net: CaffeNet) -> None:
     """Put the parameters into flat buffers, where layers that can write their gradients themselves."""
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
-    weights, gradients = FlatBuffer.zeros(layout), FlatBuffer.zeros(layout)
+    weights, gradients = (Staged(FlatBuffer.zeros(layout), net.device).near for _ in range(2))
     for name, parameter in parameters.items():
         view = weights.view(name)
         view.copy_(parameter.data)

@@ -122,6 +122,7 @@ class BNLL(Layer):
 class Softmax(Layer):
     """y = exp(x) / sum(exp(x)) along `axis`."""
 
+    takes_scores = True
     settings = ("softmax_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:

@@ -34,6 +34,7 @@ class Layer(nn.Module):
     # How images lie in memory that it takes and gives: as (N, C, H, W), as they come, or (N, H, W, C); any is right.
     memory_order: str = PLAIN
     takes_half: bool = False  # computes in bfloat16 what comes in bfloat16; other layers get it as float32
+    takes_scores: ClassVar[bool] = False  # a layer with weights right before it computes in float32 in any case
     settings: ClassVar[tuple[str, ...]] = ()  # the fields of LayerParameter that this type reads, main one first
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:

@@ -23,6 +23,7 @@ class Classification(Layer):
 
     num_bottoms = (2, 2)
     takes_integers = True
+    takes_scores = True
     axis: int
 
     def check_labels(self, spec: LayerSpec, scores: Shape, labels: Shape) -> None:
@@ -45,11 +46,17 @@ class Classification(Layer):
 
     def at_label(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The value of each label's class; InputError for a label that is no class."""
+        self.check_before(labels, values)
         try:
             return values.gather(1, labels)
         except RuntimeError:
             self.check_range(labels, values.shape[1])
             raise
+
+    def check_before(self, labels: torch.Tensor, values: torch.Tensor) -> None:
+        """`check_range` where torch would only say so by ending the process: on a GPU."""
+        if values.device.type != "cpu":
+            self.check_range(labels, values.shape[1])
 
     def check_range(self, labels: torch.Tensor, num_classes: int) -> None:
         """InputError where a label is no class."""

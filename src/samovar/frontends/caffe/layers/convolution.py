@@ -13,6 +13,7 @@ from samovar.frontends.caffe.layers.base import CHANNELS_LAST, PLAIN, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 from samovar.model.convolution import Window, convolution
+from samovar.model.half import stays_full
 
 _Operation: TypeAlias = Callable[..., torch.Tensor]
 _CONVOLUTIONS: dict[int, _Operation] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -122,7 +123,7 @@ class Convolution(Layer):
 
     @property
     def takes_half(self) -> bool:  # type: ignore[override]
-        return self.is_direct
+        return self.is_direct and not stays_full(self.weight)
 
     @property
     def memory_order(self) -> str:  # type: ignore[override]

@@ -45,6 +45,8 @@ class DummyData(RandomLayer):
             for filler, shape in zip(self.fillers, self.top_shapes, strict=True)
         ]
         self.is_random = any(constant is None for constant in self.constants)
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # goes where the net goes
+        self._place: torch.Tensor
 
     def _shapes(self) -> list[Shape]:
         """One for each top: from `shape`, or from the four old sizes, each given once or once for each top."""
@@ -67,9 +69,8 @@ class DummyData(RandomLayer):
         return shapes * num_tops if len(shapes) == 1 else shapes
 
     def forward(self, *_bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            self._drawn(index) if constant is None else constant for index, constant in enumerate(self.constants)
-        )
+        tops = [self._drawn(index) if constant is None else constant for index, constant in enumerate(self.constants)]
+        return tuple(top.to(self._place.device) for top in tops)
 
     def _drawn(self, index: int) -> torch.Tensor:
         shape, numbers = self.top_shapes[index], self.sample_numbers.tolist()

@@ -38,14 +38,21 @@ class Embed(Layer):
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         numbers = bottoms[0].long()
+        if numbers.device.type != "cpu":  # a GPU would end the process instead of raising IndexError
+            self._check_range(numbers)
         try:
             y = F.embedding(numbers, self.weight)
         except IndexError:
-            raise self.spec.error(
-                f"input has values {int(numbers.min())} to {int(numbers.max())}; allowed are 0 to {self.input_dim - 1} "
-                "(input_dim - 1)"
-            ) from None
+            self._check_range(numbers)
+            raise
         return (y if self.bias is None else y + self.bias,)
+
+    def _check_range(self, numbers: torch.Tensor) -> None:
+        least, most = int(numbers.min()), int(numbers.max())
+        if not 0 <= least <= most < self.input_dim:
+            raise self.spec.error(
+                f"input has values {least} to {most}; allowed are 0 to {self.input_dim - 1} (input_dim - 1)"
+            ) from None
 
 
 class Parameter(Layer):

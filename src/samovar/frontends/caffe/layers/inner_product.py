@@ -11,6 +11,7 @@ from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked
 from samovar.model.direct import linear
+from samovar.model.half import stays_full
 
 
 class InnerProduct(Layer):
@@ -44,7 +45,7 @@ class InnerProduct(Layer):
 
     @property
     def takes_half(self) -> bool:  # type: ignore[override]
-        return not (self.transpose or self.is_shared)
+        return not (self.transpose or self.is_shared or stays_full(self.weight))
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (x,) = bottoms

@@ -24,6 +24,7 @@ class _PairLoss(Layer):
     num_bottoms = (2, 2)
     makes_own_top = True
     default_loss_weight = 1.0
+    takes_scores = True
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__(spec, bottom_shapes, store)
@@ -74,17 +75,24 @@ class HingeLoss(_PairLoss):
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scores, labels = bottoms[0].flatten(1), bottoms[1].long().reshape(-1, 1)
         signs = torch.ones_like(scores)
+        if labels.device.type != "cpu":  # a GPU would end the process instead of raising RuntimeError
+            self._check_range(labels, scores.shape[1])
         try:
             signs.scatter_(1, labels, -1.0)
         except RuntimeError:
-            raise self.spec.error(
-                f"labels are {int(labels.min())} to {int(labels.max())}, but there are {scores.shape[1]} classes, "
-                "counted from 0"
-            ) from None
+            self._check_range(labels, scores.shape[1])
+            raise
         margins = torch.relu(1 + signs * scores)
         if self.is_squared:
             margins = margins.square()
         return (margins.sum() / len(scores),)
+
+    def _check_range(self, labels: torch.Tensor, num_classes: int) -> None:
+        least, most = int(labels.min()), int(labels.max())
+        if not 0 <= least <= most < num_classes:
+            raise self.spec.error(
+                f"labels are {least} to {most}, but there are {num_classes} classes, counted from 0"
+            ) from None
 
 
 class SigmoidCrossEntropyLoss(_PairLoss):

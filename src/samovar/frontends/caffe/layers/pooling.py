@@ -31,7 +31,6 @@ class Pooling(RandomLayer):
     num_tops = (1, 2)
     forgets_output = True
     memory_order = KEPT
-    takes_half = True
     settings = ("pooling_param",)
 
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:

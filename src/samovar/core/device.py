@@ -1,0 +1,15 @@
+"""Where nets compute, as --device names it."""
+
+import re
+from typing import Final
+
+AUTO: Final = "auto"
+CPU: Final = "cpu"
+STAGED_CPU: Final = "cpu-staged"  # the CPU, in memory of its own: the copies of a GPU where there is none
+CUDA: Final = "cuda"
+DEVICES: Final = f"{AUTO}, {CPU}, {STAGED_CPU}, {CUDA}, {CUDA}:N"
+
+
+def is_device(written: str) -> bool:
+    """Whether --device may be this."""
+    return re.fullmatch(rf"{AUTO}|{CPU}|{STAGED_CPU}|{CUDA}(:\d{{1,3}})?", written, re.ASCII) is not None

@@ -1,0 +1,78 @@
+"""The CUDA devices that PyTorch sees here, and a rank's own."""
+
+import torch
+
+from samovar.core.device import CPU, CUDA, STAGED_CPU
+from samovar.core.errors import InputError
+
+
+def count_devices() -> int:
+    """CUDA devices that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def described() -> str:
+    """All devices in words."""
+    if not (count := count_devices()):
+        return f"cpu; no CUDA device ({_why()})"
+    return ", ".join(["cpu", *(f"{CUDA}:{number} {torch.cuda.get_device_name(number)}" for number in range(count))])
+
+
+def require(device: str) -> None:
+    """InputError unless the CUDA device `device`, "cuda" or "cuda:N", is here."""
+    count = count_devices()
+    if not count:
+        raise InputError(f"--device {device}: no CUDA device is here ({_why()}); give --device cpu")
+    _, colon, number = device.partition(":")
+    if colon and int(number) >= count:
+        raise InputError(f"--device {device}: of {count} CUDA devices here the last is {CUDA}:{count - 1}; give one")
+
+
+def _why() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    return f"PyTorch {torch.__version__} finds none; is the driver loaded, and CUDA_VISIBLE_DEVICES not empty?"
+
+
+def use_device(device: str, rank: int) -> torch.device | None:
+    """Where rank `rank` computes, from now on; None: in the memory that ranks share, with no copies.
+
+    On CUDA it takes device `rank` modulo their number where none is named; float32 stays float32 (no TF32), and PyTorch
+    takes its deterministic kernels, where it has them.
+    """
+    if device == CPU:
+        return None
+    if device == STAGED_CPU:
+        return torch.device(CPU)
+    require(device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    own = torch.device(device if ":" in device else f"{CUDA}:{device_of(rank, count_devices())}")
+    torch.cuda.set_device(own)
+    return own
+
+
+def device_of(rank: int, num_devices: int) -> int:
+    """Which of them a rank takes: in turn, so that all have about as many."""
+    return rank % num_devices
+
+
+def computed(device: torch.device | None) -> None:
+    """Wait until the device has done what it was given."""
+    if device is not None and device.type == CUDA:
+        torch.cuda.synchronize(device)
+
+
+def device_notices(device: torch.device | None, workers: int, name: str) -> tuple[str, ...]:
+    """What there is to say about computing there; `name` is what --device named."""
+    if device is None or device.type != CUDA:
+        return ()
+    count = 1 if ":" in name else count_devices()
+    shared = f"; {workers} workers share {count}" if workers > count else ""
+    return (
+        f"computing on {device} ({torch.cuda.get_device_name(device)}){shared}; this way is tested on stand-ins for a "
+        "GPU, not on one: --device cpu is the proven one",
+    )

@@ -1,0 +1,40 @@
+"""--device from the command line: the same bits with the copies of a device, resumed, tested and timed too."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import metrics_of, result_of, succeed
+from tests.multiproc.nets import write_net, write_solver
+
+STEPS, SAVED = 12, 5
+COMPARED = ("weights_sha256", "train_loss", "test_loss", "test_accuracy")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_on_a_device_is_the_run_on_the_cpu(tmp_path: Path, digits: Path) -> None:
+    net = write_net(tmp_path, digits)
+    solver = write_solver(net, STEPS, snapshot=SAVED)
+    shape = ("--workers", 2, "--threads-per-worker", 1, "--sync-period", 3, "--strategy", "sync-easgd")
+    runs = {}
+    for device in ("cpu", "cpu-staged"):
+        out = tmp_path / device
+        succeed("train", "--solver", solver, *shape, "--device", device, "--out", out, folder=tmp_path)
+        runs[device] = {name: result_of(out)[name] for name in COMPARED}
+    assert runs["cpu-staged"] == runs["cpu"]
+    saved = tmp_path / "cpu-staged" / "snapshots" / f"step_{SAVED:08}"
+    resumed = tmp_path / "resumed"
+    more = ("--device", "cpu-staged", "--snapshot", saved, "--out", resumed)
+    succeed("train", "--solver", solver, *shape, *more, folder=tmp_path)
+    assert {name: result_of(resumed)[name] for name in COMPARED} == runs["cpu"]
+    assert metrics_of(resumed, "test") == metrics_of(tmp_path / "cpu", "test")[-1:]
+    weights = next((tmp_path / "cpu" / "snapshots" / f"step_{STEPS:08}").glob("*.caffemodel"))
+    tested = [
+        succeed("test", "--model", net, "--weights", weights, "--iterations", 3, "--device", device, folder=tmp_path)
+        for device in ("cpu", "cpu-staged")
+    ]
+    assert tested[0].output == tested[1].output
+    assert "accuracy" in tested[0].output
+    timed = succeed("time", "--model", net, "--iterations", 2, "--device", "cpu-staged", folder=tmp_path)
+    assert "conv1" in timed.output

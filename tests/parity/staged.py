@@ -1,0 +1,150 @@
+"""Ranks that train a small net of all kinds of layers, a thread each, with the net's memory in one place or another."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from samovar.box.window_center import WindowCenter
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
+from samovar.data.order import SAMPLE_NUMBERS
+from samovar.data.stream import Batch
+from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.net import build_net
+from samovar.model.model import Model, layout_of
+from samovar.solver.build import build_solver, num_histories
+from samovar.solver.config import SolverConfig
+from samovar.solver.policy import PolicyConfig
+from samovar.strategies.base import Buffers
+from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.base import Region, Transport
+from samovar.worker.evaluated import EvaluatedWeights
+from samovar.worker.step import Parts, Worker
+from tests.away import AWAY, away_mode
+
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 6 dim: 3 dim: 9 dim: 9 } } }
+layer { name: "label" type: "Input" top: "label" input_param { shape { dim: 6 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" convolution_param { num_output: 32 kernel_size: 3
+  weight_filler { type: "xavier" } } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "bn" }
+layer { name: "scale" type: "Scale" bottom: "bn" top: "bn" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "bn" top: "bn" }
+layer { name: "norm" type: "LRN" bottom: "bn" top: "norm" }
+layer { name: "pool" type: "Pooling" bottom: "norm" top: "pool" pooling_param { kernel_size: 3 stride: 2 } }
+layer { name: "frozen" type: "InnerProduct" bottom: "pool" top: "frozen" param { lr_mult: 0 } param { lr_mult: 0 }
+  inner_product_param { num_output: 20 weight_filler { type: "xavier" } } }
+layer { name: "drop" type: "Dropout" bottom: "frozen" top: "frozen" }
+layer { name: "ip" type: "InnerProduct" bottom: "frozen" top: "ip" inner_product_param { num_output: 5
+  weight_filler { type: "xavier" } } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+BATCH, STEPS = 6, 7
+SOLVER = SolverConfig("SGD", PolicyConfig("fixed", 0.05), momentum=0.9, weight_decay=0.001)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A strategy on so many ranks, each step of so many parts; `device` None: in shared memory itself."""
+
+    strategy: StrategyConfig
+    world_size: int = 2
+    num_parts: int = 1
+    precision: str = "fp32"
+    device: torch.device | None = None
+    steps_then_saved: int = 0  # after so many, all state goes through `state_dict` into parts made anew
+
+
+class Rank:
+    """What a rank of the command line is made of, without its files."""
+
+    def __init__(self, path: Path, setting: Setting, transport: Transport, name: str) -> None:
+        rank, world_size = transport.group.rank, transport.group.world_size
+        self.net = build_net(load_net(path), "TRAIN", {}, 1)
+        self.net.place(setting.device)
+        infos = self.net.parameter_infos
+        parameters = {info.name: info.parameter for info in infos}
+        layout = layout_of(parameters)
+        size = layout.num_elements
+        kept = num_histories(SOLVER) if setting.strategy.has_owners else 0
+        window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
+        rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
+        weights, gradients, *histories = [FlatBuffer(layout, row.array) for row in rows]
+        buckets = layout.buckets(setting.strategy.bucket_size_bytes)
+        self.model = Model(self.net, parameters, weights, gradients, buckets, setting.precision, setting.device)
+        self.solver = build_solver(SOLVER, weights, gradients, {}, histories)
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "direct")
+        deadline = partial(Deadline.after, 50.0)
+        seat = None
+        if setting.strategy.needs_center:
+            locks, velocity = setting.strategy.center_has_locks, setting.strategy.center_has_velocity
+            center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
+            seat = CenterSeat(center, rank == 0)
+        buffers = Buffers(rows[0], rows[1], tuple(rows[2:]))
+        self.strategy = build_strategy(setting.strategy, collectives, buckets, buffers, deadline, seat)
+        statistics = [info.name for info in infos if info.is_statistic]
+        self.evaluated = EvaluatedWeights(self.strategy, weights, statistics, collectives, deadline)
+        parts = Parts(setting.num_parts, world_size, setting.num_parts)
+        self.batches = batches(rank, world_size)
+        self.worker = Worker(self.model, self.solver, self.strategy, self, parts, 50.0)  # type: ignore[arg-type]
+
+    def next(self, _deadline: Deadline) -> Batch:
+        return next(self.batches)
+
+    def evaluate(self) -> list[float]:
+        """The loss of one batch with the weights that count, and those."""
+        with self.evaluated.in_place(), self.model.outside_of_a_step():
+            weights = self.model.weights.array_N.tolist()
+            return [self.worker.forward().loss, *weights]
+
+    def state(self) -> Any:
+        self.strategy.drain()
+        return self.model.state_dict(), self.solver.state_dict(), self.strategy.state_dict()
+
+    def load(self, state: Any) -> None:
+        for part, saved in zip((self.model, self.solver, self.strategy), state, strict=True):
+            part.load_state_dict(saved)
+
+
+def batches(rank: int, world_size: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(rank)
+    number = 0
+    while True:
+        first = (number * world_size + rank) * BATCH
+        tensors = {
+            "data": torch.rand(BATCH, 3, 9, 9, generator=generator),
+            "label": torch.randint(0, 5, (BATCH,), generator=generator),
+            SAMPLE_NUMBERS: torch.arange(first, first + BATCH),
+        }
+        yield Batch(number, tensors, BATCH, BATCH * world_size)
+        number += 1
+
+
+def learned(path: Path, setting: Setting, transport: Transport) -> dict[str, Any]:
+    """All that a rank computes: losses, evaluations, weights, momentum, the strategy's state."""
+    with away_mode() if setting.device == AWAY else nullcontext():
+        torch.set_num_threads(1)
+        rank = Rank(path, setting, transport, "first")
+        losses, evaluated = [], [rank.evaluate()]
+        for step in range(STEPS):
+            if step and step == setting.steps_then_saved:
+                state, given = rank.state(), rank.batches
+                rank = Rank(path, setting, transport, "second")
+                rank.load(state)
+                rank.batches = given
+            losses.append(rank.worker.step(step).loss)
+            if step % 3 == 1:
+                evaluated.append(rank.evaluate())
+        evaluated.append(rank.evaluate())
+        weights, history, strategy = rank.state()
+    states = {**weights, **{f"h {n}": v for n, v in history.items()}, **{f"s {n}": v for n, v in strategy.items()}}
+    return {"losses": losses, "evaluated": evaluated, **states}

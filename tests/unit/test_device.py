@@ -1,0 +1,102 @@
+"""--device: what it may be, what `auto` comes to, and what is refused before anything is made."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samovar.cli.placing import on_device
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.core.trace import TraceWindow
+from samovar.model import device as devices
+from samovar.model.half import precision_warnings
+from samovar.strategies.config import StrategyConfig
+from tests.multiproc.command import run
+
+CONFIG = RunConfig("train", Path("solver.prototxt"))
+EASGD = StrategyConfig("async-easgd")
+
+
+def with_devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """As if PyTorch saw so many CUDA devices."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+
+
+@pytest.mark.parametrize("written", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "CUDA", "", "cuda:0,1"])
+def test_other_names_are_refused(written: str) -> None:
+    with pytest.raises(InputError, match=r"--device: got .*; choose one of: auto, cpu, cpu-staged, cuda, cuda:N$"):
+        replace(CONFIG, device=written)
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"trace": TraceWindow(2, 3)}, "--trace"),
+        ({"strategy": EASGD, "record": True}, "--record"),
+        ({"strategy": EASGD, "replay": Path("run")}, "--replay"),
+    ],
+)
+def test_what_only_the_cpu_gives_is_refused_on_cuda(changes: dict[str, Any], flag: str) -> None:
+    with pytest.raises(InputError, match=f"^{flag}: is shown to hold on the CPU alone, --device cuda:1 may not"):
+        replace(CONFIG, device="cuda:1", **changes)
+    assert replace(CONFIG, device="cpu-staged", **changes).needs_cpu == flag
+
+
+@pytest.mark.parametrize("device", ["cpu-staged", "cuda"])
+def test_slices_are_summed_on_the_cpu(device: str) -> None:
+    with pytest.raises(InputError, match=f"--exact 2: sums slices .* leave --device {device} out"):
+        replace(CONFIG, device=device, exact=2)
+
+
+def test_auto_is_cuda_where_a_driver_and_pytorch_show_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_devices(monkeypatch, 1)
+    assert on_device(CONFIG, "auto", tmp_path).device == "cpu"  # no driver
+    (tmp_path / "nvidia0").touch()
+    assert on_device(CONFIG, "auto", tmp_path).device == "cuda"
+    assert on_device(replace(CONFIG, exact=2), "auto", tmp_path).device == "cpu"
+    with_devices(monkeypatch, 0)
+    assert on_device(CONFIG, "auto", tmp_path).device == "cpu"
+
+
+def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_devices(monkeypatch, 2)
+    assert on_device(CONFIG, "cuda:1").device == "cuda:1"
+    with pytest.raises(InputError, match=r"--device cuda:2: of 2 CUDA devices here the last is cuda:1; give one"):
+        on_device(CONFIG, "cuda:2")
+    with_devices(monkeypatch, 0)
+    with pytest.raises(InputError, match=r"--device cuda: no CUDA device is here \(PyTorch .*\); give --device cpu"):
+        on_device(CONFIG, "cuda")
+    assert devices.described().startswith("cpu; no CUDA device (PyTorch ")
+
+
+def test_ranks_take_devices_in_turn_and_say_where_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_devices(monkeypatch, 2)
+    assert [devices.device_of(rank, 2) for rank in range(5)] == [0, 1, 0, 1, 0]
+    assert devices.described() == "cpu, cuda:0 GPU 0, cuda:1 GPU 1"
+    first = torch.device("cuda:0")
+    assert "4 workers share 2" in devices.device_notices(first, 4, "cuda")[0]
+    assert "2 workers share 1" in devices.device_notices(first, 2, "cuda:0")[0]
+    assert "share" not in devices.device_notices(first, 2, "cuda")[0]
+    assert devices.device_notices(None, 4, "cpu") == ()
+
+
+def test_on_the_cpu_nothing_is_set() -> None:
+    assert devices.use_device("cpu", 3) is None
+    assert devices.use_device("cpu-staged", 3) == torch.device("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+    devices.computed(torch.device("cpu"))
+    devices.computed(None)
+    assert precision_warnings("bf16", torch.device("cuda:0")) == ()
+
+
+def test_a_run_says_so_before_it_makes_anything(tmp_path: Path, repository_root: Path) -> None:
+    solver = repository_root / "examples/lenet/digits_solver.prototxt"
+    ended = run("train", "--solver", solver, "--device", "cuda:99", folder=tmp_path)
+    assert ended.return_code == 2
+    assert ended.error.startswith("--device cuda:99: ")
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
