@@ -1,5 +1,6 @@
 """Jobs over several hosts of this machine; see `namespaces`."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from tests.multihost.namespaces import NamespaceHost, left_over, reason_against,
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 PORT = 29_400
+OPERATION_TIMEOUT_S = 3.0  # of ranks that go on without end
 Pair = tuple[NamespaceHost, NamespaceHost]
 
 
@@ -45,3 +47,24 @@ def start_job(
         )
         for rank, host in enumerate(places)
     ]
+
+
+def start_endless(hosts: Pair, ranks_per_host: tuple[int, int], **variables: str) -> "list[subprocess.Popen[str]]":
+    """A job whose ranks have all done some steps."""
+    timeout = {"OPERATION_TIMEOUT_S": str(OPERATION_TIMEOUT_S)}
+    ranks = start_job(hosts, "endless", ranks_per_host, **timeout, **variables)
+    for rank in ranks:
+        assert rank.stdout is not None
+        while (line := rank.stdout.readline()) and json.loads(line)["step"] < 5:
+            pass
+        assert line, rank.communicate()
+    return ranks
+
+
+def error_of(rank: "subprocess.Popen[str]", end_s: float) -> str:
+    """What the rank says at its end, which must be an orderly one."""
+    _, errors = rank.communicate(timeout=end_s)
+    assert rank.returncode == 3, errors
+    error = errors.splitlines()[-1]
+    print(error)
+    return error

@@ -74,6 +74,7 @@ def exact(joined: Joined) -> None:
     encoded(joined, digest)
     background(joined)
     records(joined)
+    gathered(joined)
     traffic(joined, {"hosts": [host.ranks for host in joined.hosts], "sha256": digest.hexdigest()})
 
 
@@ -81,8 +82,10 @@ def encoded(joined: Joined, digest: "hashlib._Hash") -> None:
     """Every codec, twice, so that what was left out comes along; in the background and not."""
     rank, ranks = joined.group.rank, range(joined.group.world_size)
     is_planned = isinstance(joined.collectives, PlannedCollectives)
-    # Over windows every part and sum is rounded, now and the time before; by gloo each host's sum.
-    num_roundings = 2 * len(ranks) if is_planned else len(joined.hosts)
+    # Over windows every part and sum is rounded, now and the time before; by gloo each host's sum, which is as many
+    # times as coarse as it has summands (the next power of two).
+    coarse = sum(1 << (len(host.ranks) - 1).bit_length() for host in joined.hosts)
+    num_roundings = 2 * len(ranks) if is_planned else coarse
     for name in CODECS:
         buffer = region(joined, f"as {name}", 5000)
         reduce = joined.collectives.encoded_all_reduce(name, buffer, Codec(name))
@@ -119,6 +122,22 @@ def background(joined: Joined) -> None:
         wanted = sum(numbers(peer, 4000, run) for peer in ranks)
         wanted[3000:] = numbers(0, 4000, run)[3000:]
         assert np.array_equal(whole.array, wanted), run
+
+
+def gathered(joined: Joined) -> None:
+    """In the order of ranks, again and again, in the background and not; the same on all."""
+    rank, ranks = joined.group.rank, range(joined.group.world_size)
+    for count in SIZES[:3]:
+        gather = joined.collectives.all_gather(f"parts of {count}", count)
+        for run in range(5):
+            gather.own[:] = numbers(rank, count, run)
+            if run % 2:
+                gather.runner.start()
+                gather.runner.finish(deadline())
+            else:
+                gather.runner.run(deadline())
+            wanted = [numbers(peer, count, run) for peer in ranks]
+            assert all(np.array_equal(part, other) for part, other in zip(gather.parts, wanted, strict=True)), run
 
 
 def records(joined: Joined) -> None:

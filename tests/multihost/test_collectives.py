@@ -39,6 +39,18 @@ def largest_overhead(num_bytes: int) -> int:
     return GLOO_MESSAGES_PER_SEGMENT * GLOO_HEADER_BYTES * num_segments
 
 
+def start_exact(hosts: Pair, ranks_per_host: tuple[int, int], **variables: str) -> "list[subprocess.Popen[str]]":
+    """A job whose ranks have found their hosts, and the same exact sums."""
+    for host in hosts:
+        host.set_kernel("net.ipv4.tcp_sack", 0)  # options that would make some headers longer
+    ranks = start_job(hosts, "exact", ranks_per_host, **variables)
+    said = [heard(rank) for rank in ranks]
+    first, world_size = ranks_per_host[0], sum(ranks_per_host)
+    assert all(one["hosts"] == [list(range(first)), list(range(first, world_size))] for one in said)
+    assert len({one["sha256"] for one in said}) == 1
+    return ranks
+
+
 def exchanged(hosts: Pair, ranks: "list[subprocess.Popen[str]]", number: int) -> tuple[list[int], list[int]]:
     """Exchange one buffer: what each rank says it sent to other hosts, and what TCP carried from each host."""
     for _ in range(NUM_TRIALS):
@@ -58,13 +70,8 @@ def exchanged(hosts: Pair, ranks: "list[subprocess.Popen[str]]", number: int) ->
 )
 def test_collectives_are_exact_and_send_what_the_plan_says(hosts: Pair, ranks_per_host: tuple[int, int]) -> None:
     """The leaders of two hosts exchange N bytes each way, whatever runs inside the hosts."""
-    for host in hosts:
-        host.set_kernel("net.ipv4.tcp_sack", 0)  # options that would make some headers longer
-    ranks = start_job(hosts, "exact", ranks_per_host)
-    said = [heard(rank) for rank in ranks]
+    ranks = start_exact(hosts, ranks_per_host)
     first, world_size = ranks_per_host[0], sum(ranks_per_host)
-    assert all(one["hosts"] == [list(range(first)), list(range(first, world_size))] for one in said)
-    assert len({one["sha256"] for one in said}) == 1
     for number, count in enumerate(TRAFFIC_ELEMENTS):
         sent, carried = exchanged(hosts, ranks, number)
         num_bytes = count * ELEMENT_BYTES

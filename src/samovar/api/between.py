@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from samovar.api.gathering import Gathering
-from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.choose_between import choose_between
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.calibration import NOMINAL
 from samovar.core.errors import InputError
@@ -29,9 +29,8 @@ from samovar.transports.tcp_service import TcpConfig
 from samovar.transports.torch_dist import GlooCollectives, Leader
 
 
-def connected_by_gloo(gathering: Gathering, timeout_s: float) -> GlooCollectives:
-    """The collectives of the hosts' first ranks, of which this is one."""
-    addresses = _host_addresses(gathering)
+def connected_by_gloo(gathering: Gathering, addresses: Sequence[str], timeout_s: float) -> GlooCollectives:
+    """The collectives of the hosts' first ranks, of which this is one; `addresses` are the hosts'."""
     leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
     _announce(gathering, "gloo", addresses[0])
     return GlooCollectives.connect(
@@ -47,6 +46,7 @@ def connected_by_gloo(gathering: Gathering, timeout_s: float) -> GlooCollectives
 
 def connected_by_tcp(
     gathering: Gathering,
+    addresses: Sequence[str],
     local: ShmTransport | None,
     collective: str,
     key_file: Path | None,
@@ -61,18 +61,19 @@ def connected_by_tcp(
             f"{gathering.who}: two-level needs equally many ranks in a row on each host, and they run on "
             f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
         )
-    tcp = _tcp_transport(gathering, key_file, local is not None, timeout_s)
+    tcp = _tcp_transport(gathering, addresses, key_file, local is not None, timeout_s)
     closing.callback(tcp.close)
     transport = tcp if local is None else HostsTransport(local, tcp, gathering.host.ranks)
     world_size = gathering.identity.world_size
     return PlannedCollectives(transport, _choice(collective, host_size, world_size), host_size)
 
 
-def _tcp_transport(gathering: Gathering, key_file: Path | None, is_shared: bool, timeout_s: float) -> TcpTransport:
+def _tcp_transport(
+    gathering: Gathering, addresses: Sequence[str], key_file: Path | None, is_shared: bool, timeout_s: float
+) -> TcpTransport:
     """Every rank listens at the address of its host, and nowhere else."""
     identity = gathering.identity
     key = _key(gathering, key_file)
-    addresses = _host_addresses(gathering)
     _announce(gathering, "tcp, encrypted", addresses[0])
     listening = listen(addresses[gathering.host_number])
     group = Group(identity.rank, identity.world_size)
@@ -120,11 +121,14 @@ def _choice(collective: str, host_size: int | None, world_size: int) -> Callable
         return lambda _num_bytes: collective
     if host_size is not None and host_size > 1:
         return lambda _num_bytes: "two-level"
-    return cache(lambda num_bytes: choose_all_reduce(NOMINAL, world_size, num_bytes, False, False, "tcp"))
+    return cache(lambda num_bytes: choose_between(NOMINAL, world_size, num_bytes))
 
 
-def _host_addresses(gathering: Gathering) -> list[str]:
-    """Where each host is reached; its first rank finds out. Loopback where there is but one, unless one is named."""
+def host_addresses(gathering: Gathering) -> list[str]:
+    """Where each host is reached, for all ranks; its first one finds out.
+
+    Loopback where there is but one host, unless an interface is named.
+    """
     identity, number = gathering.identity, gathering.host_number
     numbers = range(len(gathering.hosts))
     leads = identity.rank == gathering.host.ranks[0]

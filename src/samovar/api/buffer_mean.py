@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 from torch import nn
 
-from samovar.api.crews import on_this_host
+from samovar.api.crews import by_windows, lasting_ranks
 from samovar.api.team import Team
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
@@ -51,15 +51,16 @@ class ShownBuffers:
 
     def __init__(self, model: nn.Module, team: Team) -> None:
         self._num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
-        host = on_this_host(team.collectives)
-        self._num_ranks = host.group.world_size if self._num_elements else 0
-        self._region = float32_region(host, "shown buffers", self._num_elements + 1)  # the last: 1 when they are shown
+        reached = by_windows(team.collectives)
+        self._ranks = lasting_ranks(reached) if self._num_elements else ()
+        # The last element: 1 when the others are shown.
+        self._region = float32_region(reached, "shown buffers", self._num_elements + 1)
         self._own = BufferMean(model, self._region.array)
         self._sum = np.zeros(self._num_elements, np.float32)
         self._mean = BufferMean(model, self._sum)
 
     def stepped(self) -> None:
-        if self._num_ranks:
+        if self._ranks:
             self._own.gather()
             self._region.array[-1] = 1.0
 
@@ -71,7 +72,7 @@ class ShownBuffers:
         self.stepped()
         shown, count = np.empty_like(self._region.array), 0
         self._sum[:] = 0.0
-        for rank in range(self._num_ranks):
+        for rank in self._ranks:
             self._region.window.get(rank, self._region.offset, shown)
             if shown[-1]:
                 self._sum += shown[:-1]

@@ -1,101 +1,48 @@
 """The center that workers at their own speed share: in memory that the ranks of a job hand each other, or in a box."""
 
-import hashlib
-import os
-import secrets
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from samovar.api.doings import Doings
+from samovar.api.own_center import Table, own_seat
 from samovar.api.team import Team
-from samovar.box.base import SeatCenter
-from samovar.box.board import MAX_MEMBERS, Board, Member, Progress, Row, Rows, create_board
+from samovar.box.board import MAX_MEMBERS, Member, Progress, Row
 from samovar.box.buffers import BufferShape
-from samovar.box.joining import BoxPlace, create_buffer, parse_place, take_seat
-from samovar.box.mapped import MappedCenter, create_center
-from samovar.collectives.records import digest_record
-from samovar.core.clock import Deadline
+from samovar.box.joining import BoxSeat
+from samovar.box.places import Places, create_parts, parse_places, take_parts
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.layout import Layout
+from samovar.strategies.box_terms import BoxWord, word_of
 from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
-from samovar.transports.join import join_files, offer_files
 
-_READY_WORD, _MODEL_WORD = 0, 14  # of the board: 1 when the center holds weights; whose weights
 _LOOK_S, _POLL_S = 0.25, 0.02
 _LEAVE_S = 5.0
-_SECRET_BYTES = 16
-_TABLE_FIELDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BoxChoice:
-    """A buffer of a box: a new one, or with `joins` one that is there, from whose weights this job goes on."""
+    """A buffer of a box, or of several: a new one, or with `joins` one that is there; this job goes on from it."""
 
-    place: BoxPlace
+    places: Places
     buffer: str
     joins: bool
 
 
 def box_choice(
-    box: str | None, buffer: str | None, key_file: str | Path | None, join: bool, model_name: str
+    box: str | Sequence[str] | None, buffer: str | None, key_file: str | Path | None, join: bool, model_name: str
 ) -> BoxChoice | None:
     """None without `box`. Raises InputError where these do not belong together."""
     if box is not None:
-        place = parse_place(box, None if key_file is None else Path(key_file))
-        return BoxChoice(place, buffer or model_name, join)
+        named = box if isinstance(box, str) else ",".join(box)
+        return BoxChoice(parse_places(named, None if key_file is None else Path(key_file)), buffer or model_name, join)
     for name, value in (("buffer", buffer), ("key_file", key_file), ("join", join or None)):
         if value is not None:
             raise InputError(f"replicate: {name}={value!r} belongs to a box; give box='NAME' or 'HOST:PORT' too")
     return None
-
-
-class Seat(Protocol):
-    """A member's place: `samovar.box.joining.BoxSeat`, or `OwnSeat`."""
-
-    @property
-    def center(self) -> SeatCenter: ...
-    @property
-    def board(self) -> Rows: ...
-    @property
-    def member(self) -> Member: ...
-
-    def close(self) -> None: ...
-
-
-class OwnSeat:
-    """A place in memory without a name, in row `rank`; takes the two descriptors over."""
-
-    def __init__(self, center: int, board: int, rank: int) -> None:
-        try:
-            self.board = Board(board)
-            self.member = self.board.join(rank)
-            self.center = MappedCenter(center, self.member)
-        finally:
-            os.close(center)
-            os.close(board)
-
-    def close(self) -> None:
-        self.center.close()
-        self.board.leave(self.member)
-
-
-class _Table:
-    """All ranks of the job show each other a row of numbers; each time, all wait for all."""
-
-    def __init__(self, team: Team, deadline: Callable[[], Deadline]) -> None:
-        self._records = team.collectives.records(_TABLE_FIELDS)
-        self._deadline = deadline
-
-    def show(self, *row: float) -> npt.NDArray[np.float64]:
-        self._records.post([*row, *(0.0,) * (_TABLE_FIELDS - len(row))])
-        return self._records.collect(self._deadline())
 
 
 class SharedCenter:
@@ -111,11 +58,13 @@ class SharedCenter:
         layout: Layout,
         choice: BoxChoice | None,
         deadline: Callable[[], Deadline],
+        doings: Doings,
     ) -> None:
+        self._doings = doings
         self._rank, self._name = team.group.rank, f"rank {team.group.rank}"
         self._patience_s: float | None = None
         self._given_deadline = deadline
-        self._table = _Table(team, self.deadline)
+        self._table = Table(team, self.deadline)
         self.joins = choice is not None and choice.joins
         shape = BufferShape(
             layout.num_elements,
@@ -124,7 +73,7 @@ class SharedCenter:
             with_locks=config.center_has_locks,
         )
         if choice is None:
-            self.seat: Seat = self._own_seat(shape)
+            self.seat = own_seat(self._table, team, shape)
         else:
             self.seat = self._seat_in_box(choice, shape, layout)
         rows = self._table.show(self.seat.member.index, self.seat.member.incarnation)
@@ -149,7 +98,7 @@ class SharedCenter:
     def filled(self) -> None:
         """The first rank has given the center its weights. Waits for all ranks of the job."""
         if self._rank == 0:
-            self.seat.board.set_word(_READY_WORD, 1)
+            self.seat.board.set_word(BoxWord.IS_READY, 1)
         self._table.show()
 
     def look(self, strategy: CenterSteps, step: int) -> str:
@@ -204,33 +153,18 @@ class SharedCenter:
         if self._follows:
             strategy.drain()
 
-    def _own_seat(self, shape: BufferShape) -> Seat:
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        if self._rank:
-            words = np.array(self._table.show()[0], dtype=">u4")
-            files = join_files(words.tobytes(), 2, self.deadline())
-            self._table.show()
-            return OwnSeat(files[0], files[1], self._rank)
-        with ExitStack() as unmade:
-            center = create_center(**asdict(shape))
-            unmade.callback(os.close, center)
-            board = create_board(shape.max_members)
-            unmade.callback(os.close, board)
-            with offer_files(secret, (center, board)):
-                self._table.show(*digest_record(secret))
-                self._table.show()  # all have them
-            unmade.pop_all()
-        return OwnSeat(center, board, self._rank)
-
-    def _seat_in_box(self, choice: BoxChoice, shape: BufferShape, layout: Layout) -> Seat:
+    def _seat_in_box(self, choice: BoxChoice, shape: BufferShape, layout: Layout) -> BoxSeat:
         """Rank 0 makes the buffer, unless it is joined."""
-        place, name = choice.place, choice.buffer
-        if self._rank == 0 and not choice.joins and not create_buffer(place, name, shape, self._name, self.deadline()):
+        places, name = choice.places, choice.buffer
+        there = None
+        if self._rank == 0 and not choice.joins:
+            there = create_parts(places, name, shape, self._name, self.deadline())
+        if there is not None:
             raise InputError(
-                f"{self._name}: {place} has a buffer {name!r} already; join=True trains on it, buffer=... makes another"
+                f"{self._name}: {there} has a buffer {name!r} already; join=True trains on it, buffer=... makes another"
             )
         self._table.show()
-        seat = take_seat(place, name, self._name, self.deadline())
+        seat = take_parts(places, name, self._name, self.deadline())
         try:
             self._require_fit(choice, shape, seat.shape)
             if choice.joins:
@@ -245,33 +179,32 @@ class SharedCenter:
         for what in ("num_elements", "with_velocity", "with_locks"):
             if getattr(found, what) != getattr(wanted, what):
                 raise InputError(
-                    f"{self._name}: buffer {choice.buffer!r} of {choice.place} has {what} {getattr(found, what)}, and "
+                    f"{self._name}: buffer {choice.buffer!r} of {choice.places} has {what} {getattr(found, what)}, and "
                     f"this model and strategy need {getattr(wanted, what)}; give another buffer"
                 )
 
-    def _require_same_model(self, seat: Seat, choice: BoxChoice, layout: Layout) -> None:
-        digest = hashlib.sha256(layout.fingerprint().encode()).digest()
-        number = int.from_bytes(digest[:7]) + 1
-        if seat.board.claim_word(_MODEL_WORD, number) != number:
+    def _require_same_model(self, seat: BoxSeat, choice: BoxChoice, layout: Layout) -> None:
+        number = word_of(layout.fingerprint())
+        if seat.board.claim_word(BoxWord.NET, number) != number:
             raise InputError(
-                f"{self._name}: buffer {choice.buffer!r} of {choice.place} holds a model whose parameters have other "
+                f"{self._name}: buffer {choice.buffer!r} of {choice.places} holds a model whose parameters have other "
                 "names, shapes or another order; give another buffer"
             )
 
-    def _wait_until_ready(self, seat: Seat, choice: BoxChoice) -> None:
-        deadline = self.deadline()
-        while not seat.board.word(_READY_WORD):
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"{self._name}: nobody gives buffer {choice.buffer!r} of {choice.place} its first weights; did "
-                    "who made it die before? Drop it, and start without join"
-                )
-            time.sleep(_POLL_S)
+    def _wait_until_ready(self, seat: BoxSeat, choice: BoxChoice) -> None:
+        if not polled(lambda: seat.board.word(BoxWord.IS_READY) != 0, self.deadline(), _POLL_S):
+            raise DeadlineExceeded(
+                f"{self._name}: nobody gives buffer {choice.buffer!r} of {choice.places} its first weights; did "
+                "who made it die before? Drop it, and start without join"
+            )
 
     def _post(self, strategy: CenterSteps, step: int, *, is_finished: bool = False) -> None:
         staleness = strategy.staleness
         progress = Progress(
             steps=step,
+            samples=self._doings.num_samples,
+            samples_per_s=self._doings.samples_per_s(),
+            loss=self._doings.loss,
             staleness_mean=staleness.mean,
             staleness_max=staleness.largest,
             updates=strategy.num_updates,

@@ -25,8 +25,6 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
 
-_NO_MOVING_RATE = ("async-sgd", "async-msgd", "hogwild-sgd")
-
 
 class CenterExchange(WeightExchange):
     """Steps of the worker's own, and exchanges with the center after some of them.
@@ -65,6 +63,7 @@ class CenterExchange(WeightExchange):
         self._desk.filled()
         with torch.no_grad():
             self._strategy.begin_step(step)
+            self._weights.scatter()
 
 
 class HybridExchange(GradientExchange):
@@ -208,7 +207,7 @@ class _Desk:
 
 def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
     rounded = [name for name, p in parameters.items() if p.dtype != torch.float32]
-    if rounded and config.name in _NO_MOVING_RATE:
+    if rounded and config.adds_steps:
         raise InputError(
             f"replicate: {config.name}: parameter {rounded[0]!r} is {parameters[rounded[0]].dtype}; the center would "
             "add up what rounding changes at each read: use float32 weights (and autocast), or an elastic strategy"

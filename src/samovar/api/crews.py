@@ -1,5 +1,7 @@
 """Which ranks step together: all, a group of them, or each by itself."""
 
+from collections.abc import Sequence
+
 from samovar.api.team import Team
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
@@ -7,6 +9,8 @@ from samovar.core.errors import InputError
 from samovar.strategies.config import AUTO, StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.transports.base import MappedWindow
+from samovar.transports.hosts import HostsTransport
+from samovar.transports.tcp import TcpTransport
 
 
 def steps_freely(config: StrategyConfig) -> bool:
@@ -26,20 +30,28 @@ def crew_of(team: Team, config: StrategyConfig) -> Team:
     return team.crew(size, lambda: _group(team, size, config.collective))
 
 
-def on_this_host(collectives: Collectives) -> PlannedCollectives:
-    """Collectives among the ranks of this host alone."""
+def by_windows(collectives: Collectives) -> PlannedCollectives:
+    """Collectives among the ranks whose windows this one reaches: by gloo those of its host, else all."""
     if isinstance(collectives, HierarchicalCollectives):
         return PlannedCollectives(collectives.local, lambda _num_bytes: "direct")
     assert isinstance(collectives, PlannedCollectives), collectives
     return collectives
 
 
+def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
+    """Whose part of a window can be read whatever becomes of them: those that share this rank's host."""
+    transport = collectives.transport
+    if isinstance(transport, HostsTransport):
+        return tuple(transport.places)
+    return (transport.group.rank,) if isinstance(transport, TcpTransport) else range(transport.group.world_size)
+
+
 def _group(team: Team, size: int, collective: str) -> Team:
     """Where memory is mapped a group adds up in place."""
-    host_collectives = on_this_host(team.collectives)
-    probe = host_collectives.region("probe", 0)
+    reached = by_windows(team.collectives)
+    probe = reached.region("probe", 0)
     best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
-    group = GroupCollectives(host_collectives, size, best if collective == AUTO else collective)
+    group = GroupCollectives(reached, size, best if collective == AUTO else collective)
     return Team(group, team.timeout_s, team.group.rank - group.group.rank)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from samovar.api.factors import factor_names, factoring_of
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat
 from samovar.collectives.engine import Collectives, float32_region
@@ -17,10 +18,12 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
+from samovar.core.staged import Staged
 from samovar.core.stateful import State, StateValue
+from samovar.frontends.torch.factors import Factors, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizer_state import OptimizerState
-from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.parameters import device_of, layout_of
 from samovar.frontends.torch.weights import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
@@ -106,18 +109,25 @@ class GradientExchange(NoExchange):
         config: StrategyConfig,
         seat: Seat,
     ) -> None:
-        layout = gradient_layout(parameters)
-        buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=config.codec is not None)
+        apart = factor_names(parameters, config)
+        layout = gradient_layout(parameters, apart)
+        counts_apart = config.codec is not None
+        buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(apart))
         region = float32_region(collectives, "gradients", layout.num_elements)
         self._flat = FlatBuffer(layout, region.array)
+        self._staged = Staged(self._flat, device_of(parameters))
         self._group, self._seat = collectives.group, seat
-        self._gradients = FlatGradients(parameters, self._flat, buckets, 1.0 / self._group.world_size)
+        tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
+        self._factoring = factoring_of(collectives, config, seat.deadline, tell)
+        sums = [self._factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
+        factors = Factors(parameters, {factored.name: factored for factored in sums}) if sums else None
+        self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
         self._parameters, self._optimizer = parameters, optimizer
         self._collectives, self._region = collectives, region
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
-        witness = Witness(tell=partial(_tell, collectives.group.rank))
-        self._strategy = build_strategy(config, collectives, buckets, buffers, seat.deadline, witness=witness)
+        made = (config, collectives, buckets, buffers, seat.deadline)
+        self._strategy = build_strategy(*made, witness=Witness(tell=tell), factored=self._factoring.sums)
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_answered = 0
@@ -127,13 +137,13 @@ class GradientExchange(NoExchange):
             loss.backward()  # type: ignore[no-untyped-call]
             return
         self._seat.announce(Event.BACKWARD, self._num_exchanges)
-        self._gradients.backward(loss, self._strategy.gradient_final)
+        self._gradients.backward(loss, self._gradient_final)
         num_active = self._seat.num_active(Event.BACKWARD, self._num_exchanges)
         self._complete(num_active)
 
     def answer(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:
-            self._gradients.contribute_nothing(self._strategy.gradient_final)
+            self._gradients.contribute_nothing(self._gradient_final)
             self._complete(self._group.world_size)
             self._num_exchanges = step + 1
             self._num_answered += 1
@@ -148,13 +158,20 @@ class GradientExchange(NoExchange):
             self._copy_from(answered.index(0.0))
 
     def state_dict(self) -> State:
-        return self._strategy.state_dict()
+        return self._strategy.state_dict() | self._factoring.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._strategy.load_state_dict(state)
+        self._factoring.load_state_dict(state)
+
+    def _gradient_final(self, bucket: Bucket) -> None:
+        self._staged.store(bucket.start, bucket.stop)
+        self._strategy.gradient_final(bucket)
 
     def _complete(self, num_active: int) -> None:
         self._strategy.finish_step(self._num_exchanges, _nothing)
+        self._factoring.stepped()
+        self._staged.fetch()
         self._num_exchanges += 1
         self._gradients.publish(self._group.world_size / num_active)
 
@@ -178,6 +195,7 @@ class GradientExchange(NoExchange):
             self._sum_of(leader)
             memory.read(quantity, self._flat)
         self._flat.tensor_N.zero_()
+        self._staged.fetch()
 
     def _sum_of(self, leader: int) -> None:
         """The flat buffer of the leader on all ranks, however gradients travel."""

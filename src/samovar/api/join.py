@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from samovar.api.between import connected_by_gloo, connected_by_tcp
+from samovar.api.between import connected_by_gloo, connected_by_tcp, host_addresses
 from samovar.api.gathering import Gathering, Hello, hosts_of
+from samovar.api.home import Home
 from samovar.collectives.choose import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
@@ -29,12 +30,14 @@ class Joined:
     """The ranks that train together, in whose collectives this process takes part until `close`.
 
     `hosts` are those between which they exchange; where they do so as if each had a host of its own, `is_one_host`.
+    `home` is where a center of theirs can lie.
     """
 
     group: Group
     hosts: tuple[Host, ...]
     is_one_host: bool
     collectives: Collectives
+    home: Home
     _closing: ExitStack = field(repr=False)
 
     @property
@@ -71,10 +74,10 @@ def join_group(
 
     `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. With `gloo` and
     `tcp` ranks of one host, if there is no other, exchange as if each had a host of its own. `key_file` is the job's
-    key, for `tcp`: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single
-    host make a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal
-    figures), which between hosts only `tcp` looks at. What is not given is read from the environment. A single process
-    needs no store and no socket.
+    key, for `tcp` and for a center between hosts: the same on all hosts; rank 0 makes it where it is not there yet.
+    Without one the ranks of a single host make a key that no file has. `collective` names the all-reduce (AUTO: the
+    best for each buffer by nominal figures), which between hosts only `tcp` looks at. What is not given is read from
+    the environment. A single process needs no store and no socket.
 
     Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
     RankFailed.
@@ -111,7 +114,7 @@ def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
     hellos = [Hello.own(identity, choice.collective, choice.transport)]
     hosts = hosts_of(hellos)
     transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, choice.collective, closing)
-    return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), closing)
+    return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), Home((0,)), closing)
 
 
 def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: ExitStack) -> Joined:
@@ -126,23 +129,33 @@ def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: E
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
         segment = gathering.segment()
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
+    addresses = host_addresses(gathering) if len(hosts) > 1 else []
     collectives: Collectives
     if choice.transport == "tcp":
-        collectives = connected_by_tcp(gathering, local, choice.collective, choice.key_file, timeout_s, closing)
+        key_file = choice.key_file
+        collectives = connected_by_tcp(gathering, addresses, local, choice.collective, key_file, timeout_s, closing)
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
         if len(hosts) > 1:
-            collectives = _by_gloo(gathering, local, group, timeout_s, closing)
+            collectives = _by_gloo(gathering, addresses, local, group, timeout_s, closing)
     gathering.close()
-    return Joined(group, hosts, gathering.is_one_host, collectives, closing)
+    home = Home(tuple(range(group.world_size)))
+    if not gathering.is_one_host:
+        home = Home(hosts[0].ranks, addresses[0], choice.key_file)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, closing)
 
 
 def _by_gloo(
-    gathering: Gathering, local: ShmTransport, group: Group, timeout_s: float, closing: ExitStack
+    gathering: Gathering,
+    addresses: Sequence[str],
+    local: ShmTransport,
+    group: Group,
+    timeout_s: float,
+    closing: ExitStack,
 ) -> HierarchicalCollectives:
     leads = group.rank == gathering.host.ranks[0]
-    between = connected_by_gloo(gathering, timeout_s) if leads else None
+    between = connected_by_gloo(gathering, addresses, timeout_s) if leads else None
     hierarchical = HierarchicalCollectives(local, group, gathering.hosts, between, timeout_s)
     closing.callback(hierarchical.close)
     if between is not None:

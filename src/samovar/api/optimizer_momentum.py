@@ -9,8 +9,6 @@ from samovar.core.errors import InputError
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
 
-_ADDS_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")
-
 
 def with_momentum(
     config: StrategyConfig, optimizer: torch.optim.Optimizer, num_workers: int
@@ -26,7 +24,7 @@ def with_momentum(
     shares = shared_momentum(config, momentum, num_workers)
     if shares.worker != momentum:
         raise InputError(f"replicate: {shares.refusal}")
-    if config.name in _ADDS_STEPS and first_moment:
+    if config.adds_steps and first_moment:
         return shares.config, (
             f"{config.name}: {type(optimizer).__name__} averages gradients over steps (betas), which acts as a "
             f"momentum of each worker where the center adds up their steps; betas=(0.0, ...) leaves it out",

@@ -13,6 +13,7 @@ from samovar.api.buffer_mean import ShownBuffers, SummedBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.crews import crew_of, steps_freely
+from samovar.api.doings import Doings
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.optimizer_momentum import with_momentum
 from samovar.api.roll_call import Call, Event
@@ -50,6 +51,7 @@ class Replica:
         self._model, self._optimizer, self._team = model, optimizer, team
         self._crew = crew_of(team, self.config)
         self._seat = self._crew.seat(self, timeout_s)
+        self._doings = Doings()
         claim(parameters)
         require_agreement(team, self._seat, model, parameters, self.config)
         team.broadcast.run([*model.parameters(), *model.buffers()], self._seat.deadline)
@@ -98,6 +100,7 @@ class Replica:
         self._require_training("backward()")
         self._require_same_parameters()
         self._exchange.backward(loss, self._step, more)
+        self._doings.lost(loss)
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
         """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
@@ -126,7 +129,7 @@ class Replica:
                 return shard
         number = len(self._shards)
         epoch = self._loaded_epochs[number] if number < len(self._loaded_epochs) else 0
-        shard = Shard(loader, self._team.group, self._crew, self._seat, seed, epoch)
+        shard = Shard(loader, self._team.group, self._crew, self._seat, seed, epoch, self._doings)
         self._shards.append(shard)
         return shard
 
@@ -225,7 +228,7 @@ class Replica:
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None
     ) -> Exchange:
         """Where workers share a center; the number of them in all gives the settings that were not given."""
-        shared = SharedCenter(self._team, self.config, layout_of(parameters), box, self._seat.deadline)
+        shared = SharedCenter(self._team, self.config, layout_of(parameters), box, self._seat.deadline, self._doings)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
         if config.name == "hybrid-easgd":

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from samovar.api.crews import steps_freely
 from samovar.api.join import Joined, join_group
 from samovar.api.replica import Replica
 from samovar.api.team import Team
+from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.strategies import defaults
-from samovar.strategies.config import AUTO, StrategyConfig, parse_bucket
+from samovar.strategies.config import AUTO, NONE, StrategyConfig, parse_bucket
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _KNOWN = (
     "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress, center_momentum, "
-    "max_staleness_steps, group_size, read_first"
+    "max_staleness_steps, group_size, read_first, factors"
 )
 
 
@@ -40,7 +42,7 @@ class _Process:
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
             self._joined = join_group(timeout_s, collective, None, transport, Path(key_file) if key_file else None)
-            self._team = Team(self._joined.collectives, timeout_s)
+            self._team = Team(self._joined.collectives, timeout_s, home=self._joined.home)
             self._chosen = chosen
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):
@@ -63,7 +65,7 @@ def replicate(
     collective: str = AUTO,
     transport: str = AUTO,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    box: str | None = None,
+    box: str | Sequence[str] | None = None,
     buffer: str | None = None,
     key_file: str | Path | None = None,
     join: bool = False,
@@ -72,21 +74,21 @@ def replicate(
     """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
 
     Rank 0's weights and buffers become everybody's. `strategy` is one of `samovar.strategies.config.STRATEGIES`, and
-    `settings` are its own, as docs/torch.md lists them. A center lies in memory that the ranks of one host share; or
-    in a box: `box` is a NAME on this host, or "HOST:PORT" with the box's `key_file`. There rank 0 makes the buffer
-    called `buffer` (by default as the model's class); with `join` it is there, and all ranks start from its weights.
+    `settings` are its own, as docs/torch.md lists them. A center lies in memory of rank 0's host, which ranks of others
+    reach with the job's key in `key_file`; or in a box: `box` is a NAME on this host, or "HOST:PORT" with the box's
+    `key_file`; or several, each for a part of it. There rank 0 makes the buffer called `buffer` (by default as the
+    model's class); with `join` it is there, and all ranks start from its weights.
     `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on
     one host, 8 MiB between hosts. No wait for other ranks lasts longer than `timeout_s`.
     `transport` is how ranks reach each other: "shm" on one host, "gloo" between hosts (both "auto"), or "tcp", which
-    encrypts with the key in `key_file`; the first call says it for all.
-
+    encrypts with the key in `key_file`; the first call says both for all.
     The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
     Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
     """
     if not 0 < timeout_s < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
     config = _config(strategy, collective, bucket_size, settings)
-    key_of_box = None if box is None and transport == "tcp" else key_file
+    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
     choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
     joined, team = _process.team(collective, transport, key_file, timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
@@ -106,15 +108,28 @@ def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | No
 def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_itself: bool) -> StrategyConfig:
     """What the hosts make of the settings. Raises InputError where they have no place for a center."""
     if len(joined.hosts) == 1:
-        return config
+        return replace(config, factors=NONE) if config.factors == AUTO else config
     if config.needs_center and not has_box:
+        _require_home(config, joined)
+    if config.name != "sync":
+        return config
+    size = _BETWEEN_HOSTS_BUCKET_BYTES if cuts_by_itself else config.bucket_size_bytes
+    return replace(config, bucket_size_bytes=size, factors=config.factors or AUTO)
+
+
+def _require_home(config: StrategyConfig, joined: Joined) -> None:
+    """Raises InputError where ranks on several hosts cannot come to a center of their own."""
+    if config.name == "round-robin-easgd" and not isinstance(joined.collectives, WindowCollectives):
         raise InputError(
-            f"replicate: {config.name}: {len(joined.hosts)} hosts share no memory for a center; serve a box on one of "
-            "them (samovar box serve --listen ADDRESS:PORT --key-file FILE) and give box='HOST:PORT', key_file=FILE"
+            "replicate: round-robin-easgd: the turn goes from rank to rank by windows, and gloo has none; give "
+            "transport='tcp' and a key file"
         )
-    if config.name == "sync" and cuts_by_itself:
-        return replace(config, bucket_size_bytes=_BETWEEN_HOSTS_BUCKET_BYTES)
-    return config
+    if not joined.is_one_host and joined.home.key_file is None:
+        raise InputError(
+            f"replicate: {config.name}: the center lies on the first of {len(joined.hosts)} hosts, and who comes to it "
+            "from another must have the job's key: name its file by key_file='FILE', SAMOVAR_KEY_FILE or `samovar run "
+            "--key-file` (rank 0 makes one where there is none, for you to copy to the other hosts); or give a box"
+        )
 
 
 def _config(strategy: str, collective: str, bucket_size: int | str | None, settings: dict[str, Any]) -> StrategyConfig:

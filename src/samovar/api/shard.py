@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from samovar.api.doings import Doings
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat, Team
 from samovar.core.group import Group
@@ -22,13 +23,16 @@ class Shard:
     `epoch` counts the epochs begun, and gives the order of the next. `source` is the loader as it was given.
     """
 
-    def __init__(self, loader: DataLoader[Any], group: Group, crew: Team, seat: Seat, seed: int, epoch: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], group: Group, crew: Team, seat: Seat, seed: int, epoch: int, doings: Doings
+    ) -> None:
         self.source = loader
         self.seed = seed
         self._loader, self._order = divided_loader(loader, group, seed)
         self._crew = crew
         self._seat = seat
         self.epoch = epoch
+        self._doings = doings
 
     def __iter__(self) -> Iterator[Any]:
         fingerprint = 0.0 if self._order is None else self._order.start(self.epoch)
@@ -37,7 +41,9 @@ class Shard:
         self.epoch += 1
         self._crew.enter_loop()
         try:
-            yield from self._loader
+            for batch in self._loader:
+                self._doings.num_samples += self.source.batch_size or 0
+                yield batch
             self._crew.answer_until_all_end()
         finally:
             self._crew.leave_loop()

@@ -41,4 +41,4 @@ def from_arrays(value: Any) -> Any:
 
 def to_arrays(state: Mapping[str, Any]) -> State:
     """What a strategy gave, back from tensors."""
-    return {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+    return {name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in state.items()}

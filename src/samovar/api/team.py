@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from samovar.api.home import Home
 from samovar.api.roll_call import Call, Event, Leaving, RollCall
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
@@ -26,12 +27,18 @@ class Member(Protocol):
 
 
 class Team:
-    """Every rank makes one team per process, and its replicas in the same order. `first_rank` is its first one's."""
+    """Every rank makes one team per process, and its replicas in the same order. `first_rank` is its first one's.
 
-    def __init__(self, collectives: Collectives, timeout_s: float, first_rank: int = 0) -> None:
+    `home` is where centers lie that the job makes for itself; None: all ranks share a host.
+    """
+
+    def __init__(
+        self, collectives: Collectives, timeout_s: float, first_rank: int = 0, home: Home | None = None
+    ) -> None:
         self.collectives = collectives
         self.timeout_s = timeout_s
         self.first_rank = first_rank
+        self.home = home
         self.roll_call = RollCall(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._deadline = partial(Deadline.after, timeout_s)

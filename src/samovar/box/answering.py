@@ -69,6 +69,10 @@ class Seat(Protocol):
         """Show it in the member's row, beside where the member is."""
         ...
 
+    def show_away(self, *, is_away: bool) -> None:
+        """Show in the member's row whether it has a connection."""
+        ...
+
     def close(self) -> None:
         """The member is not there any more; its place is free."""
         ...

@@ -23,7 +23,7 @@ _INCARNATION = struct.Struct("<Q")
 _ORIGIN = struct.Struct("<16sI")
 _POSTED_WORDS = 16
 _WORDS = struct.Struct(f"<{_POSTED_WORDS}Q")
-_FINISHED, _STOPPED = 1, 2
+_FINISHED, _STOPPED, _AWAY = 1, 2, 4
 PROGRESS_BYTES: Final = _PROGRESS.size
 
 
@@ -37,7 +37,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a member tells of itself. Losses are of its own weights; staleness counts updates of others."""
+    """What a member tells of itself. Losses are of its own weights; staleness counts updates of others.
+
+    `away` is what the server says of a member of another host that has no connection.
+    """
 
     steps: int = 0
     samples: int = 0
@@ -49,15 +52,16 @@ class Progress:
     lock_wait_s: float = 0.0
     finished: bool = False
     stopped: bool = False
+    away: bool = False
 
     def pack(self) -> bytes:
-        *numbers, finished, stopped = astuple(self)
-        return _PROGRESS.pack(*numbers, _FINISHED * finished | _STOPPED * stopped)
+        *numbers, finished, stopped, away = astuple(self)
+        return _PROGRESS.pack(*numbers, _FINISHED * finished | _STOPPED * stopped | _AWAY * away)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Progress":
         steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, flags = _PROGRESS.unpack_from(data)
-        ends = bool(flags & _FINISHED), bool(flags & _STOPPED)
+        ends = bool(flags & _FINISHED), bool(flags & _STOPPED), bool(flags & _AWAY)
         return cls(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, *ends)
 
 
@@ -86,7 +90,8 @@ class Origin:
 class Row:
     """A row of the board: the last member that had it, its process (0: it has left), and its last post.
 
-    `host` is where the member of another host is, "" on this one; the process is one of that host then.
+    `host` is where the member of another host is, "" on this one; the process is one of that host then. Who is away
+    does not count as alive, but has the row.
     """
 
     member: Member
@@ -203,7 +208,8 @@ class Board:
         origin = Origin.unpack(posted[_INCARNATION.size + _PROGRESS.size :])
         if origin is None:
             return Row(member, process_id, is_alive, progress)
-        return Row(member, origin.process_id if process_id else 0, is_alive, progress, origin.host)
+        is_here = is_alive and not progress.away
+        return Row(member, origin.process_id if process_id else 0, is_here, progress, origin.host)
 
     def rows(self) -> list[Row]:
         """The rows that somebody has or had."""

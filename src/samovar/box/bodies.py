@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from samovar.box.board import PROGRESS_BYTES, Member, Origin, Progress, Row
@@ -137,18 +137,15 @@ def _unpack_row(data: bytes) -> Row:
 
 
 def _pack_shape(shape: BufferShape) -> bytes:
-    sizes = shape.num_elements, shape.max_members, shape.with_velocity, shape.with_locks, shape.chunk_elements
     try:
-        return _SHAPE.pack(*sizes)
+        return _SHAPE.pack(*astuple(shape))
     except struct.error as error:
         raise InputError(f"no buffer has the shape {shape}") from error
 
 
 def _unpack_shape(data: bytes) -> BufferShape:
     """Raises InputError where no buffer has it."""
-    num_elements, max_members, with_velocity, with_locks, chunk_elements = _SHAPE.unpack(data)
-    sizes = {"num_elements": num_elements, "max_members": max_members, "chunk_elements": chunk_elements}
-    return BufferShape.of(sizes | {"with_velocity": bool(with_velocity), "with_locks": bool(with_locks)})
+    return BufferShape.of_sizes(_SHAPE.unpack(data))
 
 
 def _check(is_right: bool, what: str, body: bytes) -> None:

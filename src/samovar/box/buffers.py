@@ -1,6 +1,5 @@
 """The named buffers of a box: a center and the board of its members each, held by the box's keeper too."""
 
-import math
 import mmap
 import os
 import re
@@ -9,13 +8,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.box.board import MAX_MEMBERS, Board, Row, create_board
-from samovar.box.kept import KeptMemory
+from samovar.box.board import MAX_MEMBERS, Board, create_board
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
 from samovar.box.memory import create_empty, seal
 from samovar.core.errors import InputError
@@ -51,6 +49,13 @@ class BufferShape:
             given.get("with_locks") is True,
             _number(given, "chunk_elements", _MAX_CHUNK_ELEMENTS),
         )
+
+    @classmethod
+    def of_sizes(cls, sizes: Sequence[int]) -> "BufferShape":
+        """The shape whose `astuple` this is, as numbers; raises InputError where it is none."""
+        num_elements, max_members, with_velocity, with_locks, chunk_elements = sizes
+        numbers = {"num_elements": num_elements, "max_members": max_members, "chunk_elements": chunk_elements}
+        return cls.of(numbers | {"with_velocity": bool(with_velocity), "with_locks": bool(with_locks)})
 
     @classmethod
     def of_center(cls, descriptor: int) -> "BufferShape":
@@ -101,10 +106,18 @@ class RemoteMemory:
         return cls(np.frombuffer(mapped, np.float32, num_elements, offset=_NOTES_BYTES), notes)
 
 
+class Memory(Protocol):
+    """Who holds descriptors beside a box's server (see `samovar.box.kept.KeptMemory`)."""
+
+    def get(self) -> dict[str, int]: ...
+    def put(self, key: str, descriptor: int) -> None: ...
+    def discard(self, key: str) -> None: ...
+
+
 class Buffers:
     """All buffers of a box, by name; for several threads at once. Takes over what the keeper holds already."""
 
-    def __init__(self, memory: KeptMemory) -> None:
+    def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._lock = threading.Lock()
         self._descriptors = memory.get()
@@ -194,7 +207,7 @@ class Buffers:
         """Raises InputError where there is none; a stranger's name is not shown as it is."""
         if f"center/{name}" not in self._descriptors:
             there = ", ".join(self.names()) or "none"
-            raise InputError(f"the box has no buffer {name[:64]!r}; there are: {there}")
+            raise InputError(f"no buffer {name[:64]!r}; there are: {there}")
         return Buffer(self._descriptors[f"center/{name}"], self._descriptors[f"board/{name}"])
 
     def _discard(self, key: str) -> None:
@@ -202,30 +215,9 @@ class Buffers:
         os.close(self._descriptors.pop(key))
 
 
-def describe(name: str, shape: BufferShape, rows: Sequence[Row]) -> dict[str, Any]:
-    """A buffer and its members as JSON holds them: sizes, hosts, processes, steps, speeds, staleness."""
-    members = [
-        {
-            "member": row.member.index,
-            "incarnation": row.member.incarnation,
-            "process_id": row.process_id,
-            "host": row.host,
-            "is_alive": row.is_alive,
-            **{key: _finite(value) for key, value in asdict(row.progress).items()},
-        }
-        for row in rows
-    ]
-    return {"name": name, **asdict(shape), "members": members}
-
-
 def new_token() -> int:
     """A number that nobody else has."""
     return secrets.randbits(62) + 1
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN, and no infinity."""
-    return value if math.isfinite(value) else None
 
 
 def _number(given: Mapping[str, Any], name: str, most: int) -> int:

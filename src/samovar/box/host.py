@@ -1,5 +1,7 @@
 """The box's buffers as its server works on them for remote members (see `samovar.box.answering`)."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from samovar.box.base import Versions
@@ -64,6 +66,11 @@ class MappedSeat:
     def post(self, progress: Progress) -> None:
         self._board.post(self.member, progress, self._origin)
 
+    def show_away(self, *, is_away: bool) -> None:
+        row = self._board.row(self.member.index)
+        if row.member == self.member and row.progress.away != is_away:
+            self.post(replace(row.progress, away=is_away))
+
     def close(self) -> None:
         self._center.close()
         if self.member != NOBODY:
@@ -87,7 +94,7 @@ class BufferHost:
             try:
                 center = MappedCenter(buffer.center, member)
                 seat = MappedSeat(board, center, member, self._memory(attachment.name, member, center), origin)
-                seat.post(board.row(member.index).progress)
+                seat.post(replace(board.row(member.index).progress, away=False))
             except BaseException:
                 board.leave(member)
                 raise

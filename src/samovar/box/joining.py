@@ -1,9 +1,10 @@
 """A place in a box for one member, whether the box is on this host or another."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,6 +17,7 @@ from samovar.box.buffers import Buffer, BufferShape
 from samovar.box.line import BoxAddress
 from samovar.box.local import LocalBox, checked_name
 from samovar.box.mapped import MappedCenter
+from samovar.box.parts import Part
 from samovar.box.remote import RemoteCenter, create_remote_buffer, drop_remote_buffer, remote_buffer_names
 from samovar.box.remote_board import RemoteBoard
 from samovar.core.clock import Deadline
@@ -69,6 +71,8 @@ class BoxSeat:
 
 def parse_place(text: str, key_file: Path | None) -> BoxPlace:
     """`NAME`, or `HOST:PORT` with a key file ([::1]:4711 for IPv6). Raises InputError, also where no key is in it."""
+    if "," in text:
+        raise InputError(f"--box {text}: names several boxes; give the one that is meant")
     if ":" not in text:
         if key_file is not None:
             raise InputError(f"--key-file {key_file}: box {text!r} is one of this host; --box HOST:PORT needs a key")
@@ -129,16 +133,43 @@ def drop_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> Non
         LocalBox(place.name).drop(name, deadline)
 
 
-def look_at(place: BoxPlace, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, list[Row]]:
-    """The buffer's shape and its members, for who is none. Raises InputError as `take_seat`."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a buffer is: its shape, its members, and which part of a center; None: it is a whole one."""
+
+    shape: BufferShape
+    rows: list[Row]
+    part: Part | None
+
+
+def look_at(place: BoxPlace, name: str, who: str, deadline: Deadline) -> Look:
+    """The buffer, for who is no member. Raises InputError as `take_seat`."""
     if place.name is None:
         board = RemoteBoard(_address(place), name, who, deadline)
         try:
-            return board.shape, board.rows()
+            return Look(board.shape, board.rows(), Part.on(board))
         finally:
             board.close(deadline)
     with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
-        return BufferShape.of_center(buffer.center), Board(buffer.board).rows()
+        mapped = Board(buffer.board)
+        return Look(BufferShape.of_center(buffer.center), mapped.rows(), Part.on(mapped))
+
+
+def describe(name: str, found: Look) -> dict[str, Any]:
+    """A buffer and its members as JSON holds them: sizes, hosts, processes, steps, speeds, staleness."""
+    members = [
+        {
+            "member": row.member.index,
+            "incarnation": row.member.incarnation,
+            "process_id": row.process_id,
+            "host": row.host,
+            "is_alive": row.is_alive,
+            **{key: _finite(value) for key, value in asdict(row.progress).items()},
+        }
+        for row in found.rows
+    ]
+    which = (None, None) if found.part is None else (found.part.index + 1, found.part.count)
+    return {"name": name, **asdict(found.shape), "part": which[0], "parts": which[1], "members": members}
 
 
 def read_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
@@ -236,6 +267,11 @@ def _address(place: BoxPlace) -> BoxAddress:
     assert place.address is not None, place
     assert place.key_file is not None, place
     return BoxAddress(place.address, read_key(place.key_file))
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN, and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 @contextmanager

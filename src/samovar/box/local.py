@@ -74,5 +74,5 @@ class LocalBox:
             message = local_wire.receive(connection, deadline)
         if "error" in message.content:
             message.close()
-            raise InputError(str(message.content["error"]))
+            raise InputError(f"box {self._box!r}: {message.content['error']}")
         return message

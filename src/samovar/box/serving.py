@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,9 +27,13 @@ _FOR_EVER = Deadline(math.inf)
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """A member without a connection keeps its place for `absent_s`; everything else has `timeout_s`."""
+    """A member without a connection is away after `away_s`: it does not count, but may come back as who it was.
+
+    Its place is given up after `absent_s`. Everything else has `timeout_s`.
+    """
 
     timeout_s: float = 60.0
+    away_s: float = 2.0
     absent_s: float = 120.0
     most_connections: int = 256
 
@@ -54,6 +58,7 @@ class _Place:
     )
     channels: dict[_Lane, Channel] = field(default_factory=dict)
     left_s: float = 0.0
+    is_away: bool = False
 
 
 class Service:
@@ -100,8 +105,12 @@ class Service:
         self.expire(math.inf)
 
     def expire(self, now_s: float | None = None) -> None:
-        """Give up the places of members that have been without a connection for long."""
+        """Say who is away, and give up the places of members that have been for long."""
         now_s = time.monotonic() if now_s is None else now_s
+        with self._lock:
+            for place in self._places:
+                if not (place.channels or place.is_away) and now_s - place.left_s >= self._config.away_s:
+                    _show_away(place, is_away=True)
         self._give_up(lambda place: now_s - place.left_s >= self._config.absent_s)
 
     def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: Channel) -> _Place:
@@ -123,6 +132,8 @@ class Service:
                 self._places.append(place)
             before = place.channels.get(lane)
             place.channels[lane] = channel
+            if place.is_away:
+                _show_away(place, is_away=False)
         if before is not None:
             before.end()
         return place
@@ -164,12 +175,25 @@ class Service:
             place.seat.close()
 
     @property
+    def has_members(self) -> bool:
+        """Whether any member has a place."""
+        with self._lock:
+            return bool(self._places)
+
+    @property
     def host(self) -> Host:
         return self._host
 
     @property
     def config(self) -> ServingConfig:
         return self._config
+
+
+def _show_away(place: _Place, *, is_away: bool) -> None:
+    """The caller has the service's lock."""
+    place.is_away = is_away
+    with suppress(RankFailed):  # the row has another member by now
+        place.seat.show_away(is_away=is_away)
 
 
 class _Connection:

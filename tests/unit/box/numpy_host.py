@@ -1,6 +1,7 @@
 """A box in plain NumPy: what `samovar.box.serving` asks of one, exactly once per (member, chunk), as the native one."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +115,10 @@ class NumpySeat:
 
     def post(self, progress: Progress) -> None:
         self.board.post(self.member, progress)
+
+    def show_away(self, *, is_away: bool) -> None:
+        if self.member.index in self.board.shown:
+            self.board.post(self.member, replace(self.board.row(self.member.index).progress, away=is_away))
 
     def accumulate(
         self, first_chunk: int, sequence: int, difference: Array, momentum: float, _deadline: Deadline

@@ -6,7 +6,8 @@ import pytest
 
 from samovar.box.board import Member, Origin, Progress, Row
 from samovar.box.bodies import Attachment, Creation, Welcome, pack_rows, unpack_rows
-from samovar.box.buffers import BufferShape, describe
+from samovar.box.buffers import BufferShape
+from samovar.box.joining import Look, describe
 from samovar.core.errors import SamovarError
 
 SHAPE = BufferShape(10_000, max_members=4, with_velocity=True, chunk_elements=512)
@@ -36,5 +37,5 @@ def test_origins_come_back_as_they_were(address: str) -> None:
 
 def test_what_json_cannot_hold_is_left_out() -> None:
     row = Row(Member(0, 1), 5, True, Progress(samples_per_s=float("inf"), loss=float("nan")))
-    text = json.dumps(describe("c", SHAPE, [row]), allow_nan=False)
+    text = json.dumps(describe("c", Look(SHAPE, [row], None)), allow_nan=False)
     assert json.loads(text)["members"][0]["loss"] is None

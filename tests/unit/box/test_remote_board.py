@@ -2,7 +2,6 @@
 
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import numpy as np
 import pytest
 
 from samovar.box.base import CenterWithVelocity
-from samovar.box.board import Board, Member, Progress
+from samovar.box.board import Member, Progress
 from samovar.box.buffers import BufferShape
-from samovar.box.host import BufferHost
 from samovar.box.joining import (
     BoxPlace,
     BoxSeat,
@@ -20,22 +18,19 @@ from samovar.box.joining import (
     create_buffer,
     drop_buffer,
     look_at,
-    parse_place,
     read_buffer,
     take_seat,
 )
 from samovar.box.line import BoxAddress
 from samovar.box.remote import RemoteCenter, create_remote_buffer
 from samovar.box.remote_board import RemoteBoard
-from samovar.box.server import BoxServer
-from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
-from samovar.transports.keys import make_key, read_key
-from samovar.transports.tcp_listen import Listener, listen
+from samovar.transports.keys import make_key
+from tests.unit.box.listening_box import ABSENT_S, AWAY_S, Box
 from tests.unit.transports.proxy import Proxy
 
-SIZE, ABSENT_S = 10_000, 1000.0
+SIZE = 10_000
 SHAPE = BufferShape(SIZE, max_members=4, with_velocity=True, chunk_elements=512)
 PROGRESS = Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1)
 TIMEOUT_S = 30.0
@@ -43,50 +38,6 @@ TIMEOUT_S = 30.0
 
 def soon() -> Deadline:
     return Deadline.after(TIMEOUT_S)
-
-
-class Box:
-    """A box of this host that listens, and can be listened at anew."""
-
-    def __init__(self, key_file: Path) -> None:
-        self.name = f"test-{uuid.uuid4().hex}"
-        self.key_file = key_file
-        self.key = read_key(key_file)
-        self.server = BoxServer(self.name, 20.0)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self.server.serve, args=(self._is_over.is_set,))
-        self._thread.start()
-        self.listen(0)
-
-    def listen(self, port: int) -> None:
-        self.service = Service(BufferHost(self.server.buffers), ServingConfig(absent_s=ABSENT_S))
-        self.listener = Listener(listen(port=port), self.key, self.service.accept)
-        self.address = BoxAddress(self.listener.address, self.key)
-
-    def listen_anew(self) -> None:
-        self.hang_up()
-        self.listen(self.address.address[1])
-
-    def hang_up(self) -> None:
-        self.listener.close()
-        self.service.close()
-
-    def board(self, name: str) -> Board:
-        return Board(self.server.buffers.get(name).board)
-
-    @property
-    def places(self) -> dict[str, BoxPlace]:
-        address, port = self.address.address
-        return {
-            "local": parse_place(self.name, None),
-            "remote": parse_place(f"{address}:{port}", self.key_file),
-        }
-
-    def close(self) -> None:
-        self.hang_up()
-        self._is_over.set()
-        self._thread.join()
-        self.server.close()
 
 
 @pytest.fixture
@@ -124,7 +75,7 @@ def test_a_seat_is_the_same_here_and_elsewhere(box: Box, place: BoxPlace) -> Non
     assert (arrays["velocity"] == 3).all()
     assert (arrays["versions"] == 1).all()
     assert arrays["words"].tolist()[:4] == [0, 2**64 - 1, 5, 0]
-    _, (row,) = look_at(place, "c", "rank 1", soon())
+    (row,) = look_at(place, "c", "rank 1", soon()).rows
     assert (row.process_id, row.is_alive) == (0, False)
     drop_buffer(place, "c", "rank 1", soon())
     assert box.server.buffers.names() == []
@@ -287,7 +238,7 @@ def test_a_member_of_a_buffer_that_was_made_anew_is_told(box: Box) -> None:
                 seat.board.set_word(0, 1)
 
 
-def test_a_row_is_alive_as_long_as_its_connection_and_a_while_longer(box: Box) -> None:
+def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) -> None:
     center = RemoteCenter(box_with_buffer(box), "c", "me", soon())
     board = box.board("c")
     row = board.row(0)
@@ -296,8 +247,17 @@ def test_a_row_is_alive_as_long_as_its_connection_and_a_while_longer(box: Box) -
     center._line.disconnect()  # as its process's death does
     (place,) = box.service._places
     wait_until(lambda: not place.channels)
-    box.service.expire(place.left_s + ABSENT_S / 2)
+    box.service.expire(place.left_s + AWAY_S / 2)
     assert board.row(0).is_alive
+    for _ in range(2):
+        box.service.expire(place.left_s + ABSENT_S / 2)
+        assert not board.row(0).is_alive
+        assert (board.row(0).progress.away, board.row(0).process_id) == (True, os.getpid())
+        center.read(np.zeros(SIZE, np.float32), soon())
+        assert (board.row(0).is_alive, board.row(0).member) == (True, row.member)
+        assert not board.row(0).progress.away
+        center._line.disconnect()
+        wait_until(lambda: not place.channels)
     box.service.expire(place.left_s + ABSENT_S)
     assert not board.row(0).is_alive
     assert board.row(0).host == "127.0.0.1"

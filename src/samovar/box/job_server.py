@@ -1,0 +1,72 @@
+"""Serves a job's own center to its ranks on other hosts: `python -P -m samovar.box.job_server KEY_FILE NUMBERS...`.
+
+NUMBERS are descriptors that rank 0 hands on: a socket that listens, the memory of center and board, and a pipe that
+ends with the last rank of this host. When it has ended, and no member of another host has a place any more, this
+process ends too, and the memory goes with it.
+"""
+
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from samovar.box.buffers import Buffers
+from samovar.box.host import BufferHost
+from samovar.box.mapped import MappedCenter
+from samovar.box.serving import Service, ServingConfig
+from samovar.transports.keys import read_key
+from samovar.transports.tcp_listen import Listener
+
+BUFFER: Final = "center"
+# A member whose connection broke comes back within a second or two, if it lives.
+ABSENT_S: Final = 20.0
+_POLL_S = 0.2
+_CONNECTIONS_PER_MEMBER = 4
+
+
+class HandedMemory:
+    """See `samovar.box.buffers.Memory`: what rank 0 handed on; nobody keeps it for another server."""
+
+    def __init__(self, center: int, board: int) -> None:
+        self._handed = {f"center/{BUFFER}": center, f"board/{BUFFER}": board}
+
+    def get(self) -> dict[str, int]:
+        return dict(self._handed)
+
+    def put(self, key: str, descriptor: int) -> None:
+        """Nobody asks for it again."""
+
+    def discard(self, key: str) -> None:
+        """Nobody else has it."""
+
+
+def serve(key_file: Path, listening: socket.socket, center: int, board: int, pipe: int) -> None:
+    """Until nobody is left of the job; owns all that it is given."""
+    most = _CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
+    buffers = Buffers(HandedMemory(center, board))
+    service = Service(BufferHost(buffers), ServingConfig(absent_s=ABSENT_S, most_connections=most))
+    listener = Listener(listening, read_key(key_file), service.accept)
+    ends = select.poll()
+    ends.register(pipe, 0)  # POLLHUP is told anyhow
+    while not ends.poll(_POLL_S * 1000):
+        service.expire()
+    while service.has_members:
+        time.sleep(_POLL_S)
+        service.expire()
+    listener.close()
+    service.close()
+    buffers.close()
+    os.close(pipe)
+
+
+def main() -> None:
+    key_file, *numbers = sys.argv[1:]
+    listening, center, board, pipe = map(int, numbers)
+    serve(Path(key_file), socket.socket(fileno=listening), center, board, pipe)
+
+
+if __name__ == "__main__":
+    main()
