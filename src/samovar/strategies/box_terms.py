@@ -20,6 +20,7 @@ class BoxWord(IntEnum):
     GOAL = 2  # the most steps that anybody who trains here was asked for
     STRATEGY = 3
     MOMENTUM = 4  # of the center
+    # 12 and 13 say which part of a center the buffer is (samovar.box.parts)
     NET = 14  # as `samovar.replicate` says it, too
 
 
@@ -50,14 +51,14 @@ class Terms:
 
     def _words(self) -> dict[BoxWord, int]:
         return {
-            BoxWord.STRATEGY: _number(self.strategy),
-            BoxWord.NET: _number(self.net),
+            BoxWord.STRATEGY: word_of(self.strategy),
+            BoxWord.NET: word_of(self.net),
             BoxWord.MOMENTUM: round(self.momentum * _PARTS_PER_UNIT),
         }
 
     def _sentence(self, word: BoxWord, found: int) -> str:
         if word is BoxWord.STRATEGY:
-            names = [name for name in STRATEGIES if _number(name) == found]
+            names = [name for name in STRATEGIES if word_of(name) == found]
             if not names:
                 return "was not made by `samovar train`; give --buffer NAME"
             return f"is trained with {names[0]}, this run has {self.strategy}; give --strategy {names[0]}"
@@ -69,6 +70,6 @@ class Terms:
         )
 
 
-def _number(text: str) -> int:
+def word_of(text: str) -> int:
     """A name as a word, which is never 0."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) + 1

@@ -1,6 +1,6 @@
 """Strategies by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from samovar.collectives.codecs import Codec
@@ -17,6 +17,7 @@ from samovar.strategies.compressed import CompressedSync, encoded_buckets
 from samovar.strategies.config import AUTO, StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
 from samovar.strategies.diloco import DiLoCo, Outer
+from samovar.strategies.factors import FactoredSum
 from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.owned import OwnedSync, spread_owners
@@ -35,11 +36,13 @@ def build_strategy(
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None = None,
     witness: Witness | None = None,
+    factored: Mapping[int, FactoredSum] | None = None,
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
 
     `seat` is this worker's at the center, where `config.needs_center`; `witness` is told what the strategy finds out
-    while it runs. Raises InputError where the settings do not fit the number of workers.
+    while it runs; `factored` are the buckets that may travel as factors, by their indices. Raises InputError where the
+    settings do not fit the number of workers.
     """
     if config.needs_center:
         if seat is None:
@@ -49,7 +52,7 @@ def build_strategy(
     if config.has_owners:
         return _with_owners(config, collectives, buckets, buffers, deadline)
     if config.name == "sync":
-        return _sync(config, collectives, buckets, buffers, deadline, witness or Witness())
+        return _sync(config, collectives, buckets, buffers, deadline, witness or Witness(), factored or {})
     return _with_local_steps(config, collectives, buckets, buffers, deadline)
 
 
@@ -60,15 +63,16 @@ def _sync(
     buffers: Buffers,
     deadline: Callable[[], Deadline],
     witness: Witness,
+    factored: Mapping[int, FactoredSum],
 ) -> Sync:
     """One worker sends nothing, and compresses nothing."""
     world_size = collectives.group.world_size
     when = (world_size, config.overlap == "backward", deadline)
     compresses, is_always = config.codec is not None and world_size > 1, config.always_compresses
-    plain = [] if compresses and is_always else sum_channels(collectives, buckets, buffers.gradients)
+    plain = [] if compresses and is_always else sum_channels(collectives, buckets, buffers.gradients, factored)
     if config.codec is None or not compresses:
         return Sync(plain, *when)
-    encoded = encoded_buckets(collectives, buckets, buffers, Codec(config.codec))
+    encoded = encoded_buckets(collectives, buckets, buffers, Codec(config.codec), factored)
     trial = Trial(collectives, f"--compress {config.codec}", is_always, deadline, witness)
     return CompressedSync(plain, encoded, config.codec, trial, *when)
 
@@ -94,7 +98,7 @@ def _with_local_steps(
     if config.variant == "broadcast":
         return BroadcastEasgd(*local, config.moving_rate, deadline)
     assert config.overlap is not None
-    return SyncEasgd(*local, Elastic(config.moving_rate, config.overlap), deadline)
+    return SyncEasgd(*local, Elastic(config.moving_rate, config.overlap, config.codec), deadline)
 
 
 def _at_center(

@@ -20,12 +20,13 @@ class CenterSeat:
     """This worker's access to the center, the same for one life of the worker.
 
     The first worker gives the center its weights, or a snapshot's; the caller has the others wait for that. Of
-    `num_workers` in all; None: those of the group.
+    `num_workers` in all; None: those of the group. `life` is how often the worker was started again.
     """
 
     center: Center
     is_first: bool
     num_workers: int | None = None
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Update
+from samovar.strategies.factors import FactoredOrEncoded, FactoredSum
 from samovar.strategies.sync import Channels, Sync
 from samovar.strategies.trial import Trial
 
@@ -40,9 +41,13 @@ class EncodedBucket:
 
 
 def encoded_buckets(
-    collectives: Collectives, buckets: Sequence[Bucket], buffers: Buffers, codec: Codec
+    collectives: Collectives,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    codec: Codec,
+    factored: Mapping[int, FactoredSum] | None = None,
 ) -> list[EncodedBucket]:
-    """An encoded all-reduce for each bucket; a plain one for counts."""
+    """An encoded all-reduce for each bucket; a plain one for counts; factors where they are less."""
     gradients = buffers.gradients
     first_exact = len(gradients.array) - buffers.num_exact
     encoded = []
@@ -52,6 +57,8 @@ def encoded_buckets(
             runner: EncodedRunner = _Exact(collectives.all_reduce(f"{name} as it is", part))
         else:
             runner = collectives.encoded_all_reduce(name, part, codec)
+            if factored and bucket.index in factored:
+                runner = FactoredOrEncoded(factored[bucket.index], runner)
         encoded.append(EncodedBucket(bucket, runner, _gaps(bucket, gradients.array)))
     return encoded
 

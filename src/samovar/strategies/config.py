@@ -11,15 +11,18 @@ AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 VARIANTS = ("reduce", "broadcast")
 OWNERS = ("spread", "root")
-NONE = "none"
+NONE, ALWAYS = "none", "always"
 COMPRESSIONS = (NONE, *CODECS)
+# What these leave out comes with the next exchange or two.
+_PROMPT_CODECS = ("bf16", "int8")
+FACTORS = (NONE, AUTO, ALWAYS)
 
 # What may be set beside the collective, and what --overlap may be, strategy by strategy.
 _SETTINGS: dict[str, tuple[str, ...]] = {
-    "sync": ("bucket_size_bytes", "overlap", "owner", "compress"),
+    "sync": ("bucket_size_bytes", "overlap", "owner", "compress", "factors"),
     "local-sgd": ("sync_period_steps",),
     "diloco": ("sync_period_steps", "outer_rate", "outer_momentum"),
-    "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant"),
+    "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant", "compress"),
     "async-sgd": ("sync_period_steps", "max_staleness_steps"),
     "async-msgd": ("sync_period_steps", "max_staleness_steps", "center_momentum"),
     "hogwild-sgd": ("sync_period_steps", "max_staleness_steps"),
@@ -46,6 +49,7 @@ _FLAGS = {
     "read_first": "--read-first",
     "center_momentum": "--center-momentum",
     "compress": "--compress",
+    "factors": "factors",
 }
 STRATEGIES = tuple(_SETTINGS)
 
@@ -75,6 +79,7 @@ class StrategyConfig:
     center_momentum: float | None = None
     compress: str | None = None
     always_compresses: bool = False
+    factors: str | None = None
 
     def __post_init__(self) -> None:
         _require_choice("--strategy", self.name, STRATEGIES)
@@ -95,11 +100,17 @@ class StrategyConfig:
             raise InputError(f"--group-size: got {self.group_size} workers; give at least 1")
         self._check_overlap()
         self._check_compression()
+        self._check_factors()
 
     @property
     def codec(self) -> str | None:
-        """How gradients are compressed; None where they are not."""
+        """How gradients, or differences to a center, are compressed; None where they are not."""
         return None if self.compress == NONE else self.compress
+
+    @property
+    def takes_factors(self) -> bool:
+        """Whether gradients may travel as factors (see `samovar.strategies.factors`)."""
+        return self.factors not in (None, NONE)
 
     @property
     def exchanges_weights(self) -> bool:
@@ -115,6 +126,11 @@ class StrategyConfig:
     def needs_center(self) -> bool:
         """Whether workers share a center that lies in one place, each at its own speed."""
         return self.name in _AT_A_CENTER
+
+    @property
+    def adds_steps(self) -> bool:
+        """Whether the center adds up what workers' steps changed, rather than being pulled at."""
+        return self.needs_center and "moving_rate" not in _SETTINGS[self.name]
 
     @property
     def center_has_locks(self) -> bool:
@@ -143,6 +159,29 @@ class StrategyConfig:
             raise InputError(
                 f"--compress {self.compress}: with --overlap full owners send weights, which are never compressed; "
                 "choose --overlap backward or none, or leave --compress out"
+            )
+        if self.codec is not None and self.exchanges_weights:
+            self._check_compressed_differences()
+
+    def _check_factors(self) -> None:
+        if self.factors is not None:
+            _require_choice("factors", self.factors, FACTORS)
+        if self.takes_factors and self.has_owners:
+            raise InputError(
+                f"factors {self.factors}: with --overlap full a gradient goes to one rank alone, and factors to all; "
+                "choose --overlap backward or none, or leave factors out"
+            )
+
+    def _check_compressed_differences(self) -> None:
+        if self.variant == "broadcast":
+            raise InputError(
+                f"--compress {self.compress}: --variant broadcast sends weights, which are never compressed; "
+                "leave one of them out"
+            )
+        if self.codec not in _PROMPT_CODECS:
+            raise InputError(
+                f"--compress {self.compress}: what it leaves out of a difference would reach the center many exchanges "
+                f"late, and take it past the workers; with {self.name} choose {' or '.join(_PROMPT_CODECS)}"
             )
 
     def _check_overlap(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
-from samovar.strategies.config import OWNERS, StrategyConfig
+from samovar.strategies.config import AUTO, OWNERS, StrategyConfig
 
 # Pushing strategies move at half the rate of the other elastic ones, and twice as often.
 SYNC_PERIOD_STEPS = {"diloco": 50, "async-sgd": 1, "async-msgd": 1, "hogwild-sgd": 1, "shm-easgd": 4, "hybrid-easgd": 4}
@@ -130,25 +130,34 @@ def described(config: StrategyConfig) -> str:
         parts.append(f"overlap {config.overlap}")
     if config.variant is not None:
         parts.append(f"variant {config.variant}")
-    parts += _compression(config)
+    parts += _factors(config) + _compression(config)
     return f"{config.name}: {', '.join(parts)}"
+
+
+def _factors(config: StrategyConfig) -> list[str]:
+    if not config.takes_factors:
+        return []
+    return ["gradients as factors" + (" where these are less" if config.factors == AUTO else "")]
 
 
 def _compression(config: StrategyConfig) -> list[str]:
     if config.codec is None:
         return []
+    if config.exchanges_weights:
+        return [f"differences as {config.codec}"]
     return [f"gradients as {config.codec}" + ("" if config.always_compresses else " where it helps")]
 
 
 @dataclass(frozen=True, slots=True)
 class MomentumShares:
-    """Who keeps momentum: the center as `config` says, a worker's solver with `worker`; `notices` for the user.
+    """Who keeps momentum: the center as `config` says, and a worker's solver, at `rate_factor` times its rate.
 
-    `refusal` is for an optimizer whose momentum is not `worker` and cannot be changed.
+    `notices` are for the user, `refusal` for an optimizer whose momentum is not `worker` and cannot be changed.
     """
 
     config: StrategyConfig
     worker: float
+    rate_factor: float = 1.0
     notices: tuple[str, ...] = ()
     refusal: str = ""
 
@@ -157,23 +166,32 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     """What becomes of the `momentum` of a solver; 0 is none. Call before `resolved`, which knows a default only.
 
     Where the center sums up steps these are plain ones: a worker's velocity would go on from where the center no longer
-    is.
+    is. P workers at f times the rate then move it as fast as one worker with the momentum mu moves its own weights:
+    f P eta / (1 - mu_c) = eta / (1 - mu), with mu_c the momentum that the center keeps; f = 1 where mu_c is given.
     Raises InputError where the strategy is named for a momentum that is not there.
     """
     if config.name == "async-measgd" and momentum == 0:
         raise InputError("async-measgd: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
-    if config.name not in ("async-sgd", "async-msgd", "hogwild-sgd"):
+    if not config.adds_steps:
         return MomentumShares(config, momentum)
     refusal = (
         f"{config.name}: the optimizer has momentum {momentum:g}, which workers must not have where the center adds "
         "up their steps; make it with momentum=0"
     )
     if config.name == "async-msgd":
-        if config.center_momentum is None and momentum:
-            config = replace(config, center_momentum=default_center_momentum(momentum, num_workers))
-        return MomentumShares(config, 0.0, refusal=f"{refusal}, and give center_momentum")
+        refusal = f"{refusal}, and give center_momentum"
+        if config.center_momentum is not None or not momentum:
+            return MomentumShares(config, 0.0, refusal=refusal)
+        config = replace(config, center_momentum=default_center_momentum(momentum, num_workers))
+        return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
+    if not momentum:
+        return MomentumShares(config, 0.0, refusal=refusal)
     notice = f"{config.name}: the solver's momentum {momentum:g} is off; choose async-msgd to have it at the center"
-    return MomentumShares(config, 0.0, (notice,) if momentum else (), refusal)
+    return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), (notice,), refusal)
+
+
+def _rate_factor(config: StrategyConfig, momentum: float, num_workers: int) -> float:
+    return round((1.0 - (config.center_momentum or 0.0)) / (num_workers * (1.0 - momentum)), 6)
 
 
 def _resolved_at_a_center(config: StrategyConfig, world_size: int) -> StrategyConfig:

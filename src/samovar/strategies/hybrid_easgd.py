@@ -1,10 +1,14 @@
 """Groups that train in step, and elastic averaging through shared memory between them."""
 
+import numpy as np
+
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
+from samovar.core.clock import polled
+from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Update
@@ -12,6 +16,9 @@ from samovar.strategies.center_steps import Rate, Workplace
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.transports.base import Region
+
+_LIFE_BYTES = 8
+_POLL_S = 0.002
 
 
 class GroupCollectives(PlannedCollectives):
@@ -22,6 +29,11 @@ class GroupCollectives(PlannedCollectives):
         self._whole = whole
         first = whole.group.rank // group_size * group_size
         self._ranks = range(first, first + group_size)
+
+    @property
+    def ranks(self) -> range:
+        """Of the group, by their numbers among all."""
+        return self._ranks
 
     @property
     def group(self) -> Group:
@@ -60,6 +72,9 @@ class HybridEasgd(ShmEasgd):
         channels = sum_channels(group, place.buckets, place.buffers.gradients)
         self._sync = Sync(channels, group.group.world_size, False, place.deadline)
         self._broadcast = group.broadcast("group's weights", place.buffers.weights)
+        self._group, self._life = group, place.seat.life
+        memory = group.region("lives", _LIFE_BYTES)
+        self._lives = Region(memory.window, memory.offset, memory.array.view(np.int64))
 
     def exchanges_at(self, _step: int) -> bool:
         """Always: a step waits for its group."""
@@ -77,6 +92,20 @@ class HybridEasgd(ShmEasgd):
 
     def adopt_center(self) -> None:
         """x = c of one moment in the whole group, which must all call it."""
+        if self._life:
+            self._meet()
         if self._is_leader:
             super().adopt_center()
         self._broadcast.run(self._deadline())
+
+    def _meet(self) -> None:
+        """Return when all of the group live this life: none of them notifies another before its slots are clear."""
+        self._lives.array[0] = self._life
+        if not polled(lambda: all(map(self._lives_too, self._group.ranks)), self._deadline(), _POLL_S):
+            missing = [rank for rank in self._group.ranks if not self._lives_too(rank)]
+            raise DeadlineExceeded(f"hybrid-easgd: ranks {missing} of this group did not come back; see their logs")
+
+    def _lives_too(self, rank: int) -> bool:
+        life = np.empty_like(self._lives.array)
+        self._lives.window.get(rank, self._lives.offset, life)
+        return bool(life[0] == self._life)

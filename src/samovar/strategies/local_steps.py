@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
@@ -35,7 +36,7 @@ class LocalSteps:
         self._deadline = deadline
         shared = float32_region(collectives, "exchanged weights", len(weights.array))
         self._shared = shared.array
-        self._all_reduce = collectives.all_reduce("exchanged weights", shared)
+        self._all_reduce = self._opened(collectives, "exchanged weights", shared)
 
     @property
     def exchanges(self) -> Exchanged:
@@ -62,6 +63,10 @@ class LocalSteps:
         self._stepped()
         if self.exchanges_at(step):
             self._exchange()
+
+    def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
+        """How `_shared` is summed over ranks."""
+        return collectives.all_reduce(name, shared)
 
     def _stepped(self) -> None:
         """x_i has made a step of its own."""

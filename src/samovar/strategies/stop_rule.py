@@ -18,7 +18,10 @@ def run_steps(rule: str, steps_done: Sequence[int], master: int) -> int:
     return max(steps_done) if rule == FIRST else sum(steps_done) // len(steps_done)
 
 
-def described(rule: str, num_steps: int) -> str:
-    """The rule in words."""
-    who = {MASTER: "rank 0 has done", FIRST: "the first worker has done", MEAN: "workers have done, on average,"}[rule]
+def described(rule: str, num_steps: int, *, at_box: bool = False) -> str:
+    """The rule in words; `at_box` the master is who has the lowest number of those that are there."""
+    master = "the member of the lowest number" if at_box else "rank 0"
+    who = {MASTER: f"{master} has done", FIRST: "the first worker has done", MEAN: "workers have done, on average,"}[
+        rule
+    ]
     return f"stop rule {rule}: the run ends when {who} {num_steps:,} steps"

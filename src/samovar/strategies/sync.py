@@ -1,6 +1,6 @@
 """Synchronous SGD: every worker applies the mean of all gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from samovar.collectives.engine import Collectives
@@ -14,10 +14,20 @@ from samovar.transports.base import Region
 Channels: TypeAlias = Sequence[tuple[Bucket, PlanRunner]]
 
 
-def sum_channels(collectives: Collectives, buckets: Sequence[Bucket], gradients: Region) -> Channels:
-    """An all-reduce for each bucket."""
+def sum_channels(
+    collectives: Collectives,
+    buckets: Sequence[Bucket],
+    gradients: Region,
+    factored: Mapping[int, PlanRunner] | None = None,
+) -> Channels:
+    """An all-reduce for each bucket, but for those that are in `factored`, by their indices."""
+    made = factored or {}
     return [
-        (bucket, collectives.all_reduce(f"bucket {bucket.index}", gradients.part(bucket.start, bucket.stop)))
+        (
+            bucket,
+            made.get(bucket.index)
+            or collectives.all_reduce(f"bucket {bucket.index}", gradients.part(bucket.start, bucket.stop)),
+        )
         for bucket in buckets
     ]
 

@@ -3,8 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from samovar import _native
+from samovar.collectives.codecs import Codec, Floats
 from samovar.collectives.engine import Collectives
+from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
@@ -14,10 +18,14 @@ from samovar.transports.base import Array, Region
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """`moving_rate` is alpha; `overlap` how long an exchange may take: `none`, a `step`, or the whole `period`."""
+    """`moving_rate` is alpha; `overlap` how long an exchange may take: `none`, a `step`, or the whole `period`.
+
+    `codec` is how differences travel; None: as they are.
+    """
 
     moving_rate: float
     overlap: str
+    codec: str | None = None
 
 
 class SyncEasgd(LocalSteps):
@@ -32,10 +40,19 @@ class SyncEasgd(LocalSteps):
     fresh `center` is between exchanges; the weights that training gives are the same bits for each.
     Evaluated and saved: c, after the exchange that is under way.
 
-    Cost: 2N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
-    floats. With `period` an exchange reads and writes x and c once; else c is read once more.
+    With a codec the sum is that of encoded messages, each with what the ones before left out, e_i on rank i:
 
-    Source: Zhang, Choromanska and LeCun 2015 (elastic averaging); You, Buluc and Demmel 2017 (Sync EASGD).
+        c = c + sum_i (d_i + e_i) - sum_i e'_i,        e_i = e'_i
+
+    and sum_i (x_i + e_i) + c changes by gradient steps alone: nothing is lost, only late. All ranks add the same
+    bytes, so their centers stay bitwise equal.
+
+    Cost: 2N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    floats. With `period` an exchange reads and writes x and c once; else c is read once more. With a codec: the e_i,
+    N floats on every rank, and its part of the bytes (`samovar.collectives.encoded`, `.gathered`).
+
+    Source: Zhang, Choromanska and LeCun 2015 (elastic averaging); You, Buluc and Demmel 2017 (Sync EASGD); Seide et
+    al. 2014 (what a message leaves out comes with the next one).
     """
 
     def __init__(
@@ -47,10 +64,24 @@ class SyncEasgd(LocalSteps):
         elastic: Elastic,
         deadline: Callable[[], Deadline],
     ) -> None:
-        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
         self._elastic = elastic
+        self._residual: Floats = np.zeros(0, np.float32)
+        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
         self._center = self._weights.copy()
         self._is_under_way = False
+
+    @property
+    def is_compressed(self) -> bool | None:
+        """Whether differences are, from the first exchange on; None where nobody asked for it."""
+        return None if self._elastic.codec is None else len(self._residual) > 0
+
+    def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
+        """One worker sends nothing, and encodes nothing."""
+        if self._elastic.codec is None or collectives.group.world_size == 1:
+            return super()._opened(collectives, name, shared)
+        runner = collectives.encoded_all_reduce(name, shared, Codec(self._elastic.codec))
+        self._residual = runner.residual
+        return runner
 
     def _stepped(self) -> None:
         if self._elastic.overlap == "step":
@@ -87,12 +118,20 @@ class SyncEasgd(LocalSteps):
         return self._center
 
     def state_dict(self) -> State:
+        """`residual` is this rank's own: every rank must save its state and load it again."""
         self.drain()
-        return {"center": self._center.copy()}
+        kept: State = {"center": self._center.copy()}
+        if self.is_compressed and self._elastic.codec is not None:
+            kept |= {"codec": self._elastic.codec, "residual": self._residual.copy()}
+        return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """The residual of another codec or plan is left out."""
         self.drain()
         if state:
             take_array(state, "center", self._center)
         else:
             self._center[:] = self._weights
+        left_out = np.asarray(state.get("residual", ()))
+        fits = state.get("codec") == self._elastic.codec and left_out.shape == self._residual.shape
+        self._residual[:] = left_out if fits else 0.0

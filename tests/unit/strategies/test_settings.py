@@ -9,7 +9,7 @@ import pytest
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.strategies.config import STRATEGIES, StrategyConfig
-from samovar.strategies.defaults import described, resolved, shared_momentum, warnings
+from samovar.strategies.defaults import MomentumShares, described, resolved, shared_momentum, warnings
 
 LONE_GROUPS = (
     "hybrid-easgd: {} workers make no two equal groups of 2 to 4, so that each worker is a group of its own, "
@@ -141,7 +141,7 @@ def test_what_is_refused_and_warned_of_at_a_center() -> None:
 
 def test_momentum_belongs_to_the_worker_or_to_the_center() -> None:
     for name in ("sync", "async-easgd", "async-measgd", "shm-easgd"):
-        assert shared_momentum(StrategyConfig(name), 0.9).worker == 0.9
+        assert shared_momentum(StrategyConfig(name), 0.9, 4) == MomentumShares(StrategyConfig(name), 0.9)
     for name in ("async-sgd", "hogwild-sgd"):
         shares = shared_momentum(StrategyConfig(name), 0.9)
         assert shares.worker == 0.0
@@ -158,6 +158,17 @@ def test_momentum_belongs_to_the_worker_or_to_the_center() -> None:
         assert shared_momentum(StrategyConfig("async-msgd"), 0.95, num_workers).config.center_momentum == momentum
     with pytest.raises(InputError, match="async-measgd: the solver has no momentum; give it one"):
         shared_momentum(StrategyConfig("async-measgd"), 0.0)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4, 10, 16])
+@pytest.mark.parametrize("name", ["async-sgd", "hogwild-sgd", "async-msgd"])
+def test_steps_that_add_up_move_the_center_as_fast_as_one_worker_with_momentum(name: str, num_workers: int) -> None:
+    """A constant gradient of 1 moves weights by rate / (1 - momentum) a step in the long run."""
+    shares = shared_momentum(StrategyConfig(name), 0.9, num_workers)
+    center = num_workers * shares.rate_factor / (1 - (shares.config.center_momentum or 0.0))
+    assert center == pytest.approx(1 / (1 - 0.9), rel=1e-5)
+    assert shared_momentum(StrategyConfig(name), 0.0, num_workers).rate_factor == 1.0
+    assert shared_momentum(StrategyConfig("async-msgd", center_momentum=0.5), 0.9, num_workers).rate_factor == 1.0
 
 
 def test_which_strategies_need_what_of_a_center() -> None:
