@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samovar.core.calibration import NOMINAL, CalibrationRecord
+from samovar.core.device import CPU, CUDA, DEVICES, is_device
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.precision import FP32, PRECISIONS
@@ -36,7 +37,8 @@ class RunConfig:
     auto measured, empty where workers were given. `stop_rule`, `record` and `replay` are of workers that wait for
     nobody; a `stop_rule` of None is settled before ranks start. `box` is where their center lies (None: with the
     launcher), a name or HOST:PORT with a `key_file`; `buffer` is its name there, None is settled before ranks start;
-    with `join` it is there already.
+    with `join` it is there already. `device` is where nets compute; `auto` is settled before ranks start, and of
+    several CUDA devices, where none is named, worker i takes number i modulo their number.
     """
 
     job: str
@@ -74,6 +76,7 @@ class RunConfig:
     join: bool = False
     key_file: Path | None = None
     buffer: str | None = None
+    device: str = CPU
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -88,6 +91,7 @@ class RunConfig:
             raise InputError(f"--phase: got {self.phase!r}; choose one of: {', '.join(PHASES)}")
         if self.precision not in PRECISIONS:
             raise InputError(f"--precision: got {self.precision!r}; choose one of: {', '.join(PRECISIONS)}")
+        self._check_device()
         if self.batch_mode not in BATCH_MODES:
             raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
         if self.exact is not None:
@@ -96,6 +100,19 @@ class RunConfig:
         self._check_box()
         if self.weights and self.snapshot is not None:
             raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
+
+    def _check_device(self) -> None:
+        if not is_device(self.device):
+            raise InputError(f"--device: got {self.device!r}; choose one of: {DEVICES}")
+        if self.exact is not None and self.device not in (AUTO, CPU):
+            raise InputError(
+                f"--exact {self.exact}: sums slices in the memory that the net computes in, on the CPU; leave "
+                f"--device {self.device} out"
+            )
+        if self.device.startswith(CUDA) and (flag := self.needs_cpu):
+            raise InputError(
+                f"{flag}: is shown to hold on the CPU alone, --device {self.device} may not keep it; leave one out"
+            )
 
     def _check_free(self) -> None:
         """Who waits for nobody, and who does not."""
@@ -155,6 +172,12 @@ class RunConfig:
             raise InputError(f"--exact {num_slices}: is for the same bits, which compression changes; leave one out")
         if strategy.collective != AUTO:
             raise InputError(f"--exact {num_slices}: has a plan of its own; leave --collective out")
+
+    @property
+    def needs_cpu(self) -> str | None:
+        """The flag that asks for what only the CPU gives: the same bits again, or when each layer ran."""
+        flags = {"--exact": self.exact, "--record": self.record or None, "--replay": self.replay, "--trace": self.trace}
+        return next((flag for flag, value in flags.items() if value is not None), None)
 
     @property
     def is_free(self) -> bool:

@@ -9,12 +9,13 @@ import typer
 
 from samovar.cli import strategy_flags as flags
 from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, Rates, gathered
-from samovar.cli.placing import placed
+from samovar.cli.placing import on_device, placed
 from samovar.cli.start import remove_if_unused, run_job, run_without_folder
 from samovar.cli.sweep import sweep_lines, with_fastest_workers
 from samovar.cli.train_plan import TrainingPlan, plan_training
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.calibration import NOMINAL, CalibrationRecord
+from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.core.precision import FP32
 from samovar.report.console import Console
@@ -70,17 +71,18 @@ def train(
     hold_data: flags.HoldData = False,
     iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
     precision: flags.Precision = FP32,
+    device: flags.Device = CPU,
     trace: flags.Trace = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center)
-    sharing = flags.compressed(sharing, compression)
+    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center, compression)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
     config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
+    config = on_device(config, device)
     raise typer.Exit(_train(_on_machine(config, workers, threads_per_worker, snapshot, out), snapshot, out))
 
 
@@ -134,10 +136,11 @@ def test(
     workers: Workers = 1,
     threads_per_worker: Threads = None,
     precision: flags.Precision = FP32,
+    device: flags.Device = CPU,
     out: Annotated[Path | None, typer.Option(help="Folder for what HDF5Output layers write.")] = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Mean outputs of a net over a number of test batches."""
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
-    config = replace(config, timeout_s=timeout, hdf5_out=out, precision=precision)
+    config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
     raise typer.Exit(run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr)))

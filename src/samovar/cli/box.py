@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,10 +13,10 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.box.buffers import describe
 from samovar.box.host import BufferHost
-from samovar.box.joining import buffer_names, drop_buffer, look_at, parse_place, read_buffer
+from samovar.box.joining import BoxPlace, buffer_names, describe, look_at, parse_place, read_buffer
 from samovar.box.local import DEFAULT_BOX
+from samovar.box.places import drop_parts, parse_places
 from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
 from samovar.cli.box_snapshots import TIMEOUT_S, Content, Snapshots
@@ -36,6 +36,10 @@ _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "stalene
 box_app = typer.Typer(help="Serve named centers that workers of several runs change together.", no_args_is_help=True)
 Box = Annotated[
     str, typer.Option("--box", metavar="NAME|HOST:PORT", help="A box of this user on this host, or one that listens.")
+]
+Boxes = Annotated[
+    str,
+    typer.Option("--box", metavar="NAME|HOST:PORT[,...]", help="As --box of the other commands; several, if wanted."),
 ]
 KeyFile = Annotated[Path | None, typer.Option(help="Key of the box, where it is at HOST:PORT.")]
 Buffer = Annotated[str, typer.Argument(help="Name of a buffer, as `samovar box list` shows it.")]
@@ -138,19 +142,32 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
 
 @box_app.command("list")
 def list_buffers(
-    box: Box = DEFAULT_BOX,
+    box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show buffers, their members, speeds and staleness."""
-    place, deadline = parse_place(box, key_file), Deadline.after(_TIMEOUT_S)
-    names = buffer_names(place, _WHO, deadline)
-    described = [describe(name, *look_at(place, name, _WHO, deadline)) for name in names]
+    places = parse_places(box, key_file).boxes
+    found = {place: _described(place) for place in places}
     if as_json:
-        typer.echo(json.dumps(described, indent=2))
+        several = [{"box": str(place), **each} for place, described in found.items() for each in described]
+        typer.echo(json.dumps(several if len(places) > 1 else found[places[0]], indent=2))
         return
-    if not described:
-        typer.echo(f"{place} holds no buffers")
+    for place, described in found.items():
+        if not described:
+            typer.echo(f"{place} holds no buffers")
+        elif len(places) > 1:
+            typer.echo(f"{place} holds")
+        _show(described)
+
+
+def _described(place: BoxPlace) -> list[dict[str, Any]]:
+    deadline = Deadline.after(_TIMEOUT_S)
+    names = buffer_names(place, _WHO, deadline)
+    return [describe(name, look_at(place, name, _WHO, deadline)) for name in names]
+
+
+def _show(described: Sequence[dict[str, Any]]) -> None:
     console = rich.console.Console()
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
@@ -166,7 +183,8 @@ def _heading(described: dict[str, Any]) -> str:
         "" if described["with_locks"] else ", without locks"
     )
     alive = sum(member["is_alive"] for member in described["members"])
-    return f"{described['name']}: {size}{extra}; {alive} of at most {described['max_members']} members alive"
+    part = "" if described["part"] is None else f"part {described['part']} of {described['parts']}, "
+    return f"{described['name']}: {part}{size}{extra}; {alive} of at most {described['max_members']} members alive"
 
 
 def _table(members: list[dict[str, Any]]) -> rich.table.Table:
@@ -198,6 +216,8 @@ def _state(member: dict[str, Any]) -> str:
         return "stopped"
     if member["is_alive"]:
         return "works"
+    if member["away"]:
+        return "away" if member["process_id"] else "gone"
     if member["process_id"]:
         return "died"
     return "gone" if member["host"] else "left"
@@ -236,7 +256,7 @@ def load(
 
 
 @box_app.command()
-def drop(buffer: Buffer, box: Box = DEFAULT_BOX, key_file: KeyFile = None) -> None:
+def drop(buffer: Buffer, box: Boxes = DEFAULT_BOX, key_file: KeyFile = None) -> None:
     """Delete a buffer; members at work keep theirs until they end."""
-    drop_buffer(parse_place(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
+    drop_parts(parse_places(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
     typer.echo(f"{buffer}: dropped")

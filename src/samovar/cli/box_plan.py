@@ -1,11 +1,12 @@
-"""What can be said about a run at a box before it starts: whether the box and its buffer are what the flags say."""
+"""What can be said about a run at a box before it starts: whether boxes and buffer are what the flags say."""
 
 import re
 from dataclasses import replace
 from typing import Final
 
-from samovar.box.joining import BoxPlace, buffer_names, parse_place
+from samovar.box.joining import BoxPlace, buffer_names
 from samovar.box.local import DEFAULT_BOX
+from samovar.box.places import Places, parse_places
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
@@ -16,16 +17,17 @@ _MOST_WAIT_S: Final = 10.0  # before anything has begun
 
 def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
     """`config` with the name of its buffer, which the box has or has not, as --join says; raises InputError."""
-    place = parse_place(box, config.key_file)
     buffer = config.buffer or buffer_name(net_name)
-    there = buffer_names(place, f"--box {box}", Deadline.after(min(config.timeout_s, _MOST_WAIT_S)))
-    if config.join and buffer not in there:
-        names = ", ".join(there) or "none"
-        raise InputError(
-            f"--join: {place} has no buffer {buffer!r}; there are: {names}; give --buffer NAME, or begin without --join"
-        )
-    if not config.join and buffer in there:
-        raise InputError(there_already(place, buffer))
+    for place in parse_places(box, config.key_file).boxes:
+        there = buffer_names(place, f"--box {box}", Deadline.after(min(config.timeout_s, _MOST_WAIT_S)))
+        if config.join and buffer not in there:
+            names = ", ".join(there) or "none"
+            raise InputError(
+                f"--join: {place} has no buffer {buffer!r}; there are: {names}; give --buffer NAME, or begin without "
+                "--join"
+            )
+        if not config.join and buffer in there:
+            raise InputError(there_already(place, buffer))
     return replace(config, buffer=buffer)
 
 
@@ -33,17 +35,23 @@ def there_already(place: BoxPlace, buffer: str) -> str:
     """That a buffer cannot be made, in words."""
     return (
         f"{place} has a buffer {buffer!r} already; give --join to train with those who use it, --buffer NAME for "
-        f"another, or delete it with `{drop_command(place, buffer)}`"
+        f"another, or delete it with `{drop_command(Places((place,)), buffer)}`"
     )
 
 
-def drop_command(place: BoxPlace, buffer: str) -> str:
+def drop_command(places: Places, buffer: str) -> str:
     """What deletes a buffer."""
-    if place.address is not None:
-        host, port = place.address
-        host = f"[{host}]" if ":" in host else host
-        return f"samovar box drop {buffer} --box {host}:{port} --key-file {place.key_file}"
-    return f"samovar box drop {buffer}" + ("" if place.name == DEFAULT_BOX else f" --box {place.name}")
+    boxes = ",".join(map(_as_given, places.boxes))
+    key_files = [place.key_file for place in places.boxes if place.key_file is not None]
+    box = "" if boxes == DEFAULT_BOX else f" --box {boxes}"
+    return f"samovar box drop {buffer}{box}" + (f" --key-file {key_files[0]}" if key_files else "")
+
+
+def _as_given(place: BoxPlace) -> str:
+    if place.address is None:
+        return str(place.name)
+    host, port = place.address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def buffer_name(net_name: str) -> str:

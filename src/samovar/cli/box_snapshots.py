@@ -9,7 +9,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +47,7 @@ class Content:
     @classmethod
     def of(cls, shape: BufferShape, arrays: dict[str, Array]) -> "Content":
         """What `samovar.box.joining.read_buffer` gave."""
-        sizes = shape.num_elements, shape.max_members, shape.with_velocity, shape.with_locks, shape.chunk_elements
-        return cls(shape, arrays | {"shape": np.array(sizes, np.int64)})
+        return cls(shape, arrays | {"shape": np.array(astuple(shape), np.int64)})
 
     @classmethod
     def read(cls, path: Path) -> "Content":
@@ -189,13 +188,14 @@ def _locked_folder(folder: Path) -> int:
 
 
 def _check_free(place: BoxPlace, name: str, wanted: BufferShape, deadline: Deadline) -> None:
-    shape, rows = look_at(place, name, _WHO, deadline)
+    found = look_at(place, name, _WHO, deadline)
+    shape = found.shape
     if (shape.num_elements, shape.with_velocity) != (wanted.num_elements, wanted.with_velocity):
         raise InputError(
             f"buffer {name!r} of {place} has {_words_of(shape)}, and the file {_words_of(wanted)}; drop it first, or "
             "load into another"
         )
-    if alive := [str(row.member.index) for row in rows if row.is_alive]:
+    if alive := [str(row.member.index) for row in found.rows if row.is_alive]:
         raise InputError(f"buffer {name!r} of {place}: members {', '.join(alive)} are at work there; end them first")
 
 
@@ -219,8 +219,7 @@ def _shape_in(path: Path, arrays: dict[str, Array]) -> BufferShape:
     sizes = [int(size) for size in arrays["shape"].reshape(-1)]
     if len(sizes) != 5 or (sizes[0], bool(sizes[2])) != (shape.num_elements, shape.with_velocity):
         raise InputError(f"{path}: its `shape` is not that of its `center`; give a file of `samovar box snapshot`")
-    given = {"num_elements": sizes[0], "max_members": sizes[1], "chunk_elements": sizes[4]}
-    return BufferShape.of(given | {"with_velocity": bool(sizes[2]), "with_locks": bool(sizes[3])})
+    return BufferShape.of_sizes(sizes)
 
 
 def _digest(arrays: dict[str, Array]) -> bytes:

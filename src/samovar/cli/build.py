@@ -31,14 +31,16 @@ from samovar.frontends.caffe.definition import CaffeNetDefinition
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
+from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model, layout_of
 from samovar.solver.base import Multipliers, Solver
 from samovar.solver.build import build_solver
-from samovar.solver.config import SolverConfig
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.compressed import CompressedSync
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.sync_easgd import SyncEasgd
 from samovar.strategies.trial import Witness
 from samovar.transports.base import Transport
 from samovar.worker.evaluated import EvaluatedWeights
@@ -69,9 +71,14 @@ class Learner:
         return self.evaluated.differ_between_ranks or self.has_residuals
 
     @property
+    def is_compressed(self) -> bool | None:
+        """Whether what ranks exchange is; None where nobody asked for it."""
+        return self.strategy.is_compressed if isinstance(self.strategy, CompressedSync | SyncEasgd) else None
+
+    @property
     def has_residuals(self) -> bool:
         """Whether each rank's strategy keeps what its messages left out."""
-        return isinstance(self.strategy, CompressedSync)
+        return self.is_compressed is not None
 
     @property
     def num_parameters(self) -> int:
@@ -90,34 +97,43 @@ def build_learner(
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    `box` is there for strategies with a center; `witness` is told what the strategy finds out while it trains.
+    The net is on its `device` from now on. `box` is for strategies with a center, `witness` learns what they find out.
     """
-    notices = (*load_weights(net, starting_weights(config, caffe)), *precision_warnings(config.precision))
+    notices = _with_weights(net, config, caffe)
+    net.place(net.device)
     sharing, fallback = possible(config.strategy, caffe)
     slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
     memory = open_memory(transport, layout, sharing, caffe, slices)
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
-    weights = FlatBuffer(layout, memory.weights.array)
-    model = Model(net, parameters, weights, FlatBuffer(layout, memory.gradients.array), buckets, config.precision)
-    sharing, settings, momentum_notices = with_momentum(sharing, solver_config(caffe), config.workers)
-    solver = _solver(settings, net, weights, memory)
+    weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
+    model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
+    sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
     _load_start(start, model, solver, config)
     collective = chosen_collective(config, memory, buckets)
     collectives = _collectives(transport, collective, trace)
-    deadline = partial(Deadline.after, config.timeout_s)
-    seat = None if box is None else box.seat(sharing, layout)
+    deadline, seat = partial(Deadline.after, config.timeout_s), box.seat(sharing, layout) if box else None
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
     _begin(strategy, start, box)
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
+    evaluated: EvaluatedWeights | CenterWeights
     if box is not None and config.is_free:
-        evaluated: EvaluatedWeights | CenterWeights = box.evaluated(weights, statistics, deadline)
+        evaluated = box.evaluated(weights, statistics, deadline)
     else:
         evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
-    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
+    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
+
+
+def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
+    """Load --weights; what there is to say of them, and of how and where the net computes."""
+    return (
+        *load_weights(net, starting_weights(config, caffe)),
+        *precision_warnings(config.precision, net.device),
+        *device_notices(net.device, config.workers, config.device),
+    )
 
 
 def _begin(strategy: Strategy, start: ResumePoint | None, box: CenterBox | None) -> None:
@@ -137,11 +153,17 @@ def _collectives(transport: Transport, name: str, trace: Trace | None) -> Planne
     return TracedCollectives(transport, lambda _num_bytes: name, trace)
 
 
-def _solver(config: SolverConfig, net: CaffeNet, weights: FlatBuffer, memory: Memory) -> Solver:
+def _solver(
+    config: RunConfig, caffe: CaffeSolver, sharing: StrategyConfig, net: CaffeNet, weights: FlatBuffer, memory: Memory
+) -> tuple[StrategyConfig, Solver, tuple[str, ...]]:
+    """The solver with what momentum and rate the strategy leaves it, and the strategy with its share."""
+    are_all = config.box is None
+    sharing, settings, notices = with_momentum(sharing, solver_config(caffe), config.workers, are_all)
     layout = weights.layout
     multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
     histories = [FlatBuffer(layout, history.array) for history in memory.histories]
-    return build_solver(config, weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    solver = build_solver(settings, weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    return sharing, solver, notices
 
 
 def _load_start(start: ResumePoint | None, model: Model, solver: Solver, config: RunConfig) -> None:

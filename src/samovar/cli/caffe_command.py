@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from samovar.cli.caffe_flags import COMMANDS, CaffeFlags, parse_caffe_flags
-from samovar.cli.placing import placed
+from samovar.cli.placing import on_device, placed
 from samovar.cli.start import remove_unfinished, run_without_folder
 from samovar.config import RunConfig
+from samovar.core.device import CUDA
 from samovar.core.errors import InputError
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
@@ -28,10 +29,10 @@ _HELP = ("-h", "-help", "--help")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _USAGE = """samovar caffe COMMAND -FLAG VALUE | -FLAG=VALUE ... (one dash or two)
 
-  train         -solver FILE [-weights FILE,FILE | -snapshot FILE.solverstate] [-level N] [-stage A,B]
+  train         -solver FILE [-weights FILE,FILE | -snapshot FILE.solverstate] [-level N] [-stage A,B] [-gpu N]
                 [-sigint_effect stop|snapshot|none] [-sighup_effect stop|snapshot|none]
-  test          -model FILE -weights FILE,FILE [-iterations 50] [-level N] [-stage A,B]
-  time          -model FILE [-iterations 50] [-phase TRAIN|TEST] [-level N] [-stage A,B]
+  test          -model FILE -weights FILE,FILE [-iterations 50] [-level N] [-stage A,B] [-gpu N]
+  time          -model FILE [-iterations 50] [-phase TRAIN|TEST] [-level N] [-stage A,B] [-gpu N]
   device_query  [-gpu all]
 
 Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME (train).
@@ -68,7 +69,7 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
             f"-strategy {given.strategy}: Caffe's log counts the steps of workers that step together; use "
             f"`samovar train --strategy {given.strategy}`"
         )
-    _use_cpu(given, log, solver.solver_mode)
+    config = _on_device(config, given, log, solver.solver_mode)
     _introduce(given, solver, log)
     effects = {**DEFAULT_EFFECTS, signal.SIGINT: given.sigint_effect, signal.SIGHUP: given.sighup_effect}
     try:
@@ -81,17 +82,16 @@ def _test(given: CaffeFlags, log: CaffeLog) -> int:
     model = given.require("model", "net to test, samovar caffe test -model net.prototxt -weights net.caffemodel")
     if not given.weights:
         raise InputError("-weights is missing; give the .caffemodel to test")
-    _use_cpu(given, log)
-    log.entry("caffe.cpp:281", f"Running for {given.iterations} iterations.")
     config = RunConfig("test", model, given.weights, workers=given.workers, iterations=given.iterations)
+    config = _on_device(config, given, log)
+    log.entry("caffe.cpp:281", f"Running for {given.iterations} iterations.")
     return _run(replace(config, hdf5_out=Path()), given, log)
 
 
 def _time(given: CaffeFlags, log: CaffeLog) -> int:
     model = given.require("model", "net to time, samovar caffe time -model net.prototxt")
-    _use_cpu(given, log)
     config = RunConfig("time", model, iterations=given.iterations, phase=given.phase or "TRAIN", is_solver=False)
-    return _run(config, given, log)
+    return _run(_on_device(config, given, log), given, log)
 
 
 def _device_query(given: CaffeFlags, log: CaffeLog) -> int:
@@ -113,13 +113,21 @@ def _run(
     return run_without_folder(placed(config, config.workers, given.threads_per_worker), log, effects)
 
 
-def _use_cpu(given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> None:
-    """Refuse a GPU that was asked for; say so where a solver only takes one by default."""
-    if given.gpu is not None:
-        raise InputError(f"-gpu {given.gpu}: Caffe's nets compute on the CPU here; leave -gpu out")
-    if solver_mode == "GPU":
-        log.entry("samovar", "solver_mode is GPU (Caffe's default); this run computes on the CPU", "W")
-    log.entry("caffe.cpp:197", "Use CPU.")
+def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> RunConfig:
+    """On the GPU that -gpu names, else on the CPU; say so where a solver takes a GPU by default."""
+    if given.gpu is None:
+        if solver_mode == "GPU":
+            log.entry("samovar", "solver_mode is GPU (Caffe's default); this run computes on the CPU", "W")
+        log.entry("caffe.cpp:197", "Use CPU.")
+        return config
+    if not (given.gpu.isascii() and given.gpu.isdecimal()):
+        raise InputError(
+            f"-gpu {given.gpu}: give the number of one GPU, such as 0; to train on several, samovar train "
+            "--device cuda --workers N"
+        )
+    config = on_device(config, f"{CUDA}:{int(given.gpu)}")
+    log.entry("caffe.cpp:190", f"Using GPUs {given.gpu}")
+    return config
 
 
 def _introduce(given: CaffeFlags, solver: CaffeSolver, log: CaffeLog) -> None:

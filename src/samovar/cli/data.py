@@ -10,6 +10,7 @@ from samovar.cli.data_images import images
 from samovar.data.cifar10 import write_cifar10
 from samovar.data.digits import write_digits
 from samovar.data.image_database import WrittenDatabase
+from samovar.data.leveldb import copy_leveldb
 from samovar.data.mnist import FASHION_MNIST, write_mnist
 
 data_app = typer.Typer(help="Make data sets as Caffe databases (LMDB).", no_args_is_help=True)
@@ -45,6 +46,15 @@ def cifar10(
     databases, mean = write_cifar10(source, out)
     _tell(databases)
     typer.echo(f"{mean.path}: mean of the training images, {_state(mean.already_there)}")
+
+
+@data_app.command()
+def leveldb(
+    source: Annotated[Path, typer.Option(help="The LevelDB's folder.")],
+    out: Annotated[Path, typer.Option(help="The new database's own folder, for example data/flowers_lmdb.")],
+) -> None:
+    """The records of a LevelDB, as they are: needs `pip install 'samovar[leveldb]'`."""
+    _tell([copy_leveldb(source, out)])
 
 
 def _tell(databases: Sequence[WrittenDatabase]) -> None:

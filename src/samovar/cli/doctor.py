@@ -14,6 +14,7 @@ import typer
 from samovar.cli.calibrate import calibrate
 from samovar.core.calibration import CalibrationRecord
 from samovar.core.errors import InputError
+from samovar.model.device import described
 from samovar.report.diagnosis import Finding, diagnose
 from samovar.report.host import Host, read_host
 from samovar.report.plain import to_plain
@@ -35,15 +36,15 @@ def doctor(
     """Measure this machine, tell what is here and what is wrong."""
     if save is not None:
         _require_writable(save)
-    host = read_host()
+    host, devices = read_host(), described()
     record = calibrate(host) if host.memfd_error is None else None
     findings = diagnose(host, record)
     if save is not None and record is not None:
         _save(record, save)
     if as_json:
-        typer.echo(_as_json(host, record, findings))
+        typer.echo(_as_json(host, devices, record, findings))
     else:
-        _show(host, record, findings)
+        _show(host, devices, record, findings)
 
 
 def _require_writable(path: Path) -> None:
@@ -60,18 +61,19 @@ def _save(record: CalibrationRecord, path: Path) -> None:
         raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
 
 
-def _as_json(host: Host, record: CalibrationRecord | None, findings: list[Finding]) -> str:
+def _as_json(host: Host, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> str:
     parts = {
         "host": to_plain(host),
+        "devices": devices,
         "calibration": record.to_json() if record is not None else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
     }
     return json.dumps(parts, indent=2)
 
 
-def _show(host: Host, record: CalibrationRecord | None, findings: list[Finding]) -> None:
+def _show(host: Host, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
     console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    _show_rows(console, "What is here", host_rows(host))
+    _show_rows(console, "What is here", [*host_rows(host), ("devices", devices)])
     if record is not None:
         _show_rows(console, "Measured", record_rows(record))
     console.print("What is wrong" if findings else "Nothing is wrong.")

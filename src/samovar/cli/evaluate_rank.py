@@ -12,6 +12,7 @@ from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
 from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet
+from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import Notice, Tested, TestedBatch
 from samovar.worker.evaluation import TestResult
@@ -28,7 +29,9 @@ def run_evaluation(context: RankContext) -> None:
         stack.callback(reader.close)
         net = build.net_for(definition, reader, 0)
         notices = (*definition.warnings, *load_weights(net, config.weights))
-        notices += (*precision_warnings(config.precision), *_without_data(definition, reader))
+        notices += (*precision_warnings(config.precision, context.device), *_without_data(definition, reader))
+        notices += device_notices(context.device, config.workers, config.device)
+        net.place(context.device)
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)
         if definition.debug_info:

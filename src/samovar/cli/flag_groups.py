@@ -45,7 +45,8 @@ class Compression(NamedTuple):
     compress: Annotated[
         str,
         typer.Option(
-            help=f"How sync's gradients travel, where the first steps show that it helps: {', '.join(COMPRESSIONS)}."
+            help=f"How sync's gradients travel, where the first steps show that it helps: {', '.join(COMPRESSIONS)}. "
+            "sync-easgd's differences: none, bf16, int8."
         ),
     ] = NONE
     compress_always: Annotated[
@@ -99,8 +100,9 @@ class Boxed(NamedTuple):
     box: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|HOST:PORT",
-            help="Train at this box (`samovar box serve`), where other runs can join; default: one of its own.",
+            metavar="NAME|HOST:PORT[,...]",
+            help="Train at this box (`samovar box serve`), where other runs can join, or at several, which hold a part "
+            "of the center each; default: one of its own.",
         ),
     ] = None
     join: Annotated[

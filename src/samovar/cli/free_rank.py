@@ -11,6 +11,7 @@ from samovar.cli.center_box import CenterBox
 from samovar.cli.free_observer import WorkersObserver, worker_figures
 from samovar.cli.free_order import order_of
 from samovar.cli.joined_box import JoinedBox
+from samovar.cli.observer import remedy_for
 from samovar.cli.opening import open_training
 from samovar.cli.own_box import OwnBox
 from samovar.cli.rank_process import RankContext
@@ -62,10 +63,10 @@ class FreeRank:
         self._order = order_of(context, stack)
         self._box = self._open_box(start.step if start else 0)
         self._schedule = make_schedule(config, self._opened.caffe, self._box.first_step)
+        self._agree = _agreement(context)
         self._learner = build.build_learner(
             config, self._opened.caffe, self._opened.net, context.transport, start, box=self._box
         )
-        self._agree = _agreement(context)
 
     def _open_box(self, first_step: int) -> CenterBox:
         """The run's own, which its launcher holds, or the one that --box names."""
@@ -80,7 +81,7 @@ class FreeRank:
         context, learner, crew = self._context, self._learner, self._box.crew
         assert isinstance(learner.strategy, CenterSteps)
         assert isinstance(learner.evaluated, CenterWeights)
-        steps_done = crew.earlier_steps()
+        steps_done = crew.earlier_steps(context.config.strategy.group_size or 1)
         context.at_boundary(steps_done)
         first_batch, order_index = steps_done * learner.parts.count, self._box.order_index
         stream = self._stack.enter_context(self._opened.stream(learner.slices, first_batch, order_index))
@@ -96,6 +97,7 @@ class FreeRank:
             PipeVoice(context),
             self._order.end,
             context.config.timeout_s,
+            steps_done,
         )
 
     def tell_result(self, outcome: Outcome) -> None:
@@ -123,7 +125,9 @@ class FreeRank:
         metrics = self._stack.enter_context(MetricsWriter(RunFolder(alone.config.out).metrics, self._steps_kept()))
         if not self._box.crew.has_begun:
             announce(opened, learner, tests, schedule, self._start_notices)
-            rule = described(self._context.config.stop_rule or MEAN, schedule.num_steps)
+            rule = described(
+                self._context.config.stop_rule or MEAN, schedule.num_steps, at_box=self._context.config.box is not None
+            )
             alone.writer.write(Notice(level="info", text=rule))
         observer = WorkersObserver(
             alone.writer,
@@ -132,6 +136,7 @@ class FreeRank:
             schedule.num_steps,
             caffe.display,
             caffe.average_loss,
+            remedy_for(self._context.config.strategy),
             shows_test_loss=caffe.test_compute_loss,
         )
         save = save_function(alone, caffe, learner)

@@ -1,18 +1,18 @@
-"""The box of its own process that a run trains at, alone or with others (`samovar train --box`)."""
+"""The box of its own process, or several, that a run trains at, alone or with others (`samovar train --box`)."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from samovar.box.buffers import BufferShape
-from samovar.box.joining import BoxSeat, create_buffer, drop_buffer, parse_place, take_seat
+from samovar.box.joining import BoxSeat
+from samovar.box.places import create_parts, drop_parts, parse_places, take_parts
 from samovar.cli.box_plan import drop_command, there_already
 from samovar.cli.rank_process import RankContext
 from samovar.cli.schedule import num_steps_of
 from samovar.core.buffer import FlatBuffer
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.layout import Layout
 from samovar.frontends.caffe.solver import CaffeSolver
@@ -47,7 +47,7 @@ class JoinedBox:
         assert config.box is not None
         assert config.buffer is not None
         self._context, self._name = context, config.buffer
-        self._place = parse_place(config.box, config.key_file)
+        self._places = parse_places(config.box, config.key_file)
         self._goal = num_steps_of(config, caffe)
         self._terms = Terms.of(config.strategy, layout)
         self._seats = Seats(context.transport)
@@ -83,7 +83,7 @@ class JoinedBox:
             self._seat.board.set_word(BoxWord.STEPS, self._start_step)
         else:
             self._wait_until_filled()
-        return CenterSeat(self._seat.center, self._fills)
+        return CenterSeat(self._seat.center, self._fills, life=self._context.life)
 
     def is_filled(self) -> None:
         if self._fills:
@@ -98,7 +98,7 @@ class JoinedBox:
     ) -> CenterWeights:
         context, seat = self._context, self._seat
         steps = RunSteps(context.config.stop_rule or MEAN, self._start_step)
-        every_s = _LOOK_EVERY_S if self._place.address is None else _LOOK_FAR_EVERY_S
+        every_s = _LOOK_FAR_EVERY_S if self._places.is_far else _LOOK_EVERY_S
         members = BoxMembers(seat.board, seat.member, self._seats, steps, self._goal, every_s)
         num_statistics = sum(weights.view(name).numel() for name in statistics)
         self._crew = Crew(context.transport, members, context.is_gone, self._start_step, num_statistics)
@@ -109,7 +109,7 @@ class JoinedBox:
 
     @property
     def _where(self) -> str:
-        return f"buffer {self._name!r} of {self._place}"
+        return f"buffer {self._name!r} of {self._places}"
 
     @property
     def _who(self) -> str:
@@ -129,20 +129,21 @@ class JoinedBox:
             self._wait(lambda: self._seats.of(0) is not None, "rank 0 did not take its seat")
             return
         was_making = self._seats.begin_to_make()
-        if not create_buffer(self._place, self._name, shape, self._who, self._deadline) and not was_making:
-            raise InputError(there_already(self._place, self._name))
+        there = create_parts(self._places, self._name, shape, self._who, self._deadline, goes_on=was_making)
+        if there is not None:
+            raise InputError(there_already(there, self._name))
         stack.callback(self._drop_unfilled)
 
     def _drop_unfilled(self) -> None:
         """A run that cannot begin leaves no buffer behind for which others would wait."""
         if not self._has_filled:
             with contextlib.suppress(SamovarError):
-                drop_buffer(self._place, self._name, self._who, Deadline.after(_DROP_S))
+                drop_parts(self._places, self._name, self._who, Deadline.after(_DROP_S))
 
     def _take_seat(self, stack: contextlib.ExitStack) -> BoxSeat:
         """The row of this rank's earlier life, where it has one and nobody else has it; else any."""
         deadline, timeout_s = self._deadline, self._context.config.timeout_s
-        take = partial(take_seat, self._place, self._name, self._who, deadline, timeout_s=timeout_s)
+        take = partial(take_parts, self._places, self._name, self._who, deadline, timeout_s=timeout_s)
         earlier = self._seats.own
         try:
             try:
@@ -186,14 +187,11 @@ class JoinedBox:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = self._deadline
-        while not condition():
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"{what} ({self._context.config.timeout_s:g} s waited; raise --timeout, or delete the buffer with "
-                    f"`{drop_command(self._place, self._name)}`, and start anew)"
-                )
-            time.sleep(_POLL_S)
+        if not polled(condition, self._deadline, _POLL_S):
+            raise DeadlineExceeded(
+                f"{what} ({self._context.config.timeout_s:g} s waited; raise --timeout, or delete the buffer with "
+                f"`{drop_command(self._places, self._name)}`, and start anew)"
+            )
 
 
 def _shape_for(strategy: StrategyConfig, layout: Layout) -> BufferShape:

@@ -8,6 +8,7 @@ from samovar.report.pipe import RecordWriter
 from samovar.report.records import Notice, Progress, Tested
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
 from samovar.solver.policy import PolicyConfig
+from samovar.strategies.config import StrategyConfig
 from samovar.worker.evaluation import TestResult
 from samovar.worker.training import StepDone
 
@@ -28,6 +29,7 @@ class RunObserver:
         num_steps: int,
         display_interval: int,
         average_loss: int,
+        remedy: str,
         shows_test_loss: bool = False,
     ) -> None:
         self._writer = writer
@@ -39,7 +41,7 @@ class RunObserver:
         self._losses: deque[float] = deque(maxlen=average_loss)
         self._recent: deque[StepDone] = deque(maxlen=_RATE_STEPS)
         self._shown_s = time.monotonic()
-        self._spent, self._stragglers = TimeSpent(), StragglerWatch()
+        self._spent, self._stragglers = TimeSpent(remedy), StragglerWatch()
         self._is_warm = False
 
     def step_done(self, done: StepDone) -> None:
@@ -123,3 +125,11 @@ class SilentObserver:
 
     def ended(self) -> None:
         """Rank 0 tells."""
+
+
+def remedy_for(strategy: StrategyConfig) -> str:
+    """What to try where exchanges take long."""
+    if strategy.exchanges_weights:
+        return "a longer --sync-period, or larger batches"
+    rest = "larger batches, or a strategy with a period"
+    return rest if strategy.has_owners else f"--overlap full, {rest}"

@@ -57,7 +57,9 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     seed = build.run_seed(config, caffe)
     with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
         caffe = _for_large_batch(context, caffe, reader)
-        yield Opened(caffe, definition, reader, build.net_for(definition, reader, seed), context)
+        net = build.net_for(definition, reader, seed)
+        net.device = context.device
+        yield Opened(caffe, definition, reader, net, context)
 
 
 def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:

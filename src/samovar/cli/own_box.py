@@ -1,6 +1,5 @@
 """The box that a run makes for itself: the launcher keeps its memory, ranks come and go."""
 
-import time
 from collections.abc import Callable, Sequence
 
 from samovar.box.base import Center
@@ -8,9 +7,10 @@ from samovar.box.board import Board
 from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.cli.rank_process import RankContext
 from samovar.core.buffer import FlatBuffer
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.layout import Layout
+from samovar.strategies.box_terms import BoxWord
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.stop_rule import MEAN
@@ -18,7 +18,6 @@ from samovar.worker.crew import Crew
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.members import OwnMembers
 
-_IS_READY_WORD = 0  # of the board: 1 when the center holds the weights that the run starts from
 _POLL_S = 0.002
 
 
@@ -40,7 +39,7 @@ class OwnBox:
         assert context.box is not None
         self._context, self.first_step, self._seen = context, first_step, seen
         self._board = Board(context.box.board)
-        self.goes_on = self._board.row(context.transport.group.rank).member.incarnation > 0
+        self.goes_on = context.life > 0
         self._member = self._board.join(context.transport.group.rank)
         self._center: MappedCenter | None = None
         self._crew: Crew | None = None
@@ -53,17 +52,17 @@ class OwnBox:
     def seat(self, strategy: StrategyConfig, layout: Layout) -> CenterSeat:
         """Rank 0 makes the center the first time; the others wait until it `is_filled`."""
         assert self._context.box is not None
-        is_first = self._context.is_first and not self._board.word(_IS_READY_WORD)
+        is_first = self._context.is_first and not self._is_filled
         if is_first:
             self._fill(strategy, layout.num_elements)
         else:
             self._wait_until_filled()
         self._center = MappedCenter(self._context.box.center, self._member)
-        return CenterSeat(self._seen(self._center), is_first)
+        return CenterSeat(self._seen(self._center), is_first, life=self._context.life)
 
     def is_filled(self) -> None:
         if self._context.is_first:
-            self._board.set_word(_IS_READY_WORD, 1)
+            self._board.set_word(BoxWord.IS_READY, 1)
 
     def lock_wait_s(self) -> float:
         assert self._center is not None
@@ -98,11 +97,12 @@ class OwnBox:
             )
 
     def _wait_until_filled(self) -> None:
-        deadline = Deadline.after(self._context.config.timeout_s)
-        while not self._board.word(_IS_READY_WORD):
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"rank 0 did not give the center its weights within {self._context.config.timeout_s:g} s; "
-                    "see its log, or raise --timeout"
-                )
-            time.sleep(_POLL_S)
+        timeout_s = self._context.config.timeout_s
+        if not polled(lambda: self._is_filled, Deadline.after(timeout_s), _POLL_S):
+            raise DeadlineExceeded(
+                f"rank 0 did not give the center its weights within {timeout_s:g} s; see its log, or raise --timeout"
+            )
+
+    @property
+    def _is_filled(self) -> bool:
+        return self._board.word(BoxWord.IS_READY) != 0

@@ -1,9 +1,15 @@
-"""A run's workers on the cores of this machine."""
+"""A run's workers on the cores and devices of this machine."""
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 from samovar.config import RunConfig
+from samovar.core.device import AUTO, CPU, CUDA
 from samovar.launch.placement import place
+
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # as the drivers of NVIDIA, of AMD, and of both under WSL name them
 
 
 def placed(config: RunConfig, workers: int, threads_per_worker: int | None) -> RunConfig:
@@ -21,3 +27,23 @@ def placed(config: RunConfig, workers: int, threads_per_worker: int | None) -> R
         cpus=((),) * workers if is_free else placement.cpus,
         oversubscribed=placement.oversubscribed,
     )
+
+
+def on_device(config: RunConfig, device: str, devices: Path = Path("/dev")) -> RunConfig:
+    """`config` on the device that --device names, `auto` settled; InputError where it is not here.
+
+    `auto` is CUDA where PyTorch has it and the run asks for nothing that only the CPU gives, else the CPU. PyTorch,
+    which takes a second to load, is asked only where a driver shows a device, or one was asked for.
+    """
+    config = replace(config, device=device)
+    if device.startswith(CUDA):
+        _choices().require(device)
+    if device != AUTO:
+        return config
+    has_driver = any(True for pattern in _GPUS for _ in devices.glob(pattern))
+    takes_cuda = has_driver and config.needs_cpu is None and _choices().count_devices() > 0
+    return replace(config, device=CUDA if takes_cuda else CPU)
+
+
+def _choices() -> ModuleType:
+    return importlib.import_module("samovar.model.device")

@@ -15,7 +15,8 @@ SNAPSHOT_SIGNAL = signal.SIGHUP
 class RankArguments:
     """The command line of a rank: numbers of inherited descriptors, and the run's configuration.
 
-    `board` and `center` are those of the run's own box, -1 where it has none.
+    `board` and `center` are those of the run's own box, -1 where it has none. `life` is how often the rank was started
+    again.
     """
 
     rank: int
@@ -25,6 +26,7 @@ class RankArguments:
     config: Path
     board: int = -1
     center: int = -1
+    life: int = 0
 
     def to_command(self, executable: str) -> list[str]:
         values = [f"--{name}={getattr(self, name)}" for name in self.__slots__]
@@ -38,5 +40,6 @@ class RankArguments:
             parser.add_argument(f"--{name}", type=int, required=True)
         for name in ("board", "center"):
             parser.add_argument(f"--{name}", type=int, default=-1)
+        parser.add_argument("--life", type=int, default=0)
         parser.add_argument("--config", type=Path, required=True)
         return cls(**vars(parser.parse_args(arguments)))

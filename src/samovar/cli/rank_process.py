@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
+import torch
+
 from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
@@ -29,6 +31,7 @@ class RankContext:
     """What a rank is given: its settings, its way to the others, its way to the launcher.
 
     `is_gone(rank)` tells whether the launcher has given that rank up. `box` is there for strategies with a center.
+    The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times.
     """
 
     config: RunConfig
@@ -37,6 +40,8 @@ class RankContext:
     at_boundary: Callable[[int], Requests]
     is_gone: Callable[[int], bool]
     box: BoxDescriptors | None = None
+    device: torch.device | None = None
+    life: int = 0
 
     @property
     def is_first(self) -> bool:

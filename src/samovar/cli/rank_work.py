@@ -15,6 +15,7 @@ from samovar.config import RunConfig
 from samovar.core import errors
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
+from samovar.model.device import use_device
 from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
 from samovar.transports.shm import Board, ShmTransport
@@ -41,9 +42,11 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     requests = SignalRequests(Board(given.segment, config.workers), group)
     use_cpus(config.cpus[given.rank])
     torch.set_num_threads(config.threads_per_worker)
-    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed)
+    is_back = given.life > 0
+    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed, is_back=is_back)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
-    context = RankContext(config, transport, writer, requests.at_boundary, requests.is_gone, box)
+    device = use_device(config.device, given.rank)
+    context = RankContext(config, transport, writer, requests.at_boundary, requests.is_gone, box, device, given.life)
     job = run_free_training if config.job == "train" and config.is_free else _JOBS[config.job]
     job(context)
 

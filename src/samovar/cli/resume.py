@@ -55,7 +55,7 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
-    if had != has and _codec(snapshot.config) is not None:
+    if had != has and _codec(snapshot.config) is not None and _strategy_name(snapshot.config) == "sync":
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum; what was left out is lost"
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))
     if own not in parts and _strategy_name(snapshot.config) == config.strategy.name:
@@ -85,7 +85,7 @@ def _strategy_name(config: Mapping[str, object]) -> object:
 
 
 def _codec(config: Mapping[str, object]) -> object:
-    """How gradients were compressed; None where they were not."""
+    """How what ranks exchange was compressed; None where it was not."""
     strategy = config.get("strategy")
     compress = strategy.get("compress") if isinstance(strategy, Mapping) else None
     return None if compress == NONE else compress

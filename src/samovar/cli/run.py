@@ -40,7 +40,9 @@ def run_script(
     ] = AUTO,
     key_file: Annotated[
         Path | None,
-        typer.Option(help="The job's key for tcp, the same file on all hosts; host 0 makes it where there is none."),
+        typer.Option(
+            help="The job's key for tcp and for a center between hosts: the same file on all of them; host 0 makes it."
+        ),
     ] = None,
     all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
 ) -> None:

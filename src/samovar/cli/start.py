@@ -75,7 +75,7 @@ def run_job(
         group_size = config.strategy.group_size or 1
         survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
         launch = Launch(
-            _command(folder, memory),
+            _command(folder, memory, survivors),
             config.workers,
             board,
             list(memory.values()),
@@ -86,6 +86,7 @@ def run_job(
             effects,
             survivors.is_replaced if config.is_free else lambda _end: False,
             survivors.ended_with,
+            survivors.started_after,
         )
         if (placement := _placement(config)) is not None:
             console.show(placement)
@@ -165,9 +166,10 @@ def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
     return max(1.0, 0.1 * timeout_s)
 
 
-def _command(folder: RunFolder, memory: Mapping[str, int]) -> Callable[[int, int], list[str]]:
+def _command(folder: RunFolder, memory: Mapping[str, int], survivors: Survivors) -> Callable[[int, int], list[str]]:
     def command(rank: int, pipe: int) -> list[str]:
-        given = RankArguments(rank=rank, pipe=pipe, parent=os.getpid(), config=folder.config, **memory)
+        life, parent = survivors.life(rank), os.getpid()
+        given = RankArguments(rank=rank, pipe=pipe, parent=parent, config=folder.config, life=life, **memory)
         return given.to_command(sys.executable)
 
     return command
@@ -251,9 +253,9 @@ def _placement(config: RunConfig) -> Notice | None:
     """That workers share cores, or how they lie on several NUMA nodes."""
     if config.oversubscribed:
         return Notice(level="warning", text=_oversubscribed(config))
-    lies = spread(config.cpus, numa_nodes())
     if config.box is not None:
         return None
+    lies = spread(config.cpus, numa_nodes())
     workers, threads = counted(config.workers, "worker"), counted(config.threads_per_worker, "thread")
     return Notice(level="info", text=f"{workers} x {threads}, {lies}") if lies else None
 

@@ -1,12 +1,12 @@
 """The flags of a strategy and of what a step is made of."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 from samovar.cli.flag_groups import AtCenter, Compression, LargeBatchFlags, Rates
 from samovar.core import large_batch as large
+from samovar.core.device import DEVICES
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.strategies.config import (
@@ -32,6 +32,9 @@ Precision = Annotated[
     str,
     typer.Option(help="Of convolutions and inner products: fp32, or bf16 with fp32 weights, statistics and update."),
 ]
+Device = Annotated[
+    str, typer.Option(help=f"Where nets compute: {DEVICES}; auto: CUDA where it is there, else the CPU.")
+]
 Trace = Annotated[
     str | None, typer.Option(help="Record these steps of all ranks as a timeline, for example steps=20-30.")
 ]
@@ -51,29 +54,27 @@ def sharing_of(
     sync_period: int | None,
     rates: Rates,
     at_center: AtCenter | None = None,
+    compression: Compression | None = None,
 ) -> StrategyConfig:
-    """The strategy that the flags ask for; --bucket auto, the default, is nothing to one that has no buckets."""
+    """The strategy that the flags ask for.
+
+    --bucket auto, the default, is nothing to one that has no buckets; --compress none, to one that cannot compress.
+    """
     size = None if bucket == AUTO else parse_bucket(bucket, "'auto', 'model', 'layer'")
-    center = AtCenter() if at_center is None else at_center
+    settings = _settings(at_center or AtCenter(), compression or Compression())
     is_automatic = bucket == AUTO and name == "sync"
-    return StrategyConfig(
-        name, collective, size, sync_period, *rates, automatic_buckets=is_automatic, **_settings(center)
-    )
+    return StrategyConfig(name, collective, size, sync_period, *rates, automatic_buckets=is_automatic, **settings)
 
 
-def _settings(center: AtCenter) -> dict[str, Any]:
+def _settings(center: AtCenter, compression: Compression) -> dict[str, Any]:
     return {
+        "compress": None if compression.compress == NONE else compression.compress,
+        "always_compresses": compression.compress_always,
         "max_staleness_steps": center.max_staleness,
         "group_size": center.group_size,
         "read_first": center.read_first,
         "center_momentum": center.center_momentum,
     }
-
-
-def compressed(sharing: StrategyConfig, given: Compression) -> StrategyConfig:
-    """`sharing` with --compress and --compress-always; `none` is nothing to a strategy that sends no gradients."""
-    compress = None if given.compress == NONE else given.compress
-    return replace(sharing, compress=compress, always_compresses=given.compress_always)
 
 
 def count_of(flag: str, text: str | None) -> int | None:

@@ -19,9 +19,9 @@ class Survivors:
     """The launcher's judgement on ranks that end, where the others can go on without them.
 
     Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
-    without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others, and with
-    it the rest of its group of `group_size` ranks, which step together. `failures` are the reasons that ranks told,
-    `show` shows a record.
+    without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others. The ranks
+    of a group, `group_size` of them, step together: they come back together, when all have ended, or go together.
+    `failures` are the reasons that ranks told, `show` shows a record.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Survivors:
         show: Callable[[Record], None],
         group_size: int = 1,
     ) -> None:
-        self._may_restart = may_restart and group_size == 1
+        self._may_restart = may_restart
         self._failures = failures
         self._board = board
         self._show = show
@@ -42,25 +42,50 @@ class Survivors:
         self._num_fruitless_lives = [0] * world_size
         self._steps_at_start = [0] * world_size
         self._gone: set[int] = set()
+        self._finished: set[int] = set()
+        self._awaited: dict[range, set[int]] = {}  # of groups that come back: whose ends are still to come
 
     def is_replaced(self, end: RankEnd) -> bool:
-        """Whether the rank is started again; tells what becomes of it."""
-        if end.rank in self._gone:  # ended with its group
-            return False
-        if end.return_code < 0 and self._may_restart and not self._is_stopping and self._gets_on(end.rank):
-            self._num_restarts[end.rank] += 1
-            self._tell(end, "it starts again from the center")
+        """Whether the rank is started again, at once or with its group; tells what becomes of it."""
+        group = self._group_of(end.rank)
+        if group in self._awaited:
+            self._awaited[group].discard(end.rank)
             return True
-        for rank in self._group_of(end.rank):
+        if end.return_code == 0:
+            self._finished.add(end.rank)
+        if end.return_code == 0 or end.rank in self._gone:  # gone with its group
+            return False
+        if end.return_code < 0 and self._may_come_back(group):
+            for rank in group:
+                self._num_restarts[rank] += 1
+            self._awaited[group] = set(group) - {end.rank}
+            self._tell(end, "starts again from the center")
+            return True
+        for rank in group:
             self._gone.add(rank)
             self._board.post(rank, BoardWord.IS_GONE, 1)
         if self._are_left and not self._is_input_wrong:
-            self._tell(end, "it does not come back")
+            self._tell(end, "does not come back")
         return False
 
     def ended_with(self, end: RankEnd) -> Sequence[int]:
-        """The ranks that cannot go on without one that is not replaced: those of its group."""
-        return [rank for rank in self._group_of(end.rank) if rank != end.rank and end.rank in self._gone]
+        """The ranks that cannot go on without it: those of its group."""
+        group = self._group_of(end.rank)
+        if group in self._awaited:
+            return sorted(self._awaited[group])
+        return [rank for rank in group if rank != end.rank and end.rank in self._gone]
+
+    def started_after(self, end: RankEnd) -> Sequence[int]:
+        """The ranks that start again now: those of the group, when the last of them has ended."""
+        group = self._group_of(end.rank)
+        if self._awaited[group]:
+            return ()
+        del self._awaited[group]
+        return group
+
+    def life(self, rank: int) -> int:
+        """How often the rank was started again."""
+        return self._num_restarts[rank]
 
     def counted(self, result: RunResult) -> RunResult:
         """`result` with how often each worker was started again."""
@@ -71,13 +96,18 @@ class Survivors:
         """How long others may go on: for ever, while some are left and what they were given can be used."""
         return math.inf if self._are_left and not self._is_input_wrong else 0.0
 
-    def _gets_on(self, rank: int) -> bool:
+    def _may_come_back(self, group: range) -> bool:
+        """Not without those of it that have finished."""
+        is_whole = self._finished.isdisjoint(group)
+        return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
+
+    def _gets_on(self, group: range) -> bool:
         """Whether one more life is worth it."""
-        steps = self._board.read(rank, BoardWord.STEPS_DONE)
-        is_fruitless = steps <= self._steps_at_start[rank]
-        self._num_fruitless_lives[rank] = self._num_fruitless_lives[rank] + 1 if is_fruitless else 0
-        self._steps_at_start[rank] = steps
-        return self._num_fruitless_lives[rank] < MOST_FRUITLESS_LIVES
+        first, steps = group.start, max(self._board.read(rank, BoardWord.STEPS_DONE) for rank in group)
+        is_fruitless = steps <= self._steps_at_start[first]
+        self._num_fruitless_lives[first] = self._num_fruitless_lives[first] + 1 if is_fruitless else 0
+        self._steps_at_start[first] = steps
+        return self._num_fruitless_lives[first] < MOST_FRUITLESS_LIVES
 
     def _group_of(self, rank: int) -> range:
         first = rank // self._group_size * self._group_size
@@ -101,10 +131,10 @@ class Survivors:
         own = f"rank {end.rank}: "
         reason = f" {how(end.return_code)}" if failure is None else f": {failure.message.removeprefix(own)}"
         if self._group_size > 1:
-            consequence = f"its group, {_listed(self._group_of(end.rank))}, leaves, and the other groups go on"
+            consequence = f"the other groups go on, and its own, {_listed(self._group_of(end.rank))}, {what}"
         else:
             others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
-            consequence = f"{others}, and {what}"
+            consequence = f"{others}, and it {what}"
         self._show(Notice(level="warning", text=f"rank {end.rank}{reason} after step {step}; {consequence}"))
 
 

@@ -11,9 +11,10 @@ import rich.table
 import typer
 
 from samovar.cli import strategy_flags as flags
-from samovar.cli.placing import placed
+from samovar.cli.placing import on_device, placed
 from samovar.cli.start import run_without_folder
 from samovar.config import RunConfig
+from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.core.precision import FP32
 from samovar.report.console import Console
@@ -33,6 +34,7 @@ def time_net(
     phase: Annotated[str, typer.Option(help="TRAIN or TEST: which of the net's layers.")] = "TRAIN",
     threads_per_worker: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
     precision: flags.Precision = FP32,
+    device: flags.Device = CPU,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON lines.")] = None,
 ) -> None:
     """Mean time of each layer of a net, forward and backward."""
@@ -42,7 +44,7 @@ def time_net(
     if out is not None and (not out.parent.is_dir() or out.is_dir()):
         raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
-    config = replace(config, precision=precision)
+    config = on_device(replace(config, precision=precision), device)
     raise typer.Exit(run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out)))
 
 

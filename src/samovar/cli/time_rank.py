@@ -1,6 +1,7 @@
 """The timing job of a rank: how long a net's layers take."""
 
 import time
+from functools import partial
 
 from samovar.cli import build
 from samovar.cli.rank_process import RankContext
@@ -13,6 +14,7 @@ from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.sources import load_source
 from samovar.frontends.caffe.spec import Phase
 from samovar.frontends.caffe.timing import LayerSeconds, NetTimer
+from samovar.model.device import computed, device_notices
 from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import READING, LayerTime, Notice, Timed
 
@@ -26,7 +28,8 @@ def run_timing(context: RankContext) -> None:
     phase: Phase = "TEST" if config.phase == "TEST" else "TRAIN"
     with build.open_reader(definition, phase, config, 0) as reader:
         net = build.net_for(definition, reader, 0)
-        timer = NetTimer(net)
+        net.place(context.device)
+        timer = NetTimer(net, partial(computed, context.device))
         if config.precision == BF16:
             use_half(info.parameter for info in net.parameter_infos)
         reading = LayerSeconds("+".join(_data_layers(net)), READING)
@@ -37,7 +40,12 @@ def run_timing(context: RankContext) -> None:
             batch = reader.read(iteration * reader.batch_size, reader.batch_size)
             reading.forward_s += time.perf_counter() - started_s
             timer.run(batch)
-    for text in (*definition.warnings, *precision_warnings(config.precision)):
+    notices = (
+        *definition.warnings,
+        *precision_warnings(config.precision, context.device),
+        *device_notices(context.device, config.workers, config.device),
+    )
+    for text in notices:
         context.writer.write(Notice(level="warning", text=text))
     context.writer.write(_timed(context, net, reader, timer, reading, initial_loss))
 

@@ -12,7 +12,7 @@ from samovar import __version__
 from samovar.cli import bucket_cut, build
 from samovar.cli.caffe_debug import debug_notices, shows_values
 from samovar.cli.caffe_observer import CaffeObserver
-from samovar.cli.observer import RunObserver, SilentObserver
+from samovar.cli.observer import RunObserver, SilentObserver, remedy_for
 from samovar.cli.opening import Opened, open_training
 from samovar.cli.own_box import OwnBox
 from samovar.cli.rank_process import RankContext
@@ -31,7 +31,6 @@ from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.strategies.center_steps import CenterSteps
-from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import AUTO
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
@@ -108,9 +107,10 @@ def announce(
         lr_policy=caffe.lr_policy,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
-        transport="shm",
+        transport="shm" if config.box is None else f"box {config.box}",
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
+        joined=config.join,
         run_folder=str(config.out),
         buckets=bucket_cut.described(config, learner.buckets),
     )
@@ -157,6 +157,7 @@ def run_observer(
             schedule.num_steps,
             caffe.display,
             caffe.average_loss,
+            remedy_for(context.config.strategy),
             shows_test_loss=caffe.test_compute_loss,
         )
 
@@ -232,7 +233,7 @@ def result_of(
         bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
         sweep=config.sweep,
         compress=config.strategy.codec,
-        is_compressed=learner.strategy.is_compressed if isinstance(learner.strategy, CompressedSync) else None,
+        is_compressed=learner.is_compressed,
     )
 
 

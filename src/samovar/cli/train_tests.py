@@ -43,6 +43,7 @@ def _part(
     if {info.name for info in test_net.parameter_infos} - {info.name for info in net.parameter_infos}:
         load_weights(test_net, starting_weights(config, caffe))  # what only this net has
     test_net.share_parameters(net)
+    test_net.place(net.device)
     evaluation = build.build_evaluation(test_net, reader, test.num_batches, context.transport, config.timeout_s, number)
     return TestPart(evaluation, test_net, len(reader), test_net.loss_weights)
 
@@ -53,7 +54,7 @@ def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Ca
     def evaluate() -> Iterator[TestResult]:
         if not tests:
             return
-        with learner.evaluated.in_place():
+        with learner.evaluated.in_place(), learner.model.outside_of_a_step():
             for test in tests:
                 yield test.evaluation.run()
 
@@ -64,7 +65,7 @@ def forward_function(learner: build.Learner, worker: Worker) -> Callable[[], Ste
     """One more forward pass, with weights that have all arrived."""
 
     def forward() -> StepLoss:
-        with learner.evaluated.in_place():
+        with learner.evaluated.in_place(), learner.model.outside_of_a_step():
             return worker.forward()
 
     return forward

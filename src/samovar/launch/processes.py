@@ -16,6 +16,8 @@ from samovar.transports.shm import Board
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 
+# Without this cuBLAS has no deterministic products; it is read when a rank first uses a GPU.
+_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -61,7 +63,7 @@ class Launch:
     `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
     descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
     `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves; a rank for
-    which `is_replaced(end)` is started again, and one that is not takes those of `ended_with(end)` with it.
+    which `is_replaced(end)` is started again, see `RankWatch`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Launch:
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
         ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
+        started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
     ) -> None:
         self._command = command
         self._inherited = inherited
@@ -92,6 +95,7 @@ class Launch:
             patience_s,
             is_replaced=is_replaced,
             ended_with=ended_with,
+            started_after=started_after,
         )
 
     def run(self) -> list[RankEnd]:
@@ -111,7 +115,7 @@ class Launch:
                     stdout=log,
                     stderr=log,
                     pass_fds=[*self._inherited, write_end],
-                    env=os.environ | _thread_variables(self._threads_per_worker),
+                    env=_CUBLAS | os.environ | _thread_variables(self._threads_per_worker),
                     start_new_session=True,
                 )
         except OSError as error:

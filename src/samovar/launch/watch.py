@@ -62,8 +62,8 @@ class RankWatch:
     `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the
     ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
     others may take to end by themselves (asked again at every news, infinity: as long as they like); `on_end` gets
-    each rank's end; a rank for which `is_replaced(end)` is started again, as if it had not ended; one that is not takes
-    those of `ended_with(end)` with it.
+    each rank's end. It takes those of `ended_with(end)` with it. One for which `is_replaced(end)` counts as if it had
+    not ended; `started_after(end)` are started again then: itself, or all that were to end first.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class RankWatch:
         outlet: Outlet | None = None,
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
         ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
+        started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
     ) -> None:
         self._start = start
         self._num_ranks = num_ranks
@@ -87,6 +88,7 @@ class RankWatch:
         self._outlet = outlet
         self._is_replaced = is_replaced
         self._ended_with = ended_with
+        self._started_after = started_after
         self._selector = selectors.DefaultSelector()
         self._blocked: set[int] = set()
         self._waiting: list[int] = []
@@ -143,11 +145,13 @@ class RankWatch:
                 self._outlet.pump()
             elif key.fd == key.data.pidfd:
                 end = self._reap(key.data)
-                if end.return_code and self._is_replaced(end):
-                    self._add(self._start(end.rank))
-                else:
+                is_replaced = self._is_replaced(end)
+                self._kill(self._ended_with(end))
+                if not is_replaced:
                     ends.append(end)
-                    self._kill(self._ended_with(end))
+                    continue
+                for rank in self._started_after(end):
+                    self._add(self._start(rank))
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
                 self._read(key.data, key.fd)
         return ends

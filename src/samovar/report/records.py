@@ -18,7 +18,7 @@ class Started:
 
     `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker`
     counts compute threads. `run_folder` is None for a run that leaves no files. `buckets` says how the model is cut for
-    the exchange ("3 buckets (auto)"), empty where it is not.
+    the exchange ("3 buckets (auto)"), empty where it is not. `joined`: it goes on from what others have learned.
     """
 
     net_name: str
@@ -40,6 +40,7 @@ class Started:
     start_step: int
     run_folder: str | None
     buckets: str = ""
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

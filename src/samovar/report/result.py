@@ -50,7 +50,7 @@ class RunResult:
     products. `buckets` says how sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is
     what `--workers auto` stood on. `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on
     average, read-ahead included. `stop_rule` and `by_worker` are there for workers that wait for nobody. `compress` is
-    how gradients were to be compressed, `is_compressed` whether they still were at the end.
+    how gradients or differences were to be compressed, `is_compressed` whether they still were at the end.
     """
 
     net: str

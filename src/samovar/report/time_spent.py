@@ -45,9 +45,13 @@ class StragglerWatch:
 
 
 class TimeSpent:
-    """Adds up the seconds of a run's steps by what they were spent on, and what others waited for which rank."""
+    """Adds up the seconds of a run's steps by what they were spent on, and what others waited for which rank.
 
-    def __init__(self) -> None:
+    `remedy` is what to try where exchanges take long.
+    """
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._late_s: dict[int, float] = {}
 
@@ -75,5 +79,5 @@ class TimeSpent:
             share = self._late_s[rank] / total_s
             return f"straggler-bound; the others wait {share:.0%} of the time for rank {rank}; see its cpus"
         if shares["exchange"] > _COMMUNICATION_SHARE:
-            return "communication-bound; try --overlap full, larger batches, or a strategy with a period"
+            return f"communication-bound; try {self._remedy}"
         return "compute-bound; more cores, or --precision bf16 where the CPU has it, make it faster"

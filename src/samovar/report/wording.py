@@ -122,9 +122,10 @@ def _strategy(started: Started) -> str:
 
 
 def _iterations(started: Started) -> str:
-    if started.start_step == 0:
+    if started.start_step == 0 and not started.joined:
         return counted(started.iterations, "iteration")
-    return f"iterations {started.start_step:,} to {started.iterations:,}, resumed"
+    how = "joined" if started.joined else "resumed"
+    return f"iterations {started.start_step:,} to {started.iterations:,}, {how}"
 
 
 def _on(cpus: tuple[int, ...]) -> str:

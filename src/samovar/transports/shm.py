@@ -60,11 +60,18 @@ class ShmTransport:
     """
 
     def __init__(
-        self, descriptor: int, group: Group, *, oversubscribed: bool, names: Sequence[str] | None = None
+        self,
+        descriptor: int,
+        group: Group,
+        *,
+        oversubscribed: bool,
+        names: Sequence[str] | None = None,
+        is_back: bool = False,
     ) -> None:
         self.group = group
         self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
         self.bytes_sent = 0
+        self._is_back = is_back
         self._segment = _native.Segment(descriptor, group.world_size)
         self._end = _native.Segment.head_bytes(group.world_size)
         self._progress: _native.ProgressThread | None = None
@@ -105,6 +112,8 @@ class ShmTransport:
                 "use fewer workers or raise the memory limit"
             ) from error
         self._end += _native.Window.file_bytes(world_size, num_slots, num_bytes)
+        for slot in range(num_slots if self._is_back else 0):
+            native.notify(rank, slot, 0)
         return ShmWindow(self, name, native)
 
 

@@ -91,7 +91,8 @@ class Seats:
 class BoxMembers:
     """See `samovar.worker.members.Members`; the board is looked at every `look_every_s` at most.
 
-    `goal` is the number of steps at which this launch ends.
+    In between, the steps of others are what they were; its own are what they are, so that a member alone ends with
+    its last step. `goal` is the number of steps at which this launch ends.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class BoxMembers:
         self._looked_s = self._posted_s = float("-inf")
         self._rows: dict[Member, Row] = {}
         self._own = Progress()
-        self._steps = 0
+        self._said = self._steps = 0
 
     @property
     def num_living(self) -> int:
@@ -147,17 +148,19 @@ class BoxMembers:
 
     def _look(self, *, is_due: bool = False) -> None:
         now_s = time.monotonic()
-        if not is_due and now_s - self._looked_s < self._every_s:
-            return
-        self._looked_s = now_s
-        self._rows = {row.member: row for row in self._board.rows()}
+        if is_due := is_due or now_s - self._looked_s >= self._every_s:
+            self._looked_s = now_s
+            self._rows = {row.member: row for row in self._board.rows()}
+            self._said = self._board.word(BoxWord.STEPS)
+        self._count()
+        if is_due and self._steps > self._said:
+            self._board.set_word(BoxWord.STEPS, self._steps)
+
+    def _count(self) -> None:
         steps = {member: self._progress_in(row).steps for member, row in self._living().items()}
         told = {member: done for member, done in steps.items() if done > 0}  # others have not begun
-        said = self._board.word(BoxWord.STEPS)
         # Steps beyond this launch's end are nobody's unless others go on.
-        self._steps = min(self._run.take(told, said), max(said, self._goal))
-        if self._steps > said:
-            self._board.set_word(BoxWord.STEPS, self._steps)
+        self._steps = min(self._run.take(told, self._said), max(self._said, self._goal))
 
 
 def _index(member: Member) -> int:

@@ -1,7 +1,6 @@
 """What workers that wait for nobody see of each other: numbers on a board, written by each, read by all."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,10 +11,9 @@ from samovar.box.board import Progress
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Region, Transport
-from samovar.worker.members import Members
+from samovar.worker.members import Members, first_left
 
 STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
-_RATE_STEPS = 50
 _POLL_S = 0.002
 # A worker's row: numbers that it alone writes, then its staleness.
 _IS_READY, _BEGUN_S, _IS_FINISHED, _STEPS, _SPEED, _LOSS, _DISTANCE = range(7)
@@ -41,19 +39,6 @@ class WorkerState:
     distance: float = float("nan")
     is_finished: bool = False
     is_gone: bool = False
-
-
-class Pace:
-    """Samples per second over the last steps of a worker."""
-
-    def __init__(self) -> None:
-        self._moments: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=_RATE_STEPS)
-
-    def take(self, num_samples: int) -> float:
-        """`num_samples` were trained on since the start; the speed now."""
-        self._moments.append((time.monotonic(), num_samples))
-        (first_s, first), (last_s, last) = self._moments[0], self._moments[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
 
 class Crew:
@@ -85,7 +70,7 @@ class Crew:
     @property
     def is_first(self) -> bool:
         """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
-        return self.rank == next((rank for rank in range(self.world_size) if not self._is_gone(rank)), self.rank)
+        return self.rank == first_left(self.world_size, self._is_gone, self.rank)
 
     @property
     def leads(self) -> bool:
@@ -97,9 +82,14 @@ class Crew:
         """So many share the center now."""
         return self._members.num_living
 
-    def earlier_steps(self) -> int:
-        """The steps that an earlier life of this worker did; where there was none, those that this one starts from."""
-        return max(int(self._earlier[_STEPS]), self._first_step)
+    def earlier_steps(self, group_size: int = 1) -> int:
+        """The steps that an earlier life of this worker did; where there was none, those that this one starts from.
+
+        Workers of a group of `group_size` start from one step, the most that any of them did.
+        """
+        first = self.rank // group_size * group_size
+        earlier = (self._words(rank)[_STEPS] for rank in range(first, first + group_size) if rank != self.rank)
+        return max(int(self._earlier[_STEPS]), self._first_step, *map(int, earlier))
 
     def begin(self) -> float:
         """The moment when the first worker of the launch began to train; now, where none has. On this host's clock."""

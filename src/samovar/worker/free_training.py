@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from samovar.core.clock import Deadline
+from samovar.core.pace import Pace
 from samovar.strategies.center_steps import CenterSteps
 from samovar.worker.course import Course, SteeredUpdates
-from samovar.worker.crew import Crew, Pace, WorkerState, binned
+from samovar.worker.crew import Crew, WorkerState, binned
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.free_master import Master
 from samovar.worker.step import StepLoss, Worker
@@ -45,7 +46,7 @@ class Voice(Protocol):
 
 
 class FreeTraining:
-    """Steps from `crew.earlier_steps()` on while `course` gives a rate, looks up after each step, drains at the end.
+    """Steps from `steps_done` on while `course` gives a rate, looks up after each step, drains at the end.
 
     Whoever is first of the launch's workers that are not gone is its master: `become_master` gives what it does for
     all. The strategy follows the number of members that share the center. `agree(stop_signal, rate_step)` makes one
@@ -63,6 +64,7 @@ class FreeTraining:
         voice: Voice,
         drained: Callable[[], None],
         timeout_s: float,
+        steps_done: int,
     ) -> None:
         self._parts = parts
         self._crew = crew
@@ -73,7 +75,7 @@ class FreeTraining:
         self._voice = voice
         self._drained = drained
         self._timeout_s = timeout_s
-        self._steps_done = crew.earlier_steps()
+        self._steps_done = steps_done
         self._num_samples = 0
         self._loss = float("nan")
         self._pace = Pace()

@@ -37,6 +37,11 @@ class Members(Protocol):
         ...
 
 
+def first_left(world_size: int, is_gone: Callable[[int], bool], otherwise: int) -> int:
+    """The first worker of a launch that is not gone; it acts for all."""
+    return next((rank for rank in range(world_size) if not is_gone(rank)), otherwise)
+
+
 class OwnMembers:
     """The workers of one launch at a center of its own: each stands in the board's row of its rank, all the time.
 
@@ -59,9 +64,8 @@ class OwnMembers:
         self._rule, self._first_step = rule, first_step
 
     def run_steps(self) -> int:
-        ranks = range(self.num_living)
-        master = next((rank for rank in ranks if not self._is_gone(rank)), self._member.index)
-        progresses = (self._board.row(rank).progress for rank in ranks)
+        master = first_left(self.num_living, self._is_gone, self._member.index)
+        progresses = (self._board.row(rank).progress for rank in range(self.num_living))
         return run_steps(self._rule, [max(progress.steps, self._first_step) for progress in progresses], master)
 
     def post(self, progress: Progress) -> None:
