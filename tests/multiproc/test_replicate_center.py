@@ -29,7 +29,7 @@ def of(name: str, world_size: int = 2) -> list[Any]:
     return results(world_size)[name]
 
 
-WORLD_SIZES = [2, pytest.param(4, marks=pytest.mark.slow)]
+WORLD_SIZES = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -111,8 +111,9 @@ def test_one_group_is_synchronous_training_that_a_center_pulls_at(world_size: in
     ranks = of("groups", world_size)
     for result in ranks:
         np.testing.assert_allclose(result["group"], flat(net), atol=1e-6)
-        np.testing.assert_allclose(result["center"], center, atol=1e-6)
         assert result["group"] == ranks[0]["group"]
+    # Others show the center of the moment, which the push of the first may not have reached.
+    np.testing.assert_allclose(ranks[0]["center"], center, atol=1e-6)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
