@@ -2,8 +2,8 @@
 
 Rows of `run.py collectives` (each also by its own name, see `benchmarks/run.py`): two pinned ranks; 2, 4 and 8 ranks
 over five sizes, `--collective auto` against the better of gloo and MPI and against every other plan; round trips; two
-ranks over a network (`run.py collectives-network`). MPI needs the extra `bench` (mpi4py and mpich); without it the
-comparison is with gloo alone and says so.
+and four ranks over a network, every plan and gloo (`run.py collectives-network`). MPI needs the extra `bench` (mpi4py
+and mpich); without it the comparison is with gloo alone and says so.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ from figures import Figure, compare
 from ranks import Ranks, own_cpus
 
 from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.choose_between import choose_between
 from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.calibration import NOMINAL
@@ -34,7 +35,7 @@ TIMEOUT_S = 900.0
 WORLD_SIZES = (2, 4, 8)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 PAIR_BARS = {4 << 10: 20.0, 28 << 20: 5.0, 244 << 20: 5.0}
-NETWORK_SIZES = (1 << 20, 64 << 20)
+NETWORK_SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 LARGE_BYTES = 32 << 20
 # Beyond these the memory of one machine is short: every plan has staging areas of its own.
 MAX_STAGING_BYTES = 2 << 30
@@ -65,15 +66,26 @@ def run_pair(short: bool = False) -> list[Figure]:
 
 
 def run_network(short: bool = False) -> list[Figure]:
-    """Two ranks over loopback: encrypted windows against gloo, which encrypts nothing."""
-    sizes = NETWORK_SIZES[:1] if short else NETWORK_SIZES
-    cells = [cell(size, ["tcp ring", "tcp tree", "gloo"], 2 if short else 15) for size in sizes]
+    """Ranks over loopback: encrypted windows against gloo, which encrypts nothing, and the chosen plan against all."""
+    world_sizes, sizes = (WORLD_SIZES[:1], NETWORK_SIZES[:1]) if short else (WORLD_SIZES[:2], NETWORK_SIZES)
+    return [figure for world_size in world_sizes for figure in network(world_size, sizes, 2 if short else 15)]
+
+
+def network(world_size: int, sizes: Sequence[int], num_pairs: int) -> list[Figure]:
+    chosen = [f"tcp {choose_between(NOMINAL, world_size, size)}" for size in sizes]
+    sides = [
+        [f"tcp {name}" for name in plans(world_size, size, auto.removeprefix("tcp ")) if name != "direct"]
+        for size, auto in zip(sizes, chosen, strict=True)
+    ]
+    cells = [cell(size, [*names, "gloo"], num_pairs) for size, names in zip(sizes, sides, strict=True)]
     figures = []
-    for times, size in zip(measure(2, cells, with_mpi=False), sizes, strict=True):
+    measured = measure(world_size, cells, with_mpi=False)
+    for size, auto, names, times in zip(sizes, chosen, sides, measured, strict=True):
         rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
-        for side in ("tcp ring", "tcp tree"):
-            name = f"all-reduce {shown(size)}, 2 ranks, {side} / gloo"
-            figures.append(compare(name, rates[side], rates["gloo"], "1/s", None))
+        best = max(names, key=lambda side: median(rates[side]))
+        where = f"{shown(size)}, {world_size} ranks: auto ({auto})"
+        figures.append(compare(f"{where} / gloo", rates[auto], rates["gloo"], "1/s", None))
+        figures.append(compare(f"{where} / best ({best})", rates[auto], rates[best], "1/s", 0.9))
     return figures
 
 

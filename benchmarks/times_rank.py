@@ -73,7 +73,7 @@ class Measured:
 
 def measuring_s(kinds: list[str]) -> float:
     """What a rank 0 of two does in a step to measure it, and to see where time goes and who is late."""
-    laps, spent, stragglers = Laps(), TimeSpent(), StragglerWatch()
+    laps, spent, stragglers = Laps(), TimeSpent("larger batches"), StragglerWatch()
     arrivals_s = np.array([1.0, 1.001])
     seconds = []
     for _ in range(NUM_TIMES):

@@ -81,7 +81,10 @@ class Replicated(Side):
 
     def step(self) -> None:
         self._replica.backward(self.compute())
-        self._replica.step()
+        self._replica.step(self._update)
+
+    def _update(self) -> None:
+        self._optimizer.step()
         self.computed_at_s = time.thread_time()
 
     def settle(self) -> None:
@@ -94,6 +97,8 @@ class Replicated(Side):
 
 class AtCenter(Side):
     """Workers that share a center; where the center adds up steps, the momentum is the center's, if anybody's.
+
+    Their rate then makes up for what momentum would have given, as in `samovar train`.
 
     `collectives` hold this rank's weights, and carry turns where there are any.
     """
@@ -111,7 +116,7 @@ class AtCenter(Side):
         self.waits_for_nobody = strategy.name != "round-robin-easgd"
         self._center = seat.center
         shares = shared_momentum(strategy, MOMENTUM, seat.num_workers)
-        super().__init__(net, rate, batches, shares.worker)
+        super().__init__(net, rate * shares.rate_factor, batches, shares.worker)
         parameters = dict(net.named_parameters())
         layout = layout_of(parameters)
         region = float32_region(collectives, "weights", layout.num_elements)

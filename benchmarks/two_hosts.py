@@ -1,8 +1,9 @@
 """Two hosts on a slow link, one rank each, against DDP on gloo of the same net in the same run. Needs root.
 
-`two-hosts` is sync-easgd every 8 steps, `two-hosts-gradients` sync, plain and compressed, `two-hosts-box` shm-easgd
-every 8 steps at a box on the first host, `two-hosts-accuracy` sync-easgd until LeNet knows MNIST. Both sides hold their
-nets in the same processes and take turns; the slower rank's time counts. Ranks end with finite and equal weights.
+`two-hosts` is sync-easgd every 8 steps, `two-hosts-gradients` sync, which takes factors by itself, without compression
+and with it, `two-hosts-box` shm-easgd every 8 steps at a box on the first host, `two-hosts-accuracy` sync-easgd until
+LeNet knows MNIST. Both sides hold their nets in the same processes and take turns; the slower rank's time counts. Ranks
+end with finite and equal weights.
 """
 
 import math

@@ -92,6 +92,7 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=0.01)
+    parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to go on from")
     arguments = parser.parse_args()
     stop_signals = []
@@ -101,7 +102,7 @@ def main() -> int:
     train, test = digits() if arguments.data is None else [mnist(arguments.data, name) for name in ("train", "t10k")]
     model = net()
     model.register_buffer("stop_asked", torch.zeros(()), persistent=False)
-    optimizer = torch.optim.SGD(model.parameters(), arguments.learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), arguments.learning_rate, arguments.momentum)
     batches = DataLoader(train, arguments.batch_size, shuffle=True)
     checkpoint = Checkpoint(arguments.checkpoint, model, optimizer)
     for epoch in range(checkpoint.load(), arguments.epochs):

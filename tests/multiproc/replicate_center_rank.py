@@ -12,7 +12,7 @@ from torch import nn
 from samovar.api.replica import Replica
 from samovar.api.team import Team
 from samovar.core.errors import SamovarError
-from tests.multiproc.replicate_nets import batches, perceptron, replicated, values
+from tests.multiproc.replicate_nets import batches, perceptron, replicated, train, values
 from tests.multiproc.replicate_ranks import RANK_TIMEOUT_S, serve_rank
 
 FREE = (
@@ -30,14 +30,6 @@ def again(team: Team) -> Team:
 
 def optimizer_of(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-
-
-def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
-    for index, (x, y) in enumerate(batches(replica.rank, stop)):
-        if index >= first:
-            optimizer.zero_grad()
-            replica.backward(F.cross_entropy(model(x), y))
-            replica.step()
 
 
 def every_strategy(team: Team) -> Any:

@@ -11,6 +11,8 @@ from samovar.api.team import Team
 from samovar.strategies.config import StrategyConfig
 
 TIMEOUT_S = 20.0
+# Settings of every replica that does not say otherwise.
+DEFAULTS: dict[str, object] = {}
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -37,12 +39,21 @@ def replicated(
 ) -> Replica:
     """A replica with SGD where no optimizer is given."""
     optimizer = optimizer or sgd(model)
-    config = StrategyConfig(**{"name": "sync", **settings})  # type: ignore[arg-type]
+    config = StrategyConfig(**{"name": "sync", **DEFAULTS, **settings})  # type: ignore[arg-type]
     return Replica(model, optimizer, team, config, TIMEOUT_S)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+
+
+def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
+    """This rank's batches `first` to `stop` - 1, a step each."""
+    for index, (x, y) in enumerate(batches(replica.rank, stop)):
+        if index >= first:
+            optimizer.zero_grad()
+            replica.backward(F.cross_entropy(model(x), y))
+            replica.step()
 
 
 def train_alone(model: nn.Module, world_size: int, count: int, max_norm: float | None = None) -> nn.Module:

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.api.replica import Replica
 from samovar.api.team import Team
 from samovar.core.errors import SamovarError
-from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, values
+from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, train, values
 from tests.multiproc.replicate_ranks import serve_rank
 
 STEPS = 6
@@ -21,15 +20,8 @@ EVERY = {
     "local-sgd": {"name": "local-sgd", "sync_period_steps": 2},
     "diloco": {"name": "diloco", "sync_period_steps": 2},
     "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
+    "sync-easgd as int8": {"name": "sync-easgd", "sync_period_steps": 2, "compress": "int8"},
 }
-
-
-def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:
-    for index, (x, y) in enumerate(batches(replica.rank, stop)):
-        if index >= first:
-            optimizer.zero_grad()
-            replica.backward(F.cross_entropy(model(x), y))
-            replica.step()
 
 
 def elastic(team: Team) -> Any:

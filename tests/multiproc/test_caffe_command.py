@@ -178,7 +178,7 @@ def test_errors_are_one_sentence(net: Path) -> None:
         ("train", "-solver", solver): "folder nowhere does not exist; make it, or change snapshot_prefix",
         ("train", "-solver", solver, "-snapshot", solver, "-weights", "a"): "exclude each other",
         ("test", "-model", net): "-weights is missing",
-        ("time", "-model", net, "-gpu", "all"): "-gpu all: Caffe's nets compute on the CPU here",
+        ("time", "-model", net, "-gpu", "all"): "-gpu all: give the number of one GPU, such as 0",
     }
     for words, message in cases.items():
         ended = run("caffe", *words, folder=folder)

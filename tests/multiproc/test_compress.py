@@ -49,11 +49,32 @@ def test_the_first_steps_decide_and_a_resumed_run_keeps_to_it(digits: Path, tmp_
     assert "what was left out is lost" in plain.output + plain.errors
 
 
+@pytest.mark.slow
+def test_compressed_differences_go_on_with_the_same_bits_and_carry_their_center_over(
+    digits: Path, tmp_path: Path
+) -> None:
+    solver = solver_in(tmp_path, digits, NUM_STEPS, snapshot=SAVED_STEP)
+    shared = ("train", "--threads-per-worker", 1, "--strategy", "sync-easgd", "--sync-period", 2, "--solver", solver)
+    flags = (*shared, "--compress", "int8")
+    ended = succeed(*flags, "--workers", 2, "--out", "whole", folder=tmp_path)
+    assert "differences as int8" in ended.output
+    result = result_of(tmp_path / "whole")
+    assert (result["compress"], result["is_compressed"]) == ("int8", True)
+    saved = tmp_path / "whole" / "snapshots" / f"step_{SAVED_STEP:08}"
+    succeed(*flags, "--workers", 2, "--snapshot", saved, "--out", "rest", folder=tmp_path)
+    assert result_of(tmp_path / "rest")["weights_sha256"] == result["weights_sha256"]
+    more = succeed(*flags, "--workers", 3, "--snapshot", saved, "--out", "more", folder=tmp_path)
+    assert "start from its weights, and from no momentum" in more.output + more.errors
+    plain = succeed(*shared, "--workers", 2, "--snapshot", saved, "--out", "plain", folder=tmp_path)
+    assert "start from its weights, and from no momentum" in plain.output + plain.errors
+
+
 def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
     solver = solver_in(tmp_path, digits, NUM_STEPS)
     for flags, message in (
         (("--compress", "bf16", "--exact", 2), "--exact 2: is for the same bits, which compression changes"),
         (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is no setting of --strategy local-sgd"),
+        (("--compress", "1-bit", "--strategy", "sync-easgd"), "--compress 1-bit: what it leaves out of a difference"),
     ):
         with Command("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path) as command:
             ended = command.wait()

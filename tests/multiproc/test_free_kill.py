@@ -24,6 +24,9 @@ KILLS, AT_ONCE = 10, 3  # in one run
 STRATEGIES = ("async-easgd", "shm-easgd", "async-sgd", "hogwild-easgd", "async-measgd")
 LEARNED, ACCURACY = (1, 2, 3), 0.93
 STOP_S, STOPS = 10.0, 10
+TOLD_OF_GROUPS = re.compile(
+    r"rank (\d+) was killed by signal 9 .* the other groups go on, and its own, .*, starts again"
+)
 TOLD = re.compile(r"rank (\d+) was killed by signal 9 \(SIGKILL\).* after step (\d+); the others go on, and (.*)")
 
 
@@ -114,7 +117,7 @@ def assert_learned(solver: Path, out: Path) -> None:
     assert float(found[1]) > ACCURACY
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("strategy", "seed"),
     [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for seed, name in enumerate(STRATEGIES)],
@@ -183,15 +186,49 @@ def test_workers_stopped_for_ten_seconds_keep_nobody(endless: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_group_leaves_whole_and_the_other_goes_on(endless: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_a_group_comes_back_whole_and_the_other_goes_on(endless: Path, tmp_path: Path) -> None:
+    """Its first rank killed, with the master, and its second; then a rank of the other; no count is lost."""
+    out, victims = tmp_path / "out", [0, 1, 2, 0]
+    with start(endless, out, "hybrid-easgd", "--group-size", 2) as command, WatchedBox(command) as box:
+        wait_for_steps(command, box, range(WORKERS), 5)
+        processes = []
+        for victim in victims:
+            group = range(victim // 2 * 2, victim // 2 * 2 + 2)
+            before = command.ranks()
+            processes += before.values()
+            before[victim].kill()
+            command.until(
+                lambda group=group, before=before: all(
+                    command.ranks().get(rank, before[rank]).pid != before[rank].pid for rank in group
+                ),
+                f"ranks {list(group)} are started again",
+            )
+            wait_for_steps(command, box, set(range(WORKERS)) - set(group), 10)
+            wait_for_steps(command, box, group, 10)
+        warnings = stop(command, out, [*processes, *command.ranks().values()])
+        versions = box.versions()
+    assert [int(rank) for rank, *_ in TOLD_OF_GROUPS.findall(warnings)] == victims
+    workers = result_of(out)["by_worker"]
+    assert [worker["restarts"] for worker in workers] == [3, 3, 1, 1]
+    assert not any(worker["is_gone"] for worker in workers)
+    told = sum(worker["updates"] for worker in workers)
+    assert told - len(victims) <= versions.min() <= versions.max() <= told + len(victims)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_group_that_gets_nowhere_leaves_whole_and_the_other_goes_on(endless: Path, tmp_path: Path) -> None:
     """The first one, with the master, so that another rank shows and saves."""
     out = tmp_path / "out"
     with start(endless, out, "hybrid-easgd", "--group-size", 2) as command, WatchedBox(command) as box:
         wait_for_steps(command, box, range(WORKERS), 5)
         processes = list(command.ranks().values())
+        for _ in range(MOST_FRUITLESS_LIVES):
+            kill(command, 1)
         command.wait_for_rank(1).kill()
         command.until(lambda: sorted(command.ranks()) == [2, 3], "ranks 0 and 1 are gone")
         wait_for_steps(command, box, [2, 3], 30)
-        warnings = stop(command, out, processes)
-    assert "its group, ranks 0 and 1, leaves, and the other groups go on" in warnings
+        warnings = stop(command, out, [*processes, *command.ranks().values()])
+    assert "the other groups go on, and its own, ranks 0 and 1, does not come back" in warnings
     assert [worker["is_gone"] for worker in result_of(out)["by_worker"]] == [True, True, False, False]

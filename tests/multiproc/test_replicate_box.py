@@ -65,6 +65,8 @@ def test_jobs_share_the_center_of_a_box_and_every_step_counts_once(is_remote: bo
         twice = subprocess.run(script(place, key_file, "", 1, 40), capture_output=True, text=True, check=False)
         assert "has a buffer 'sum' already; join=True trains on it" in twice.stderr
         with started(*script(place, key_file, "join", 100, 30)) as second:
+            shown = subprocess.run([SAMOVAR, "box", "list", "--box", box, "--json"], capture_output=True, check=True)
+            assert isinstance(json.loads(shown.stdout)[0]["members"][0]["loss"], float)
             assert final(second) == final(first) == [3040.0] * 8
 
 
@@ -72,7 +74,7 @@ def test_a_job_cannot_join_what_is_not_there() -> None:
     box = f"test-{uuid.uuid4().hex}"
     with started(SAMOVAR, "box", "serve", "--box", box):
         alone = subprocess.run(script(box, "-", "join", 1, 1), capture_output=True, text=True, check=False)
-    assert "rank 0: the box has no buffer 'sum'" in alone.stderr
+    assert f"rank 0: box '{box}': no buffer 'sum'; there are: none" in alone.stderr
     nobody = subprocess.run(script(box, "-", "", 1, 1), capture_output=True, text=True, check=False)
     assert f"nobody serves box '{box}' on this host" in nobody.stderr
 

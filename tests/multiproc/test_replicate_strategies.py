@@ -53,7 +53,8 @@ def test_evaluating_has_the_mean_of_batch_statistics_and_gives_the_own_ones_back
 
 
 @pytest.mark.parametrize(
-    "strategy", ["sync", "sync as bf16", "sync as 1-bit, tried", "local-sgd", "diloco", "sync-easgd"]
+    "strategy",
+    ["sync", "sync as bf16", "sync as 1-bit, tried", "local-sgd", "diloco", "sync-easgd", "sync-easgd as int8"],
 )
 def test_a_resumed_run_has_the_same_bits(strategy: str) -> None:
     for result in of("resumed"):

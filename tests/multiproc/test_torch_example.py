@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from samovar.strategies.config import STRATEGIES as NAMES
 from tests.multiproc import slurm
 from tests.multiproc.command import wait_until
 
@@ -21,7 +22,10 @@ TOTAL_BATCH = 32
 NUM_EPOCHS = 2
 MAX_LOSS_OF_ACCURACY = 0.03
 SHOWN = re.compile(r"(?:\[0\] )?epoch (\d+): accuracy (\d\.\d+) on 360 test images")
+AT_THE_END = re.compile(r"(?:\[0\] )?in the end: accuracy (\d\.\d+)")
 STRATEGIES = ("sync", "local-sgd", "diloco", "sync-easgd")
+FREE = tuple(name for name in NAMES if name not in STRATEGIES)
+WITHOUT_MOMENTUM = ("async-sgd", "async-msgd", "hogwild-sgd")
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +57,7 @@ def run_example(command: Sequence[object], folder: Path, environment: dict[str, 
 
 def accuracies(output: str) -> dict[int, float]:
     """Epoch to accuracy; every epoch is shown once, whatever the number of ranks."""
-    lines = output.splitlines()
+    lines = [line for line in output.splitlines() if not AT_THE_END.fullmatch(line)]
     found = [SHOWN.fullmatch(line) for line in lines]
     assert all(found), output
     shown = {int(one[1]): float(one[2]) for one in found if one}
@@ -127,6 +131,19 @@ def test_every_strategy_learns(example: Path, tmp_path: Path, strategy: str, num
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", FREE)
+def test_every_strategy_at_a_center_learns(example: Path, tmp_path: Path, strategy: str) -> None:
+    """What counts is what all ranks have in the end; steps of two workers are added up at momentum 0."""
+    without = ["--momentum", 0, "--learning-rate", 0.05]
+    more = ["--strategy", strategy, *(without if strategy in WITHOUT_MOMENTUM else [])]
+    output = run_example([*launcher("samovar", 2), example, *arguments(2, *more, epochs=8)], tmp_path)
+    assert list(accuracies(output)) == list(range(1, 9))
+    (last,) = AT_THE_END.findall(output)
+    assert float(last) > 0.94
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["sync", "sync-easgd"])
 def test_a_resumed_run_goes_on_as_if_never_ended(example: Path, tmp_path: Path, strategy: str) -> None:
     """And with a rank's last file missing, from the last epoch that all have."""
@@ -148,7 +165,7 @@ def test_a_resumed_run_goes_on_as_if_never_ended(example: Path, tmp_path: Path, 
 
 
 def test_the_two_files_differ_in_the_lines_that_the_documents_show(example: Path, repository_root: Path) -> None:
-    """Beside what the file says of itself: two lines more, three others; then what evaluating and saving need."""
+    """Beside what the file says of itself: two lines more, three others; then what evaluating, saving, the end need."""
     plain, changed = (code(path) for path in (example.with_name("mnist_plain.py"), example))
     diff = [line for line in difflib.ndiff(plain, changed) if line[:2] in ("- ", "+ ")]
     added = [line[2:].strip() for line in diff if line.startswith("+ ")]
@@ -167,6 +184,9 @@ def test_the_two_files_differ_in_the_lines_that_the_documents_show(example: Path
         "with torch.no_grad(), replica.evaluating():",
         "if replica.is_first:",
         'print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")',
+        "replica.finish()",
+        "if replica.is_first:",
+        'print(f"in the end: accuracy {accuracy(model, test):.4f}")',
     ]
 
 

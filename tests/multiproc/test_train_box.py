@@ -281,6 +281,27 @@ def test_ctrl_c_of_a_joiner_and_the_death_of_the_creator_leave_the_others_at_wor
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_launch_that_is_killed_elsewhere_counts_no_more(
+    served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
+) -> None:
+    """Its connections end with it, and its row stays its own for a while."""
+    outs = tmp_path / "one", tmp_path / "two"
+    with start(solvers[ENDLESS], served.here, buffer, outs[0]) as first:
+        first.wait_for_step(outs[0], 20)
+        with start(solvers[ENDLESS], served.there, buffer, outs[1], "--join") as second:
+            second.wait_for_step(outs[1], 1)
+            assert "joined" in second.output
+            ranks = list(second.ranks().values())
+            second.process.kill()
+            psutil.wait_procs(ranks, 10)
+        first.until(lambda: "1 worker trains at this center now, 2 did before" in first.output, "it is missed")
+        states = [(member["is_alive"], member["away"]) for member in served.members()]
+        assert states == [(True, False), (False, True)]
+        stop(first)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("is_far", [False, True])
 def test_a_killed_worker_takes_a_seat_again(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path, is_far: bool

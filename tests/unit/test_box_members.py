@@ -90,6 +90,18 @@ def test_members_of_two_launches_see_each_other(board: Board) -> None:
     assert second.members[0].num_living == 1
 
 
+def test_between_two_looks_a_member_knows_its_own_steps(board: Board) -> None:
+    """So that one that is alone ends with its last step, however seldom it looks."""
+    launch = Launch(board, 1, 100)
+    members = launch.members[0]
+    members.post(Progress(steps=1))
+    members.run_steps()  # its first look
+    members._every_s = 1000.0
+    for steps in (2, 50, 99, 100):
+        members.post(Progress(steps=steps))
+        assert members.run_steps() == steps
+
+
 def test_a_launch_waits_for_others_that_end_with_it_alone(board: Board) -> None:
     first, second = Launch(board, 1, goal=50), Launch(board, 1, goal=50)
     first.post(50, finished=True)

@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from samovar.box.joining import BoxPlace
+from samovar.box.places import Places
 from samovar.cli.box_plan import buffer_name, drop_command
+
+DEFAULT = BoxPlace("default", None, None)
+FAR = BoxPlace(None, ("host0", 4711), Path("key"))
 
 
 @pytest.mark.parametrize(
@@ -17,13 +21,14 @@ def test_a_net_gives_its_name_to_its_buffer(net_name: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "flags"),
+    ("boxes", "flags"),
     [
-        (BoxPlace("default", None, None), ""),
-        (BoxPlace("mine", None, None), " --box mine"),
-        (BoxPlace(None, ("host0", 4711), Path("key")), " --box host0:4711 --key-file key"),
-        (BoxPlace(None, ("::1", 4711), Path("key")), " --box [::1]:4711 --key-file key"),
+        ([DEFAULT], ""),
+        ([BoxPlace("mine", None, None)], " --box mine"),
+        ([FAR], " --box host0:4711 --key-file key"),
+        ([BoxPlace(None, ("::1", 4711), Path("key"))], " --box [::1]:4711 --key-file key"),
+        ([DEFAULT, FAR], " --box default,host0:4711 --key-file key"),
     ],
 )
-def test_the_command_that_deletes_a_buffer_can_be_copied(place: BoxPlace, flags: str) -> None:
-    assert drop_command(place, "net") == f"samovar box drop net{flags}"
+def test_the_command_that_deletes_a_buffer_can_be_copied(boxes: list[BoxPlace], flags: str) -> None:
+    assert drop_command(Places(tuple(boxes)), "net") == f"samovar box drop net{flags}"

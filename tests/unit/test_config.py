@@ -34,6 +34,7 @@ FULL = RunConfig(
     large_batch=LargeBatch(512, "linear", 20),
     trace=TraceWindow(20, 30),
     sweep=(SweptSetting(workers=4, threads_per_worker=2, samples_per_second=1.5),),
+    device="cpu-staged",
 )
 EASGD = StrategyConfig("async-easgd")
 AT_BOX = RunConfig(

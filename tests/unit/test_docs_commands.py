@@ -46,9 +46,17 @@ ELSEWHERE = {
         ],
         "it needs a server; test_train_box.py",
     ),
+    f"{AT_BOX} --box host0:4711,host1:4711,host2:4711 --key-file box.key": "it needs servers; test_split_box.py",
     "samovar box serve --listen 192.0.2.1:4711 --key-file box.key": "it runs until Ctrl-C; test_train_box.py",
     "samovar data images --folder FOLDER --resize 256x256 --out data/flowers_lmdb --mean data/mean.binaryproto": (
         "it needs images; test_data_images.py"
+    ),
+    **dict.fromkeys(
+        [
+            "samovar data leveldb --source FOLDER --out data/flowers_lmdb",
+            "samovar data leveldb --source images_leveldb --out images_lmdb",
+        ],
+        "it needs a LevelDB; test_leveldb.py",
     ),
     "make demo": "it makes an environment first; benchmarks and tests of `samovar train` run what it trains",
     "make test": "it runs this very test",

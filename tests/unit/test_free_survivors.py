@@ -22,6 +22,7 @@ OUTLIVES_ONE = "import os, time\nwhile not os.path.exists('{lives}'): time.sleep
 OUTLIVES_TWO = (
     "import os, time\nwhile not os.path.exists('{lives}') or os.path.getsize('{lives}') < 2: time.sleep(0.01)"
 )
+OUTLIVES_THREE = OUTLIVES_TWO.replace("2", "4")
 
 
 class Run:
@@ -60,13 +61,17 @@ class Run:
             self.survivors.patience_s,
             is_replaced=self.survivors.is_replaced,
             ended_with=self.survivors.ended_with,
+            started_after=self.survivors.started_after,
         )
 
     def ends(self) -> list[RankEnd]:
         try:
             return self._launch.run()
         finally:
-            os.close(self._descriptor)
+            self.close()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
     @property
     def words(self) -> list[str]:
@@ -94,21 +99,45 @@ def test_a_killed_rank_that_gets_on_is_started_again_each_time_and_the_result_sa
     assert [worker.restarts for worker in counted.by_worker] == [0, 3]
 
 
-def test_a_group_leaves_with_its_first_dead_and_other_groups_go_on(tmp_path: Path) -> None:
+def test_a_group_comes_back_whole_with_its_first_dead_as_long_as_it_gets_on(tmp_path: Path) -> None:
+    """Rank 3 ends in the fourth life of rank 2."""
+    run = Run(tmp_path, ["", "", DIES_THRICE, OUTLIVES_THREE], {}, group_size=2, get_on=True)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(4)]
+    assert (tmp_path / "lives").read_text() == "xxxx"
+    assert run.words == ["its own, ranks 2 and 3, starts again from the center"] * 3
+    assert [run.survivors.life(rank) for rank in range(4)] == [0, 0, 3, 3]
+
+
+def test_a_group_that_gets_nowhere_leaves_whole_and_other_groups_go_on(tmp_path: Path) -> None:
     """Rank 3 would wait for ever."""
-    run = Run(tmp_path, [OUTLIVES_ONE, OUTLIVES_ONE, DIES, FOREVER], {}, group_size=2)
+    run = Run(tmp_path, [OUTLIVES_TWO, OUTLIVES_TWO, DIES, FOREVER], {}, group_size=2)
     assert sorted(run.ends(), key=lambda end: end.rank) == [
         *(RankEnd(k, 0) for k in (0, 1)),
         *(RankEnd(k, -9) for k in (2, 3)),
     ]
-    assert run.words == ["the other groups go on"]
+    ends = [f"its own, ranks 2 and 3, {what}" for what in ("starts again from the center", "does not come back")]
+    assert run.words == ends
     assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(4)] == [0, 0, 1, 1]
 
 
 def test_a_run_ends_with_its_last_group(tmp_path: Path) -> None:
-    run = Run(tmp_path, [FOREVER, DIES], {}, group_size=2)
+    run = Run(tmp_path, [FOREVER, DIES], {}, may_restart=False, group_size=2)
     assert run.ends() == [RankEnd(1, -9)]
     assert run.shown == []
+
+
+def test_a_group_does_not_come_back_without_those_that_have_finished(tmp_path: Path) -> None:
+    """No rank is started here: what the launcher would be told."""
+    run = Run(tmp_path, [FOREVER] * 4, {}, group_size=2)
+    survivors = run.survivors
+    assert not survivors.is_replaced(RankEnd(2, 0))
+    assert not survivors.is_replaced(RankEnd(3, -9))
+    assert survivors.ended_with(RankEnd(3, -9)) == [2]
+    assert survivors.is_replaced(RankEnd(1, -9))
+    assert (survivors.ended_with(RankEnd(1, -9)), survivors.started_after(RankEnd(1, -9))) == ([0], ())
+    assert survivors.is_replaced(RankEnd(0, -9))
+    assert survivors.started_after(RankEnd(0, -9)) == range(2)
+    run.close()
 
 
 def test_a_rank_that_cannot_come_back_alone_is_gone_at_once(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ REFUSED = {
     "updates no parameter of the model": (_frozen, sgd),
     "wrapped in DistributedDataParallel": (DistributedDataParallel, sgd),
     "run one forward pass before": (lambda: nn.LazyLinear(2), lambda _: sgd(nn.Linear(3, 2))),
-    "exchanges run in the memory of the CPU": (lambda: nn.Linear(3, 2, device="meta"), sgd),
+    "models are trained on cpu or cuda here": (lambda: nn.Linear(3, 2, device="meta"), sgd),
     "give a torch.nn.Module": (lambda: "net", lambda _: sgd(nn.Linear(3, 2))),
     "give a torch.optim optimizer": (lambda: nn.Linear(3, 2), lambda _: "sgd"),
 }

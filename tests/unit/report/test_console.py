@@ -55,6 +55,13 @@ def test_a_resumed_run_says_where_it_goes_on() -> None:
     assert shown.lines[2] == "iterations 300 to 600, resumed · not pinned to cpus"
 
 
+@pytest.mark.parametrize("step", [0, 300])
+def test_a_run_that_joins_others_says_so(step: int) -> None:
+    shown = Shown()
+    shown.console.show(replace(STARTED, start_step=step, worker_cpus=((), ()), joined=True))
+    assert shown.lines[2] == f"iterations {step} to 600, joined · not pinned to cpus"
+
+
 def test_without_a_terminal_progress_is_a_line_each_display_interval_and_at_the_end() -> None:
     shown = Shown(display_steps=250)
     shown.run(range(1, 601))

@@ -2,7 +2,9 @@
 
 import pytest
 
+from samovar.cli.observer import remedy_for
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
+from samovar.strategies.config import StrategyConfig
 
 
 def seconds(**given: float) -> dict[str, float]:
@@ -14,13 +16,13 @@ def seconds(**given: float) -> dict[str, float]:
     [
         (seconds(forward=1, backward=2), None, "compute-bound"),
         (seconds(forward=1, backward=2, data=1), None, "input-bound"),
-        (seconds(forward=1, backward=2, exchange=1), None, "communication-bound"),
+        (seconds(forward=1, backward=2, exchange=1), None, "communication-bound; try larger batches"),
         (seconds(forward=1, backward=2, exchange=1), Arrival(3, 0.9, 4.0), "wait 22% of the time for rank 3"),
         (seconds(forward=1, backward=2, exchange=1), Arrival(3, 0.1, 4.0), "communication-bound"),
     ],
 )
 def test_the_verdict_says_what_a_run_is_bound_by(spent: dict[str, float], arrival: Arrival | None, said: str) -> None:
-    whole = TimeSpent()
+    whole = TimeSpent("larger batches")
     for _ in range(5):
         whole.add(spent, arrival)
     verdict = whole.verdict()
@@ -30,7 +32,7 @@ def test_the_verdict_says_what_a_run_is_bound_by(spent: dict[str, float], arriva
 
 
 def test_a_run_without_steps_has_no_verdict() -> None:
-    assert TimeSpent().verdict() is None
+    assert TimeSpent("larger batches").verdict() is None
 
 
 def test_a_rank_that_is_late_in_most_steps_is_named_once() -> None:
@@ -49,3 +51,15 @@ def test_small_delays_and_changing_ranks_are_noise(late_s: float) -> None:
     watch = StragglerWatch()
     assert all(watch.take(Arrival(2, late_s, 0.5)) is None for _ in range(20))
     assert all(watch.take(Arrival(step % 3, 0.2, 0.5)) is None for step in range(30))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "advises_full"),
+    [
+        (StrategyConfig("sync"), True),
+        (StrategyConfig("sync", overlap="full", bucket_size_bytes=4096), False),
+        (StrategyConfig("round-robin-easgd"), False),
+    ],
+)
+def test_advice_is_what_the_strategy_can_take(strategy: StrategyConfig, advises_full: bool) -> None:
+    assert ("--overlap full" in remedy_for(strategy)) == advises_full
