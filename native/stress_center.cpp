@@ -100,13 +100,23 @@ void add(const Files& files, std::uint32_t member, std::uint64_t seed) {
   }
 }
 
-void check_sums(const Files& files) {
+struct Seen {
+  std::vector<float> values;
+  std::vector<std::int64_t> versions;
+};
+
+Seen read_all(const Files& files, bool velocity = false) {
   Center center(files.file());
-  std::vector<float> seen(kElements);
-  std::vector<std::int64_t> versions(kChunks);
-  expect(center.read(center.all(), seen.data(), false, versions.data(), soon()), "read");
-  for (const float value : seen) expect(value == kUpdates * 10.0f, "a sum of all updates");
-  for (const std::int64_t version : versions) expect(version == kUpdates * kMembers, "a version after all updates");
+  Seen seen{std::vector<float>(kElements), std::vector<std::int64_t>(kChunks)};
+  expect(center.read(center.all(), seen.values.data(), velocity, seen.versions.data(), soon()), "read");
+  return seen;
+}
+
+void check_sums(const Files& files) {
+  const Seen seen = read_all(files);
+  for (const float value : seen.values) expect(value == kUpdates * 10.0f, "a sum of all updates");
+  for (const std::int64_t version : seen.versions)
+    expect(version == kUpdates * kMembers, "a version after all updates");
 }
 
 // Powers of two at a rate of one half: with every rounding exact, sum of x and c stays what it was.
@@ -127,10 +137,7 @@ void exchange(const Files& files, std::uint32_t member, std::vector<float>& weig
 }
 
 void check_exchange(const Files& files, const std::vector<std::vector<float>>& weights) {
-  Center center(files.file());
-  std::vector<float> seen(kElements);
-  std::vector<std::int64_t> versions(kChunks);
-  expect(center.read(center.all(), seen.data(), false, versions.data(), soon()), "read");
+  const std::vector<float> seen = read_all(files).values;
   for (std::uint64_t i = 0; i < kElements; ++i) {
     float sum = seen[i];
     for (const auto& own : weights) sum += own[i];
@@ -153,19 +160,12 @@ void add_with_momentum(const Files& files, std::uint32_t member) {
 }
 
 void check_velocity(const Files& files) {
-  Center center(files.file());
-  std::vector<float> seen(kElements);
-  std::vector<std::int64_t> versions(kChunks);
-  expect(center.read(center.all(), seen.data(), true, versions.data(), soon()), "read");
-  for (const float value : seen) expect(value == kUpdates * 10.0f, "a velocity of all updates");
+  for (const float value : read_all(files, true).values) expect(value == kUpdates * 10.0f, "a velocity of all updates");
 }
 
 // Without locks the sum may change, but everything stays between what x and c were at first.
 void check_between(const Files& files, const std::vector<std::vector<float>>& weights) {
-  Center center(files.file());
-  std::vector<float> seen(kElements);
-  std::vector<std::int64_t> versions(kChunks);
-  expect(center.read(center.all(), seen.data(), false, versions.data(), soon()), "read");
+  const std::vector<float> seen = read_all(files).values;
   for (std::uint64_t i = 0; i < kElements; ++i) {
     expect(seen[i] > 0 && seen[i] < kStart, "a center beyond all weights");
     for (const auto& own : weights) expect(own[i] > 0 && own[i] < kStart, "a weight beyond all weights");

@@ -56,6 +56,13 @@ def run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[A
     return {row[0]["name"]: [line["result"] for line in row] for row in zip(*lines, strict=True)}
 
 
+def succeeded(results: Mapping[str, list[Any]], name: str) -> list[Any]:
+    """What every rank returned in a scenario; fails with the traceback of the first that raised."""
+    for result in results[name]:
+        assert "error" not in result, result["error"]
+    return results[name]
+
+
 def _outputs(ranks: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[str]:
     """What the ranks wrote; fails with the errors of the first that fails."""
     with ThreadPoolExecutor(len(ranks)) as threads:

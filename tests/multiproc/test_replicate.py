@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.multiproc.replicate_ranks import run_ranks
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 TOLERANCE = 1e-6  # rounding, in another order
 FEATURES = "tests.multiproc.replicate_features_rank"
@@ -35,10 +35,7 @@ SAME = (
 
 
 def of(name: str) -> list[Any]:
-    """The scenario's result on every rank."""
-    for result in results()[name]:
-        assert "error" not in result, result["error"]
-    return results()[name]
+    return succeeded(results(), name)
 
 
 @pytest.mark.parametrize("name", SAME)

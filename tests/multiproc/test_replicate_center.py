@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.multiproc.replicate_center_rank import FREE, MOVING_RATE, STEPS, optimizer_of
 from tests.multiproc.replicate_nets import batches, perceptron, whole_batches
-from tests.multiproc.replicate_ranks import run_ranks
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 Weights = npt.NDArray[np.float64]
 
@@ -24,9 +24,7 @@ def results(world_size: int) -> dict[str, list[Any]]:
 
 
 def of(name: str, world_size: int = 2) -> list[Any]:
-    for result in results(world_size)[name]:
-        assert "error" not in result, result["error"]
-    return results(world_size)[name]
+    return succeeded(results(world_size), name)
 
 
 WORLD_SIZES = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.multiproc.replicate_ranks import run_ranks
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 
 @cache
@@ -15,9 +15,7 @@ def results() -> dict[str, list[Any]]:
 
 
 def of(name: str) -> list[Any]:
-    for result in results()[name]:
-        assert "error" not in result, result["error"]
-    return results()[name]
+    return succeeded(results(), name)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.multiproc.replicate_ranks import run_ranks
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 LENGTHS = (2, 5, 0)  # of the rank program, batches per epoch
 
@@ -17,9 +17,7 @@ def results(world_size: int) -> dict[str, list[Any]]:
 
 
 def of(name: str, world_size: int = 2) -> list[Any]:
-    for result in results(world_size)[name]:
-        assert "error" not in result, result["error"]
-    return results(world_size)[name]
+    return succeeded(results(world_size), name)
 
 
 WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]  # the third rank has no data at all

@@ -78,10 +78,10 @@ def replicate(
     reach with the job's key in `key_file`; or in a box: `box` is a NAME on this host, or "HOST:PORT" with the box's
     `key_file`; or several, each for a part of it. There rank 0 makes the buffer called `buffer` (by default as the
     model's class); with `join` it is there, and all ranks start from its weights.
-    `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on
-    one host, 8 MiB between hosts. No wait for other ranks lasts longer than `timeout_s`.
-    `transport` is how ranks reach each other: "shm" on one host, "gloo" between hosts (both "auto"), or "tcp", which
-    encrypts with the key in `key_file`; the first call says both for all.
+    `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on one
+    host, 8 MiB between hosts. No wait lasts longer than `timeout_s`. `transport` is how ranks reach each other: "shm"
+    on one host, "gloo" between hosts (both "auto"), or "tcp", which encrypts with the key in `key_file`.
+
     The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
     Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
     """
