@@ -57,7 +57,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     os.sched_setaffinity(0, {job["cpu"]})
     torch.set_num_threads(1)
-    keep_freed_memory()
+    keep_freed_memory(large_too=True)
     transport = ShmTransport(job["segment"], Group(job["rank"], job["world_size"]), oversubscribed=False)
     begin = open_barrier(transport)
     transform = TransformConfig(mean_values=(104.0, 117.0, 123.0), crop_size=job["crop"], mirror=True)

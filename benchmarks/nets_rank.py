@@ -227,7 +227,7 @@ def main() -> None:
     os.sched_setaffinity(0, {job["cpu"]})
     torch.set_num_threads(1)
     if job["side"] != TORCH:
-        keep_freed_memory()  # as every rank of a run does
+        keep_freed_memory(large_too=True)  # as every rank of a run does
     side = open_side(job["side"], task_of(Path(job["folder"]), job["batch"], job["channels"], job["size"]))
     loss, moves = first_step(side)
     np.savez(job["moves"], *moves)

@@ -101,7 +101,7 @@ def opener_of(job: dict[str, Any]) -> Callable[[str], Side]:
         timeout = timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("gloo", store=store, rank=group.rank, world_size=WORLD_SIZE, timeout=timeout)
         return partial(Ddp, own)
-    keep_freed_memory()  # as every rank of a run does
+    keep_freed_memory(large_too=True)  # as every rank of a run does
     transport = ShmTransport(job["segment"], group, oversubscribed=False)
     barrier = open_barrier(transport)
     return lambda name: Ours(whole, "fp32") if name == "alone" else Shared(own, name, transport, barrier)

@@ -96,7 +96,7 @@ def main() -> None:
     _native.die_with_parent()
     os.sched_setaffinity(0, {job["cpu"]})
     torch.set_num_threads(1)
-    keep_freed_memory()  # as every rank of a run does
+    keep_freed_memory(large_too=True)  # as every rank of a run does
     ours = Ours(task_of(Path(job["folder"]), job["batch"], job["channels"], job["size"]), "fp32")
     recorded = RecordedLaps()
     Measured(ours, recorded).step()

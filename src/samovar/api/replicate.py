@@ -18,6 +18,8 @@ from samovar.api.team import Team
 from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
+from samovar.core.memory import keep_freed_memory
+from samovar.launch.allocator import allocator_is_chosen
 from samovar.strategies import defaults
 from samovar.strategies.config import AUTO, NONE, StrategyConfig, parse_bucket
 
@@ -41,6 +43,8 @@ class _Process:
     ) -> tuple[Joined, Team]:
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
+            if not allocator_is_chosen():
+                keep_freed_memory(large_too=False)
             self._joined = join_group(timeout_s, collective, None, transport, Path(key_file) if key_file else None)
             self._team = Team(self._joined.collectives, timeout_s, home=self._joined.home)
             self._chosen = chosen

@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent(given.parent)
     # Held back until the rank can act on them.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
-    keep_freed_memory()
+    keep_freed_memory(large_too=True)
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
     code: int = _imported("samovar.cli.rank_work").work(given)
     return code

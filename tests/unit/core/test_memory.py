@@ -9,12 +9,13 @@ import pytest
 PROGRAM = """
 import resource, sys
 from samovar.core.memory import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
+sizes = [int(size) for size in sys.argv[2:]]
+if sys.argv[1] != "leave":
+    assert keep_freed_memory(large_too=sys.argv[1] == "all")
 faults = []
 for _ in range(10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [bytearray(size << 20) for size in (1, 20, 50)]
+    blocks = [bytearray(size << 20) for size in sizes]
     for block in blocks:
         block[::4096] = bytes(len(block[::4096]))
     del blocks
@@ -23,12 +24,19 @@ print(max(faults[3:]))
 """
 
 
-def faults_a_round(mode: str) -> int:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True, timeout=50)
-    return int(done.stdout)
+def faults_a_round(mode: str, *sizes: int) -> int:
+    command = [sys.executable, "-c", PROGRAM, mode, *map(str, sizes)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=50).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_no_page_comes_from_the_kernel_twice() -> None:
-    assert faults_a_round("leave") > 10_000  # 71 MB, each page anew
-    assert faults_a_round("keep") < 1_000
+    assert faults_a_round("leave", 1, 20, 50) > 10_000  # 71 MiB, each page anew
+    assert faults_a_round("all", 1, 20, 50) < 1_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+def test_large_blocks_go_back_where_they_are_not_named() -> None:
+    assert faults_a_round("small", 1, 10, 20) < 1_000
+    assert 12_000 < faults_a_round("small", 1, 20, 50) < 14_000  # 50 MiB
+
