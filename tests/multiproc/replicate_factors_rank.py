@@ -29,13 +29,19 @@ def pictures(rank: int, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Itera
     return (torch.randn(size, *shape, generator=generator) for size in sizes)
 
 
-def against_alone(team: Team, make: Callable[[], nn.Module], loss: Loss, shape: tuple[int, ...]) -> Any:
+def against_alone(
+    team: Team,
+    make: Callable[[], nn.Module],
+    loss: Loss,
+    shape: tuple[int, ...],
+    bucket_size_bytes: int | None = 1,
+) -> Any:
     """Ranks have batches of different sizes, and other sizes at every step; their losses count the same."""
     torch.manual_seed(3)
     model = make()
     torch.manual_seed(3)
     alone = make()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=bucket_size_bytes)
     sizes = [tuple((2, 3, 5, 1, 2)[(step + rank) % 5] for step in range(STEPS)) for rank in range(replica.world_size)]
     for x in pictures(replica.rank, sizes[replica.rank], shape):
         optimizer.zero_grad()

@@ -56,6 +56,7 @@ NONE: dict[str, Forward] = {
     "a weight made of it": lambda x, w, b: F.linear(x, torch.tanh(w), b).sum(),
     "elementwise": lambda x, w, _: (x[:OUT] * w).sum(),
     "as the left operand": lambda x, w, _: (w @ x.t()).square().sum(),
+    "sparse inputs": lambda x, w, _: (x.to_sparse() @ w.t()).sum(),
     "a checkpoint": lambda x, w, b: checkpoint(F.linear, x, w, b, use_reentrant=False).sum(),
     "a reentrant checkpoint": lambda x, w, b: checkpoint(F.linear, x, w, b, use_reentrant=True).sum(),
 }
@@ -86,24 +87,35 @@ def test_a_loss_without_a_graph_uses_nothing() -> None:
     assert Graph(torch.tensor(1.0)).uses(weight) == []
 
 
-def made(loss: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+def made(loss: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor] | None:
     graph = Graph(loss)
-    return graph.inputs_without({id(weight): graph.uses(weight) or [] for weight in weights})
+    return graph.leaves_without(graph.left_out({id(weight): graph.uses(weight) or [] for weight in weights}))
 
 
 def test_backward_makes_all_gradients_but_those_whose_products_take_part_for_others() -> None:
     net = nn.Sequential(nn.Linear(IN, 6), nn.Tanh(), nn.Linear(6, OUT))
     first, last = net[0].weight, net[2].weight
     inputs = made(net(torch.randn(ROWS, IN)).sum(), first, last)
+    assert inputs is not None
     assert {id(tensor) for tensor in inputs} == {id(net[0].bias), id(net[2].bias)}
 
 
 def test_a_product_that_only_its_weight_needs_still_takes_part() -> None:
     first, last = nn.Linear(IN, 6, bias=False), nn.Linear(6, OUT, bias=False)
-    inputs = made(last(torch.tanh(first(torch.randn(ROWS, IN)))).sum(), first.weight, last.weight)
-    assert {id(tensor) for tensor in inputs} == {id(first.weight), id(last.weight)}
+    assert made(last(torch.tanh(first(torch.randn(ROWS, IN)))).sum(), first.weight, last.weight) is None  # all
     x = torch.randn(ROWS, IN, requires_grad=True)
-    assert [id(tensor) for tensor in made(last(first(x)).sum(), first.weight, last.weight)] == [id(x)]
+    inputs = made(last(first(x)).sum(), first.weight, last.weight)
+    assert inputs is not None
+    assert [id(tensor) for tensor in inputs] == [id(x)]
+
+
+def test_a_leaf_that_wants_no_gradient_any_more_is_not_asked_for_one() -> None:
+    net = nn.Sequential(nn.Linear(IN, 6), nn.Linear(6, OUT))
+    loss = net(torch.randn(ROWS, IN)).sum()
+    net[0].weight.requires_grad_(False)
+    inputs = made(loss, net[0].weight, net[1].weight)
+    assert inputs is not None
+    assert {id(tensor) for tensor in inputs} == {id(net[0].bias), id(net[1].bias)}
 
 
 @pytest.mark.slow

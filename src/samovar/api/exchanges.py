@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from samovar.api.factors import factor_names, factoring_of
+from samovar.api.factors import factoring_of, matrix_names
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat
 from samovar.collectives.engine import Collectives, float32_region
@@ -109,7 +109,8 @@ class GradientExchange(NoExchange):
         config: StrategyConfig,
         seat: Seat,
     ) -> None:
-        apart = factor_names(parameters, config)
+        names = matrix_names(parameters, config)
+        apart = names if config.takes_factors else ()
         layout = gradient_layout(parameters, apart)
         counts_apart = config.codec is not None
         buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(apart))
@@ -120,7 +121,8 @@ class GradientExchange(NoExchange):
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
         self._factoring = factoring_of(collectives, config, seat.deadline, tell)
         sums = [self._factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
-        factors = Factors(parameters, {factored.name: factored for factored in sums}) if sums else None
+        travelling = {factored.name: factored for factored in sums}
+        factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
         self._parameters, self._optimizer = parameters, optimizer
         self._collectives, self._region = collectives, region

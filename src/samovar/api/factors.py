@@ -13,12 +13,13 @@ from samovar.strategies.config import ALWAYS, NONE, StrategyConfig
 from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
 
 
-def factor_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
-    """The parameters whose gradients may travel as factors; small ones too where they always do.
+def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
+    """The parameters whose gradients are looked for among the products of a loss's graph; small ones too where factors
+    always travel.
 
     Raises InputError where they always should, and there is none.
     """
-    if not config.takes_factors:
+    if config.factors == NONE:
         return ()
     names = matrices(parameters, 0 if config.factors == ALWAYS else LEAST_BYTES)
     if config.factors == ALWAYS and not names:

@@ -21,7 +21,7 @@ from samovar.core.errors import InputError
 from samovar.core.memory import keep_freed_memory
 from samovar.launch.allocator import allocator_is_chosen
 from samovar.strategies import defaults
-from samovar.strategies.config import AUTO, NONE, StrategyConfig, parse_bucket
+from samovar.strategies.config import AUTO, StrategyConfig, parse_bucket
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _KNOWN = (
@@ -112,7 +112,7 @@ def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | No
 def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_itself: bool) -> StrategyConfig:
     """What the hosts make of the settings. Raises InputError where they have no place for a center."""
     if len(joined.hosts) == 1:
-        return replace(config, factors=NONE) if config.factors == AUTO else config
+        return replace(config, factors=None) if config.factors == AUTO else config
     if config.needs_center and not has_box:
         _require_home(config, joined)
     if config.name != "sync":

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -48,51 +49,65 @@ def own_arithmetic() -> Arithmetic:
     return Arithmetic(tuple(digest_record(digest)), num_threads)
 
 
+class Gradients(Protocol):
+    """Where the gradients of one backward pass come to lie."""
+
+    def await_products(self, name: str, num_products: int) -> None:
+        """The gradient is the sum of so many products, beside what else may come to it."""
+        ...
+
+    def add_product(self, name: str, factors: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """left^T right of left (K, m), right (K, n); None where no gradient came to this product."""
+        ...
+
+    def factors_complete(self, name: str) -> None:
+        """All factors that travel in place of the gradient are there."""
+        ...
+
+
 @dataclass(slots=True)
 class _Matrix:
-    """A weight, and in the pass under way its uses, the products in which it stands, and how much of them came."""
+    """A weight, and in the pass under way the products whose factors are yet to travel, and the rows that came."""
 
     name: str
     weight: nn.Parameter
-    factored: FactoredSum
+    factored: FactoredSum | None
     num_uses: int = 0
     num_rows: int = 0
 
 
-class Factors:
-    """The matrices of a model that may travel as factors. `sums` by names."""
+_Found = list[tuple[_Matrix, list[Use]]]
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], sums: Mapping[str, FactoredSum]) -> None:
-        self._matrices = [_Matrix(name, parameters[name], factored) for name, factored in sums.items()]
-        self._left_out: dict[str, bool] = {}  # of the pass under way: whose factors are taken
+
+class Factors:
+    """The matrices of a model whose gradients, where these are products, backward does not make.
+
+    Their factors are taken on the way: to travel, where `sums` has the matrix and wants factors; else to be multiplied
+    at once where the gradient is to lie.
+    """
+
+    def __init__(self, weights: Mapping[str, nn.Parameter], sums: Mapping[str, FactoredSum]) -> None:
+        self._matrices = [_Matrix(name, weight, sums.get(name)) for name, weight in weights.items()]
+        self._left_out: dict[str, bool] = {}  # of the pass under way: whose factors travel
 
     @contextmanager
-    def taken(self, loss: torch.Tensor, complete: Callable[[str], None]) -> Iterator[Sequence[torch.Tensor] | None]:
-        """For one backward pass; gives the leaves whose gradients it is to make, None for all.
-
-        `complete` is called with a name when all factors of that matrix are there.
-        """
-        self._left_out = {}
-        if all(matrix.factored.is_settled and matrix.factored.is_whole for matrix in self._matrices):
-            yield None
-            return
+    def taken(self, loss: torch.Tensor, gradients: Gradients) -> Iterator[Sequence[torch.Tensor] | None]:
+        """For one backward pass; gives the leaves whose gradients it is to make, None for all."""
         graph = Graph(loss)
-        taken = [(matrix, uses) for matrix in self._matrices if (uses := _expected(graph, matrix)) is not None]
-        if not any(uses for _, uses in taken):
-            self._left_out = {matrix.name: True for matrix, _ in taken}
-            yield None
-            return
-        inputs = graph.inputs_without({id(matrix.weight): uses for matrix, uses in taken})
-        made = {id(leaf) for leaf in inputs}
-        self._left_out = {matrix.name: id(matrix.weight) not in made for matrix, _ in taken}
+        sent, made = self._found(graph)
+        left_out = graph.left_out({id(matrix.weight): uses for matrix, uses in (*sent, *made)})
+        self._left_out = {matrix.name: id(matrix.weight) in left_out for matrix, _ in sent}
         with ExitStack() as hooks:
-            for matrix, uses in taken:
+            for matrix, uses in sent:
                 matrix.num_uses, matrix.num_rows = len(uses), 0
-                for use in uses:
-                    hooks.callback(use.node.register_prehook(partial(_take, matrix, use, complete)).remove)
-            yield inputs
-        for matrix, _ in taken:
-            _complete(matrix, complete)
+                _hook(hooks, uses, partial(_send, matrix, gradients))
+            for matrix, uses in made:
+                if id(matrix.weight) in left_out:
+                    gradients.await_products(matrix.name, len(uses))
+                    _hook(hooks, uses, partial(_make, matrix.name, gradients))
+            yield graph.leaves_without(left_out)
+        for matrix, _ in sent:
+            _complete(matrix, gradients)
 
     def stand_for(self, name: str) -> bool:
         """Whether factors travel in place of a gradient that came in this pass."""
@@ -106,46 +121,69 @@ class Factors:
     def expect_nothing(self) -> None:
         """Of a rank that has no data in this step."""
         for matrix in self._matrices:
-            matrix.factored.expect(0)
+            if matrix.factored is not None:
+                matrix.factored.expect(0)
 
-
-def _expected(graph: Graph, matrix: _Matrix) -> list[Use] | None:
-    """The uses whose factors travel in place of a gradient, None where it travels whole; ranks are told of the rows."""
-    uses = _uses(graph, matrix.weight)
-    rows = WHOLE if uses is None else sum(use.num_rows for use in uses)
-    return uses if matrix.factored.expect(rows) else None
+    def _found(self, graph: Graph) -> tuple[_Found, _Found]:
+        """Whose factors travel, and whose are multiplied here; ranks are told of the rows."""
+        sent, made = _Found(), _Found()
+        for matrix in self._matrices:
+            uses = _uses(graph, matrix.weight)
+            rows = WHOLE if uses is None else sum(use.num_rows for use in uses)
+            travel = matrix.factored is not None and matrix.factored.expect(rows)
+            if uses is not None and travel:
+                sent.append((matrix, uses))
+            elif uses and all(use.is_float32 for use in uses):  # others autograd multiplies, and rounds, as they are
+                made.append((matrix, uses))
+        return sent, made
 
 
 def _uses(graph: Graph, weight: nn.Parameter) -> list[Use] | None:
-    """None where the gradient is to be made whole: it is no product, others look at it, or it adds to what is there."""
+    """None where the gradient is autograd's: it is no product, others look at it, or it adds to what is there."""
     hooks = weight._post_accumulate_grad_hooks
     if weight.grad is not None or (hooks is not None and len(hooks) > 1):  # one is ours
         return None
     return graph.uses(weight)
 
 
-def _complete(matrix: _Matrix, complete: Callable[[str], None]) -> None:
-    """After a pass: no gradient came to what is still awaited."""
-    if matrix.num_uses:
-        for factor in matrix.factored.places(matrix.num_rows, matrix.factored.rows):
-            factor[:] = 0.0
-        complete(matrix.name)
+def _hook(hooks: ExitStack, uses: Sequence[Use], take: Callable[[Use, torch.Tensor | None], None]) -> None:
+    """Before the turn of each use, `take` it and the gradient of its output."""
+    for use in uses:
+        hooks.callback(use.node.register_prehook(partial(_take, take, use)).remove)
 
 
 @torch.no_grad()
 def _take(
-    matrix: _Matrix, use: Use, complete: Callable[[str], None], gradients: tuple[torch.Tensor | None, ...]
+    take: Callable[[Use, torch.Tensor | None], None], use: Use, gradients: tuple[torch.Tensor | None, ...]
 ) -> None:
+    (gradient,) = gradients
+    take(use, gradient)
+
+
+def _make(name: str, gradients: Gradients, use: Use, output_gradient: torch.Tensor | None) -> None:
+    gradients.add_product(name, None if output_gradient is None else use.factors(output_gradient))
+
+
+def _send(matrix: _Matrix, gradients: Gradients, use: Use, output_gradient: torch.Tensor | None) -> None:
+    assert matrix.factored is not None
     stop = matrix.num_rows + use.num_rows
     places = matrix.factored.places(matrix.num_rows, stop)
-    (gradient,) = gradients
-    if gradient is None:
+    if output_gradient is None:
         for place in places:
             place[:] = 0.0
     else:
-        for place, factor in zip(places, use.factors(gradient), strict=True):
+        for place, factor in zip(places, use.factors(output_gradient), strict=True):
             torch.from_numpy(place).copy_(factor)
     matrix.num_rows = stop
     matrix.num_uses -= 1
     if not matrix.num_uses:
-        complete(matrix.name)
+        gradients.factors_complete(matrix.name)
+
+
+def _complete(matrix: _Matrix, gradients: Gradients) -> None:
+    """After a pass: no gradient came to what is still awaited."""
+    if matrix.num_uses:
+        assert matrix.factored is not None
+        for factor in matrix.factored.places(matrix.num_rows, matrix.factored.rows):
+            factor[:] = 0.0
+        gradients.factors_complete(matrix.name)

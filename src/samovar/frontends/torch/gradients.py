@@ -43,14 +43,20 @@ def gradient_buckets(
 
 @dataclass(slots=True)
 class _Slot:
-    """A parameter, its place in the flat buffer, and its bucket; `written` by the backward pass under way."""
+    """A parameter, its place in the flat buffer, and its bucket.
+
+    Of the backward pass under way: whether a part of the gradient stands in the buffer, whether all of it does, and how
+    many products it awaits.
+    """
 
     name: str
     parameter: nn.Parameter
     view: torch.Tensor
     bucket: Bucket
     mirrored: bool
+    begun: bool = False
     written: bool = False
+    num_awaited: int = 0
 
 
 class FlatGradients:
@@ -58,9 +64,10 @@ class FlatGradients:
 
     The last backward pass before an exchange leaves `scale` times the gradient in the buffer, so that the sum over
     ranks is their mean and no further pass over the buffer is needed. Earlier passes leave it unscaled in `p.grad`.
-    Gradients that travel as `factors` are not made here, but by their exchange.
+    Where `factors` of a gradient are taken autograd does not make it: it is made in the buffer, or by its exchange.
 
-    Bytes per element and step: 4 read, 4 written (8 more where a gradient was there already).
+    Bytes per element and step: 4 read, 4 written (8 more where a gradient was there already); none where it is made
+    in the buffer, but for the product itself.
     """
 
     def __init__(
@@ -92,13 +99,33 @@ class FlatGradients:
     def backward(self, loss: torch.Tensor, bucket_final: BucketHook) -> None:
         """The last backward pass before an exchange; `bucket_final` is called once for every bucket, in any order."""
         self._begin(bucket_final)
-        taken = nullcontext() if self._factors is None else self._factors.taken(loss, self._factors_complete)
+        taken = nullcontext() if self._factors is None else self._factors.taken(loss, self)
         try:
             with taken as inputs:
                 loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
         finally:
             self._bucket_final = None
         self._finish(bucket_final)
+
+    def await_products(self, name: str, num_products: int) -> None:
+        """In the pass under way this gradient is the sum of so many products, beside what else may come to it."""
+        self._slot_of[name].num_awaited = num_products
+
+    def add_product(self, name: str, factors: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        """gradient += scale * left^T right, of left (K, m), right (K, n); None where nothing came to this product."""
+        assert self._bucket_final is not None
+        slot = self._slot_of[name]
+        if factors is not None:
+            left, right = factors
+            slot.view.addmm_(left.t(), right, beta=int(slot.begun), alpha=self._scale)
+            slot.begun = True
+        slot.num_awaited -= 1
+        self._part_came(slot, self._bucket_final)
+
+    def factors_complete(self, name: str) -> None:
+        """All factors that travel in place of this gradient are there."""
+        assert self._bucket_final is not None
+        self._mark_written(self._slot_of[name], self._bucket_final)
 
     def contribute_nothing(self, bucket_final: BucketHook) -> None:
         """Zeros in place of a backward pass, for a rank without data."""
@@ -124,7 +151,8 @@ class FlatGradients:
     def _begin(self, bucket_final: BucketHook) -> None:
         self._missing = [len(bucket.entries) for bucket in self._buckets]
         for slot in self._slots:
-            slot.written = False
+            slot.begun = slot.written = False
+            slot.num_awaited = 0
         self._bucket_final = bucket_final
 
     def _take(self, slot: _Slot, parameter: torch.Tensor) -> None:
@@ -143,19 +171,14 @@ class FlatGradients:
             )
         self._store(slot, parameter.grad)
         parameter.grad = None  # a second part of this gradient must come by itself
-        if not slot.written:
-            self._mark_written(slot, bucket_final)
-
-    def _factors_complete(self, name: str) -> None:
-        assert self._bucket_final is not None
-        self._mark_written(self._slot_of[name], self._bucket_final)
+        self._part_came(slot, bucket_final)
 
     def _store(self, slot: _Slot, gradient: torch.Tensor) -> None:
         if gradient.layout != torch.strided:
             raise InputError(
                 f"the gradient of {slot.name!r} is sparse; only dense ones are exchanged: give sparse=False"
             )
-        if slot.written:
+        if slot.begun:
             slot.view.add_(gradient, alpha=self._scale)
         elif gradient is slot.view:
             slot.view.mul_(self._scale)
@@ -163,6 +186,11 @@ class FlatGradients:
             torch.mul(gradient, self._scale, out=slot.view)
         else:
             slot.view.copy_(gradient).mul_(self._scale)
+        slot.begun = True
+
+    def _part_came(self, slot: _Slot, bucket_final: BucketHook) -> None:
+        if slot.begun and not slot.written and not slot.num_awaited:
+            self._mark_written(slot, bucket_final)
 
     def _mark_written(self, slot: _Slot, bucket_final: BucketHook) -> None:
         slot.written = True
@@ -178,11 +206,11 @@ class FlatGradients:
         for number, slot in enumerate(self._slots):
             if slot.written:
                 continue
-            if slot.parameter.grad is None:
+            if slot.parameter.grad is not None:
+                self._store(slot, slot.parameter.grad)
+            elif not slot.begun:
                 slot.view.zero_()
                 reached[number] = 0.0
-            else:
-                self._store(slot, slot.parameter.grad)
             self._mark_written(slot, bucket_final)
         self._reached.copy_(torch.from_numpy(reached))
         last = self._buckets[-1]

@@ -1,7 +1,7 @@
 """Which gradients are products of two factors: read from the graph that a loss hangs on, before backward runs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,16 +22,15 @@ class Use:
     """output = input times weight (in, out), or times that of a weight (out, in); `node` is the graph's for it."""
 
     node: Node
-    input: torch.Tensor
+    saved_input: str  # the node's, which lets go of it after its turn in backward
     is_transposed: bool
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.input)
+    num_rows: int
+    is_float32: bool
 
     def factors(self, output_gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """left and right: the weight's gradient is left^T right."""
-        return (output_gradient, self.input) if self.is_transposed else (self.input, output_gradient)
+        """left and right: the weight's gradient is left^T right. Not after the node's turn in backward."""
+        own = getattr(self.node, self.saved_input)
+        return (output_gradient, own) if self.is_transposed else (own, output_gradient)
 
 
 class Graph:
@@ -44,7 +43,9 @@ class Graph:
             for slot, (child, _) in enumerate(node.next_functions):
                 if child is not None:
                     self._parents[child].append((node, slot))
-        self._leaves = {id(_variable(node)): node for node in self._nodes if node.name() == _LEAF}
+        # Who wants no gradient any more gets none, and must not be asked for one.
+        leaves = (node for node in self._nodes if node.name() == _LEAF and _variable(node).requires_grad)
+        self._leaves = {id(_variable(node)): node for node in leaves}
         # A checkpoint of that kind runs a graph of its own inside of backward, which nobody sees before.
         self._is_whole = all(node.name() != _REENTRANT for node in self._nodes)
 
@@ -57,18 +58,24 @@ class Graph:
         found = list(self._uses(self._leaves[id(weight)], is_transposed=False))
         return None if None in found else [use for use in found if use is not None]
 
-    def inputs_without(self, uses: Mapping[int, Sequence[Use]]) -> list[torch.Tensor]:
-        """The leaves whose gradients backward must make so that all nodes of `uses`, by weights' ids, take part.
+    def left_out(self, uses: Mapping[int, Sequence[Use]]) -> set[int]:
+        """Of these weights, by their ids, those whose gradients backward can leave out.
 
-        Those weights' gradients are left out where the nodes take part for the sake of others.
+        All nodes of their `uses` take part then, for the sake of leaves that are not among these weights.
         """
-        takes_part: dict[Node, bool] = {}
+        if not uses:
+            return set()
+        wanted = {node for key, node in self._leaves.items() if key not in uses}
+        takes_part: set[Node] = set()
         for node in self._nodes:
-            if node.name() == _LEAF:
-                takes_part[node] = id(_variable(node)) not in uses
-            else:
-                takes_part[node] = any(takes_part[child] for child, _ in node.next_functions if child is not None)
-        left_out = {key for key, of_weight in uses.items() if all(takes_part[use.node] for use in of_weight)}
+            if node in wanted or any(child in takes_part for child, _ in node.next_functions):
+                takes_part.add(node)
+        return {key for key, of_weight in uses.items() if all(use.node in takes_part for use in of_weight)}
+
+    def leaves_without(self, left_out: Collection[int]) -> list[torch.Tensor] | None:
+        """Those whose gradients backward is to make; None for all."""
+        if self._leaves.keys().isdisjoint(left_out):
+            return None
         return [_variable(node) for key, node in self._leaves.items() if key not in left_out]
 
     def _uses(self, node: Node, is_transposed: bool) -> Iterator[Use | None]:
@@ -88,8 +95,11 @@ def _product(node: Node, slot: int, is_transposed: bool) -> Use | None:
     # What a hook keeps in another form (a checkpoint's) may be asked for once, and backward does.
     if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", node) is not None:
         return None
-    other: torch.Tensor = getattr(node, f"_saved_{name}")
-    return Use(node, other, is_transposed) if other.dtype in _FACTOR_TYPES else None
+    saved = f"_saved_{name}"
+    other: torch.Tensor = getattr(node, saved)
+    if other.dtype not in _FACTOR_TYPES or other.layout != torch.strided:
+        return None
+    return Use(node, saved, is_transposed, len(other), other.dtype == torch.float32)
 
 
 def _after_their_next(first: Node) -> Iterator[Node]:

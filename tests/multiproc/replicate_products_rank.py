@@ -1,0 +1,190 @@
+"""Rank program: training scripts whose matrices' gradients are products made in the shared buffer, on one host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from samovar.api import factors as choosing
+from samovar.api.team import Team
+from samovar.frontends.torch.gradients import FlatGradients
+from tests.multiproc import replicate_factors_rank as factors
+from tests.multiproc import replicate_features_rank as features
+from tests.multiproc import replicate_uneven_rank as uneven
+from tests.multiproc.replicate_factors_rank import STEPS, against_alone, mean_square, replaced
+from tests.multiproc.replicate_nets import DEFAULTS, batches, distance, perceptron, replicated, sgd, values
+from tests.multiproc.replicate_ranks import serve_rank
+
+
+class OwnBackward(torch.autograd.Function):
+    """A function that calls backward() itself, of a graph that nobody sees before."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        context.layer = layer
+        context.save_for_backward(x)
+        with torch.no_grad():
+            out: torch.Tensor = layer(x)
+        return out
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        (x,) = context.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            context.layer(x).backward(gradient)
+        return x.grad, None
+
+
+def own_backward(team: Team) -> Any:
+    """Parts of a gradient come by the way of a function, before, between and after the products."""
+
+    def twice_by_itself(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        hidden = OwnBackward.apply(x.requires_grad_(), model)
+        hidden = OwnBackward.apply(torch.tanh(model(torch.tanh(hidden))), model)
+        return mean_square(model, torch.tanh(hidden)) + OwnBackward.apply(hidden, model).square().mean()
+
+    return against_alone(team, lambda: nn.Linear(6, 6), twice_by_itself, (6,), bucket_size_bytes=None)
+
+
+class Nothing(torch.autograd.Function):
+    """Lets no gradient through."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, _gradient: torch.Tensor) -> None:
+        return None
+
+
+def nothing_comes(team: Team) -> Any:
+    """A matrix to whose only product no gradient comes has none, on any rank."""
+    layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+    replica = replicated(team, layers, sgd(layers))
+    (x, _), *_ = batches(replica.rank, 1)
+    replica.backward((layers[0](x) + Nothing.apply(layers[1](x))).square().mean())
+    return [layer.weight.grad is not None for layer in layers]
+
+
+def frozen_late(team: Team) -> Any:
+    """A weight that wants no gradient any more when backward begins."""
+    model = perceptron()
+    replica = replicated(team, model, sgd(model))
+    for x, y in batches(replica.rank, 2):
+        loss = F.cross_entropy(model(x), y)
+        model[0].weight.requires_grad_(False)
+        replica.backward(loss)
+    return [p.grad is not None for p in model.parameters()]
+
+
+def without(team: Team) -> Any:
+    """The same training where autograd makes the gradients."""
+    return features.plain(team, factors="none")
+
+
+def twice(team: Team) -> Any:
+    return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
+
+
+def three_uses(team: Team) -> Any:
+    """Of one layer, after each other."""
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return mean_square(model, torch.tanh(model(torch.tanh(model(x)))))
+
+    return against_alone(team, lambda: nn.Linear(6, 6), loss, (6,))
+
+
+def last_use_alone(team: Team) -> Any:
+    """Mistake: each product takes the place of what was there."""
+    add = FlatGradients.add_product
+
+    def mistaken(self: FlatGradients, name: str, found: Any) -> None:
+        self._slot_of[name].begun = False
+        add(self, name, found)
+
+    with replaced(FlatGradients, "add_product", mistaken):
+        return three_uses(team)
+
+
+def large_rows(team: Team) -> Any:
+    """Matrices as large as those that are taken by default, a small one, and batches of hundreds of rows."""
+
+    def net() -> nn.Sequential:
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(6, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3))
+
+    model = net()
+    replica = replicated(team, model, optimizer := sgd(model))
+    for x, y in batches(replica.rank, STEPS, 300):
+        optimizer.zero_grad()
+        replica.backward(F.cross_entropy(model(x), y))
+        replica.step()
+    alone = net()
+    theirs = sgd(alone)
+    for parts in zip(*(batches(rank, STEPS, 300) for rank in range(replica.world_size)), strict=True):
+        theirs.zero_grad()
+        (sum(F.cross_entropy(alone(x), y) for x, y in parts) / len(parts)).backward()  # type: ignore[union-attr]
+        theirs.step()
+    return {"distance": distance(model, alone), "values": len(values(model))}
+
+
+def noted(scenario: Callable[[Team], Any], least_bytes: int | None = 0) -> Callable[[Team], Any]:
+    """What the scenario returns, and the matrices whose gradients were made in the buffer."""
+
+    def run(team: Team) -> Any:
+        made: set[str] = set()
+        add = FlatGradients.add_product
+
+        def noting(self: FlatGradients, name: str, found: Any) -> None:
+            made.add(name)
+            add(self, name, found)
+
+        DEFAULTS.pop("factors", None)
+        least = choosing.LEAST_BYTES if least_bytes is None else least_bytes
+        with replaced(choosing, "LEAST_BYTES", least), replaced(FlatGradients, "add_product", noting):
+            return {"result": scenario(team), "made": sorted(made)}
+
+    return run
+
+
+SCENARIOS = {
+    scenario.__name__: noted(scenario)
+    for scenario in (
+        features.plain,
+        features.buckets,
+        features.clipped,
+        features.odd_parameters,
+        features.two_optimizers,
+        features.several_types,
+        features.autocast,
+        features.overflow,
+        features.zeroed_in_place,
+        features.accumulated_with_more,
+        features.accumulated_without_more,
+        features.checkpointed_reentrant,
+        features.checkpointed_anew,
+        features.compiled,
+        factors.convolutional,
+        factors.recurrent,
+        factors.shared,
+        factors.changing,
+        factors.watched_weight,
+        factors.kept_gradients,
+        uneven.gradients,
+        own_backward,
+        nothing_comes,
+        frozen_late,
+        without,
+        twice,
+        three_uses,
+        last_use_alone,
+    )
+} | {"large_rows": noted(large_rows, least_bytes=None)}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)
