@@ -122,7 +122,7 @@ def test_a_run_waits_for_a_killed_server(servers: list[Server], net: Path, tmp_p
     assert metrics_of(out, "workers")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_a_server_killed_while_members_work(pair: list[Server], seed: int) -> None:
     """Whichever it is: every update counts once in every part, and those who have both boxes here notice nothing."""
@@ -172,6 +172,32 @@ def test_parts_are_saved_and_filled_each_by_itself(servers: list[Server], net: P
         succeed(*arguments_of(solver, here(first, servers[1]), NAME, tmp_path / out, *more), folder=tmp_path)
         more = ("--join", "--iterations", 3 * NUM_STEPS)
     assert result_of(tmp_path / "3")["steps"] == 3 * NUM_STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_training_goes_on_in_another_number_of_boxes(servers: list[Server], net: Path, tmp_path: Path) -> None:
+    """From two boxes to three, by what both hold, and to one of these, by the files of the parts."""
+    solver, pair, wholes = write_solver(net, NUM_STEPS), here(*servers[:2]), tmp_path / "whole.safetensors"
+    steps, more = iter((2 * NUM_STEPS, 3 * NUM_STEPS)), ("--join", "--iterations")
+    succeed(*arguments_of(solver, pair, NAME, tmp_path / "0"), folder=tmp_path)
+    succeed("box", "snapshot", NAME, "--out", wholes, *pair, folder=tmp_path)
+    files = [tmp_path / f"part{number}.safetensors" for number in range(2)]
+    for server, file in zip(servers[:2], files, strict=True):
+        succeed("box", "snapshot", NAME, "--out", file, *here(server), folder=tmp_path)
+    for given, boxes in (([wholes], there(*servers)), (files, here(servers[2]))):
+        name = f"again-{len(given)}"
+        loaded = succeed("box", "load", name, *given, *boxes, folder=tmp_path).output
+        assert f"{name}: made and filled with 8,512 elements of {given[0]}" in loaded
+        succeed(*arguments_of(solver, boxes, name, tmp_path / name, *more, next(steps)), folder=tmp_path)
+        assert start_of_run(tmp_path / name) == NUM_STEPS
+    listed = succeed("box", "list", *there(*servers), folder=tmp_path).output
+    assert listed.count("again-1: part ") == 3
+    assert "again-2: 8,512 elements" in listed
+
+
+def start_of_run(out: Path) -> int:
+    return int(metrics_of(out, "train")[0]["step"]) - 1
 
 
 @pytest.mark.slow

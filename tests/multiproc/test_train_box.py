@@ -1,13 +1,10 @@
 """Launches that train at one box: together, one after the other, and when one of them, a worker or the server dies."""
 
-import json
 import re
 import signal
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,50 +13,13 @@ from samovar.box.buffers import BufferShape
 from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
 from samovar.transports.keys import make_key
-from tests.multiproc.command import Command, Ended, metrics_of, result_of, run, succeed
+from tests.multiproc.command import TIMEOUT_S, Command, Ended, metrics_of, result_of, run, succeed
 from tests.multiproc.leftovers import living, sessions_of, unfinished
 from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.served import Arguments, Served
 
-NUM_STEPS = 150
+NUM_STEPS, STEPS_OF_TWO = 150, 600
 ENDLESS = 10_000_000
-
-Arguments = tuple[object, ...]
-
-
-class Served:
-    """A box of this test's own, which programs of this host find by its name, others at an address."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name = f"test-{uuid.uuid4().hex}"
-        self.key = folder / "key"
-        self._folder = folder
-        self._port = 0
-
-    @contextmanager
-    def running(self) -> Iterator[Command]:
-        """Its server; the second one listens where the first did."""
-        network = ("--listen", f"127.0.0.1:{self._port}", "--key-file", self.key)
-        with Command("box", "serve", "--box", self.name, *network, folder=self._folder) as server:
-            server.until(lambda: "come in at" in server.output, "the box is served")
-            found = re.search(r"come in at 127\.0\.0\.1:(\d+)", server.output)
-            assert found, server.output
-            self._port = int(found[1])
-            yield server
-
-    @property
-    def here(self) -> Arguments:
-        return ("--box", self.name)
-
-    @property
-    def there(self) -> Arguments:
-        return ("--box", f"127.0.0.1:{self._port}", "--key-file", self.key)
-
-    def members(self) -> list[dict[str, Any]]:
-        """What `samovar box list` tells of the only buffer's members."""
-        listed = succeed("box", "list", "--box", self.name, "--json", folder=self._folder)
-        (buffer,) = json.loads(listed.output)
-        members: list[dict[str, Any]] = buffer["members"]
-        return members
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +43,7 @@ def buffer(served: Served) -> Iterator[str]:
     """A name for a buffer, which is deleted afterwards."""
     name = f"narrow-{uuid.uuid4().hex[:8]}"
     yield name
-    box, deadline = LocalBox(served.name), Deadline.after(10)
+    box, deadline = LocalBox(served.name), Deadline.after(TIMEOUT_S)
     if name in box.names(deadline):
         box.drop(name, deadline)
 
@@ -120,24 +80,30 @@ def test_a_launch_here_and_one_that_joins_from_elsewhere_end_with_one_center(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
 ) -> None:
     one, two, solver = tmp_path / "one", tmp_path / "two", solvers[ENDLESS]
-    with start(solver, served.here, buffer, one, "--iterations", 1000) as first:
+    with start(solver, served.here, buffer, one, "--iterations", STEPS_OF_TWO) as first:
         first.wait_for_step(one, 50)
-        with start(solver, served.there, buffer, two, "--iterations", 1000, "--join") as second:
-            second.wait_for_step(two, 1)
-            members = served.members()
+        # The first one stands still, or it might be at its end before the second one has been started.
+        worker = first.wait_for_rank(0)
+        worker.suspend()
+        with start(solver, served.there, buffer, two, "--iterations", STEPS_OF_TWO, "--join") as second:
+            second.until(lambda: served.num_training(buffer) == 2, "the box shows both at work")
+            worker.resume()
             ends = first.wait(120), second.wait(120)
     assert [ended.return_code for ended in ends] == [0, 0], ends
-    assert [member["is_alive"] for member in members] == [True, True]
-    assert min(member["samples_per_s"] for member in members) > 0
     results = [result_of(out) for out in (one, two)]
-    assert {result["steps"] for result in results} == {1000}
+    assert {result["steps"] for result in results} == {STEPS_OF_TWO}
     for name in ("weights_sha256", "test_accuracy", "test_loss"):
         assert results[0][name] == results[1][name], name
     assert results[0]["test_accuracy"] > 0.9
+    assert [(result["transport"], result["box"]) for result in results] == [
+        ("shm", served.name),
+        ("tcp", served.there[1]),
+    ]
+    assert {result["buffer"] for result in results} == {buffer}
     begun = metrics_of(two, "train")[0]["step"]
     assert begun >= 50
     assert results[1]["by_worker"][0]["samples"] == 12 * (results[1]["by_worker"][0]["steps"] - start_of(ends[1]))
-    assert [test["step"] for test in metrics_of(two, "test")] == [1000]  # during the run the first launch tests
+    assert [test["step"] for test in metrics_of(two, "test")] == [STEPS_OF_TWO]  # before, the first launch tests
     assert "2 workers train at this center now, 1 did before; moving rate 0.45" in ends[0].output
     assert [member["finished"] for member in served.members()] == [True, True]
     assert not unfinished(tmp_path / "one")
@@ -155,7 +121,7 @@ def test_what_is_refused_before_anything_is_made(
 ) -> None:
     wrong_key, there_already = tmp_path / "wrong", f"{buffer}-there"
     make_key(wrong_key)
-    LocalBox(served.name).create(there_already, BufferShape(8512), Deadline.after(10)).close()
+    LocalBox(served.name).create(there_already, BufferShape(8512), Deadline.after(TIMEOUT_S)).close()
     for where, name, more, message in [
         (served.here, buffer, ("--join",), f"--join: box '{served.name}' has no buffer '{buffer}'; there are: "),
         (served.here, there_already, (), f"box '{served.name}' has a buffer '{there_already}' already; give --join"),
@@ -166,14 +132,14 @@ def test_what_is_refused_before_anything_is_made(
         assert ended.return_code == 2, ended.errors
         assert message in ended.error
         assert not (tmp_path / "out").exists()
-    LocalBox(served.name).drop(there_already, Deadline.after(10))
+    LocalBox(served.name).drop(there_already, Deadline.after(TIMEOUT_S))
 
 
 @pytest.mark.slow
 def test_a_buffer_that_nobody_fills_is_not_waited_for_without_end(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
 ) -> None:
-    LocalBox(served.name).create(buffer, BufferShape(8512), Deadline.after(10)).close()
+    LocalBox(served.name).create(buffer, BufferShape(8512), Deadline.after(TIMEOUT_S)).close()
     flags = ("--join", "--timeout", 1)
     ended = run(*arguments_of(solvers[NUM_STEPS], served.here, buffer, tmp_path / "out", *flags), folder=tmp_path)
     assert ended.return_code == 3
@@ -209,7 +175,7 @@ def test_a_run_that_cannot_begin_leaves_no_buffer_behind(
     ended = run(*arguments_of(solver, served.here, other, out, *flags, "--iterations", 100), folder=tmp_path)
     assert ended.return_code == 2, ended.errors
     assert "it has 150 steps, the run shall have 100" in ended.error
-    assert other not in LocalBox(served.name).names(Deadline.after(10))
+    assert other not in LocalBox(served.name).names(Deadline.after(TIMEOUT_S))
 
 
 @pytest.mark.slow
@@ -233,7 +199,7 @@ def test_another_net_or_strategy_is_refused_by_name(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)  # a thousand steps, each of which waits for its group
 @pytest.mark.parametrize("strategy", ["shm-easgd", "hogwild-sgd", "async-msgd", "hybrid-easgd"])
 def test_strategies_across_launches(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path, strategy: str
@@ -245,12 +211,13 @@ def test_strategies_across_launches(
     with start(solvers[ENDLESS], served.there, buffer, outs[0], *more) as first:
         first.wait_for_step(outs[0], 20)
         with start(solvers[ENDLESS], served.here, buffer, outs[1], *more, "--join") as second:
-            ends = first.wait(150), second.wait(150)
+            ends = first.wait(400), second.wait(400)
     assert [ended.return_code for ended in ends] == [0, 0], ends
     assert "4 workers train at this center now" in ends[1].output
     results = [result_of(out) for out in outs]
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
     assert results[0]["test_accuracy"] > 0.9
+    assert results[0]["transport"] == ("shm, tcp" if strategy == "hybrid-easgd" else "tcp")
 
 
 @pytest.mark.slow
@@ -318,6 +285,50 @@ def test_a_killed_worker_takes_a_seat_again(
         ended = stop(command)
     assert ended.errors.count("it starts again from the center") == 2
     assert result_of(out)["train_loss"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("is_far", [False, True])
+def test_a_group_of_which_one_is_killed_takes_its_seats_again(
+    served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path, is_far: bool
+) -> None:
+    """Whole, whichever of it is killed; the other group goes on meanwhile, and no seat is taken twice."""
+    out, where = tmp_path / "out", served.there if is_far else served.here
+    more = ("--strategy", "hybrid-easgd", "--group-size", 2, "--workers", 4)
+    with start(solvers[ENDLESS], where, buffer, out, *more) as command:
+        command.wait_for_step(out, 20)
+        for killed, group, others in ((3, (2, 3), (0, 1)), (0, (0, 1), (2, 3))):
+            before, steps = command.ranks(), steps_of(out)
+            before[killed].kill()
+            command.until(lambda: all(is_another(command, rank, before) for rank in group), "it is back")  # noqa: B023
+            assert [command.ranks()[rank].pid for rank in others] == [before[rank].pid for rank in others]
+            wait_for_steps(command, out, others, steps)
+            wait_for_steps(command, out, group, steps_of(out))
+        members = served.members()
+        ended = stop(command)
+    assert [member["is_alive"] for member in members] == [True] * 4
+    assert ended.errors.count("starts again from the center") == 2, ended.errors
+    result = result_of(out)
+    assert [worker["restarts"] for worker in result["by_worker"]] == [1] * 4
+    assert not any(worker["is_gone"] for worker in result["by_worker"])
+    assert result["train_loss"] < 1
+
+
+def is_another(command: Command, rank: int, before: dict[int, psutil.Process]) -> bool:
+    """Whether the rank's process is there, and not the one of `before`."""
+    process = command.ranks().get(rank)
+    return process is not None and process.pid != before[rank].pid
+
+
+def steps_of(out: Path) -> list[int]:
+    steps: list[int] = metrics_of(out, "workers")[-1]["steps"]
+    return steps
+
+
+def wait_for_steps(command: Command, out: Path, ranks: tuple[int, ...], since: list[int]) -> None:
+    """Until each of `ranks` has made 10 steps more than it had `since`."""
+    command.until(lambda: all(steps_of(out)[rank] > since[rank] + 10 for rank in ranks), f"ranks {ranks} go on", 120)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from samovar.box.buffers import BufferShape
 from samovar.core.errors import InputError
 
 # Of the words that all members share.
-_SET_WORD, _PLACE_WORD = 12, 13
+PART_WORDS: Final = (12, 13)
+_SET_WORD, _PLACE_WORD = PART_WORDS
 _COUNT_SHIFT: Final = 32
 _LINE_ELEMENTS: Final = 16  # 64 bytes
 
@@ -29,9 +30,18 @@ class Part:
     def on(cls, board: Rows) -> "Part | None":
         """What the board says; None where the buffer is a whole center, or has not been said to be a part yet."""
         place = board.word(_PLACE_WORD)
+        return cls._of(place, board.word(_SET_WORD))
+
+    @classmethod
+    def among(cls, words: Sequence[int]) -> "Part | None":
+        """The same of a copy of the board's words."""
+        return cls._of(int(words[_PLACE_WORD]), int(words[_SET_WORD]))
+
+    @classmethod
+    def _of(cls, place: int, set_number: int) -> "Part | None":
         if place == 0:
             return None
-        return cls((place & (2**_COUNT_SHIFT - 1)) - 1, place >> _COUNT_SHIFT, board.word(_SET_WORD))
+        return cls((place & (2**_COUNT_SHIFT - 1)) - 1, place >> _COUNT_SHIFT, set_number)
 
     def say(self, board: Rows) -> int:
         """Write it on a new part's board; the number of its set, which an earlier try may have said already."""

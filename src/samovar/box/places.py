@@ -31,6 +31,11 @@ class Places:
         """Whether to look at the board takes a round trip."""
         return self.boxes[0].address is not None
 
+    @property
+    def transports(self) -> frozenset[str]:
+        """How their memory is reached: "shm" where it is mapped, "tcp" over the network."""
+        return frozenset("shm" if place.address is None else "tcp" for place in self.boxes)
+
 
 def parse_places(text: str, key_file: Path | None) -> Places:
     """One or more of what `parse_place` takes, with commas between; one key file for all at HOST:PORT.

@@ -14,12 +14,14 @@ import rich.table
 import typer
 
 from samovar.box.host import BufferHost
-from samovar.box.joining import BoxPlace, buffer_names, describe, look_at, parse_place, read_buffer
+from samovar.box.joining import BoxPlace, buffer_names, describe, look_at
 from samovar.box.local import DEFAULT_BOX
 from samovar.box.places import drop_parts, parse_places
 from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
-from samovar.cli.box_snapshots import TIMEOUT_S, Content, Snapshots
+from samovar.cli.box_content import Content
+from samovar.cli.box_loading import load, saved
+from samovar.cli.box_snapshots import Snapshots
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.transports.keys import make_key, read_key
@@ -34,12 +36,11 @@ _FILE_COLUMNS = 120
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
 
 box_app = typer.Typer(help="Serve named centers that workers of several runs change together.", no_args_is_help=True)
-Box = Annotated[
-    str, typer.Option("--box", metavar="NAME|HOST:PORT", help="A box of this user on this host, or one that listens.")
-]
 Boxes = Annotated[
     str,
-    typer.Option("--box", metavar="NAME|HOST:PORT[,...]", help="As --box of the other commands; several, if wanted."),
+    typer.Option(
+        "--box", metavar="NAME|HOST:PORT[,...]", help="A box of this user on this host, or elsewhere; or several."
+    ),
 ]
 KeyFile = Annotated[Path | None, typer.Option(help="Key of the box, where it is at HOST:PORT.")]
 Buffer = Annotated[str, typer.Argument(help="Name of a buffer, as `samovar box list` shows it.")]
@@ -173,8 +174,8 @@ def _show(described: Sequence[dict[str, Any]]) -> None:
         console.width = _FILE_COLUMNS
     for each in described:
         typer.echo(_heading(each))
-        if each["members"]:
-            console.print(_table(each["members"]))
+        if members := [member for member in each["members"] if _is_told(member)]:
+            console.print(_table(members))
 
 
 def _heading(described: dict[str, Any]) -> str:
@@ -185,6 +186,11 @@ def _heading(described: dict[str, Any]) -> str:
     alive = sum(member["is_alive"] for member in described["members"])
     part = "" if described["part"] is None else f"part {described['part']} of {described['parts']}, "
     return f"{described['name']}: {part}{size}{extra}; {alive} of at most {described['max_members']} members alive"
+
+
+def _is_told(member: dict[str, Any]) -> bool:
+    """Not of who filled the buffer, say, and left without a step."""
+    return bool(member["steps"]) or _state(member) != "left"
 
 
 def _table(members: list[dict[str, Any]]) -> rich.table.Table:
@@ -227,32 +233,35 @@ def _state(member: dict[str, Any]) -> str:
 def snapshot(
     buffer: Buffer,
     out: Annotated[Path, typer.Option(help="File to write (safetensors).")],
-    box: Box = DEFAULT_BOX,
+    box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
 ) -> None:
-    """Write a buffer to a file while others change it: each chunk whole, with its version."""
-    found = read_buffer(parse_place(box, key_file), buffer, _WHO, Deadline.after(TIMEOUT_S))
-    content = Content.of(*found)
+    """Write a buffer to a file while others change it: each chunk whole; of several boxes the whole center."""
+    content = saved(parse_places(box, key_file), buffer)
     try:
         mark = content.write(out)
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}; give a file elsewhere") from error
-    typer.echo(f"{out}: {content.shape.num_elements:,} elements, {mark.size_bytes:,} bytes, sha256 {mark.sha256}")
+    typer.echo(f"{out}: {content}, {mark.size_bytes:,} bytes, sha256 {mark.sha256}")
 
 
-@box_app.command()
-def load(
+@box_app.command("load")
+def load_files(
     buffer: Buffer,
-    file: Annotated[Path, typer.Argument(help="What `samovar box snapshot` wrote, or any with a float32 `center`.")],
-    box: Box = DEFAULT_BOX,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="What `samovar box snapshot` wrote, or any with a float32 `center`; several: the parts of one center.",
+        ),
+    ],
+    box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
 ) -> None:
-    """Fill a buffer from a file while nobody is at work there; it is made where there is none."""
-    content = Content.read(file)
-    is_new = content.load(parse_place(box, key_file), buffer)
-    typer.echo(
-        f"{buffer}: {'made and ' if is_new else ''}filled with {content.shape.num_elements:,} elements of {file}"
-    )
+    """Fill a buffer from a file while nobody is at work there; it is made where there is none, cut over the boxes."""
+    content = Content.read_all(files)
+    is_new = load(content, parse_places(box, key_file), buffer)
+    typer.echo(f"{buffer}: {'made and ' if is_new else ''}filled with {content} of {' and '.join(map(str, files))}")
 
 
 @box_app.command()

@@ -1,97 +1,20 @@
-"""Buffers of a box as files: one safetensors file for each, which holds its own SHA-256.
-
-Beside `center` (float32) and, where there is one, `velocity`, a file holds the `versions` of the chunks, the `words` of
-the board, the `shape` that the buffer was made with, and the `sha256` of all these. To fill a buffer, `center` will do.
-"""
+"""Buffers of a box as files: one for each (see `samovar.cli.box_content`), kept and loaded."""
 
 import fcntl
-import hashlib
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
-from samovar.box.board import NUM_WORDS
-from samovar.box.buffers import Buffers, BufferShape
-from samovar.box.joining import (
-    BoxPlace,
-    BoxSeat,
-    buffer_names,
-    create_buffer,
-    look_at,
-    mapped_seat,
-    read_mapped,
-    take_seat,
-)
-from samovar.checkpoint.arrays import Array, chunks, parse
+from samovar.box.buffers import Buffers
+from samovar.box.joining import mapped_seat, read_mapped
+from samovar.cli.box_content import TIMEOUT_S, Content
 from samovar.core.clock import Deadline
-from samovar.core.durable import FileMark, publish_file, sync_folder
+from samovar.core.durable import sync_folder
 from samovar.core.errors import InputError, SamovarError
 
-TIMEOUT_S: Final = 120.0
 _SUFFIX: Final = ".safetensors"
-_WHO: Final = "samovar box"
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a file says of a buffer. Without a shape, one is made of `center` and `velocity`; without `words`, none."""
-
-    shape: BufferShape
-    arrays: dict[str, Array]
-
-    @classmethod
-    def of(cls, shape: BufferShape, arrays: dict[str, Array]) -> "Content":
-        """What `samovar.box.joining.read_buffer` gave."""
-        return cls(shape, arrays | {"shape": np.array(astuple(shape), np.int64)})
-
-    @classmethod
-    def read(cls, path: Path) -> "Content":
-        """Raises InputError where the file is no snapshot of a buffer, or not as it was written."""
-        try:
-            arrays = parse(path.read_bytes())
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({error.strerror}); give a file of `samovar box snapshot`"
-            ) from error
-        except ValueError as error:
-            raise InputError(f"{path}: {error}; give a file of `samovar box snapshot`") from error
-        written = arrays.pop("sha256", None)
-        if written is not None and written.tobytes() != _digest(arrays):
-            raise InputError(f"{path}: is damaged, its SHA-256 is another; take an earlier snapshot")
-        return cls(_shape_in(path, arrays), arrays)
-
-    def write(self, path: Path) -> FileMark:
-        """Whole, or not at all; raises OSError."""
-        return publish_file(path, chunks(self.arrays | {"sha256": np.frombuffer(self.digest(), np.uint8)}))
-
-    def digest(self) -> bytes:
-        return _digest(self.arrays)
-
-    def load(self, place: BoxPlace, name: str) -> bool:
-        """Put it into buffer `name`, which is made where there is none; whether it was made.
-
-        Raises InputError where there is one of another size, or somebody is at work there.
-        """
-        deadline = Deadline.after(TIMEOUT_S)
-        is_new = name not in buffer_names(place, _WHO, deadline) and create_buffer(
-            place, name, self.shape, _WHO, deadline
-        )
-        _check_free(place, name, self.shape, deadline)
-        with take_seat(place, name, _WHO, deadline) as seat:
-            self.fill(seat, deadline)
-        return is_new
-
-    def fill(self, seat: BoxSeat, deadline: Deadline) -> None:
-        seat.center.write(self.arrays["center"], deadline)
-        if seat.shape.with_velocity:
-            seat.center.write_velocity(self.arrays["velocity"], deadline)
-        for index, value in enumerate(self.arrays.get("words", ())):
-            seat.board.set_word(index, int(value))
 
 
 class Snapshots:
@@ -185,48 +108,3 @@ def _locked_folder(folder: Path) -> int:
         os.close(descriptor)
         raise InputError(f"--box-snapshot {folder}: cannot be written; give another folder")
     return descriptor
-
-
-def _check_free(place: BoxPlace, name: str, wanted: BufferShape, deadline: Deadline) -> None:
-    found = look_at(place, name, _WHO, deadline)
-    shape = found.shape
-    if (shape.num_elements, shape.with_velocity) != (wanted.num_elements, wanted.with_velocity):
-        raise InputError(
-            f"buffer {name!r} of {place} has {_words_of(shape)}, and the file {_words_of(wanted)}; drop it first, or "
-            "load into another"
-        )
-    if alive := [str(row.member.index) for row in found.rows if row.is_alive]:
-        raise InputError(f"buffer {name!r} of {place}: members {', '.join(alive)} are at work there; end them first")
-
-
-def _words_of(shape: BufferShape) -> str:
-    return f"{shape.num_elements:,} elements {'with' if shape.with_velocity else 'without'} velocity"
-
-
-def _shape_in(path: Path, arrays: dict[str, Array]) -> BufferShape:
-    center, velocity, words = arrays.get("center"), arrays.get("velocity"), arrays.get("words")
-    if center is None or center.dtype != np.float32 or center.ndim != 1 or not center.size:
-        raise InputError(
-            f"{path}: has no float32 array `center` of one dimension; give a file of `samovar box snapshot`"
-        )
-    if velocity is not None and (velocity.dtype, velocity.shape) != (center.dtype, center.shape):
-        raise InputError(f"{path}: its `velocity` is not like its `center`; give a file of `samovar box snapshot`")
-    if words is not None and (words.dtype != np.uint64 or words.shape != (NUM_WORDS,)):
-        raise InputError(f"{path}: its `words` are not {NUM_WORDS} of 64 bits; use one version of Samovar")
-    shape = BufferShape(center.size, with_velocity=velocity is not None)
-    if "shape" not in arrays:
-        return shape
-    sizes = [int(size) for size in arrays["shape"].reshape(-1)]
-    if len(sizes) != 5 or (sizes[0], bool(sizes[2])) != (shape.num_elements, shape.with_velocity):
-        raise InputError(f"{path}: its `shape` is not that of its `center`; give a file of `samovar box snapshot`")
-    return BufferShape.of_sizes(sizes)
-
-
-def _digest(arrays: dict[str, Array]) -> bytes:
-    """Of the arrays, by name."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()

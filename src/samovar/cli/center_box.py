@@ -31,6 +31,11 @@ class CenterBox(Protocol):
         ...
 
     @property
+    def transports(self) -> frozenset[str]:
+        """How this rank reaches the center: "shm" where it maps it, "tcp" over the network; several boxes, by both."""
+        ...
+
+    @property
     def crew(self) -> Crew:
         """There once `evaluated` was called."""
         ...

@@ -37,7 +37,7 @@ from samovar.worker.free_master import Master
 from samovar.worker.free_training import Agree, FreeParts, FreeTraining
 from samovar.worker.training import Outcome
 
-_AGREED_WORDS = 3  # stop signal, whether the run is over, the step of the rate
+_AGREED_WORDS = 3  # stop signal (at the start: steps done), whether the run is over, the step of the rate
 
 
 def run_free_training(context: RankContext) -> None:
@@ -81,7 +81,8 @@ class FreeRank:
         context, learner, crew = self._context, self._learner, self._box.crew
         assert isinstance(learner.strategy, CenterSteps)
         assert isinstance(learner.evaluated, CenterWeights)
-        steps_done = crew.earlier_steps(context.config.strategy.group_size or 1)
+        # One number for the group: each of it may have come when the run at a box was elsewhere.
+        steps_done, _ = self._agree(crew.earlier_steps(context.config.strategy.group_size or 1), None)
         context.at_boundary(steps_done)
         first_batch, order_index = steps_done * learner.parts.count, self._box.order_index
         stream = self._stack.enter_context(self._opened.stream(learner.slices, first_batch, order_index))
@@ -110,11 +111,20 @@ class FreeRank:
         sent_per_step = sent_bytes / max(1, num_steps)
         result = replace(
             result_of(self._opened, learner, outcome, sha256, sent_per_step, 0.0),
+            transport=self._transports,
             replicas_equal=None,
+            box=self._context.config.box,
+            buffer=self._context.config.buffer,
             stop_rule=self._context.config.stop_rule,
             by_worker=tuple(worker_figures(state) for state in states),
         )
         self._context.writer.write(Finished(result=result))
+
+    @property
+    def _transports(self) -> str:
+        """How weights came to the center and back, and gradients to others of a group."""
+        names = self._box.transports | ({"shm"} if (self._context.config.strategy.group_size or 1) > 1 else set())
+        return ", ".join(sorted(names))
 
     def _become_master(self) -> Master:
         """With the means to test and save alone, while the others go on."""
@@ -182,15 +192,15 @@ def _agreement(context: RankContext) -> Agree:
     """What the first of a group that steps together decides, for all of it."""
     size = context.config.strategy.group_size
     if size is None or size == 1:
-        return lambda stop_signal, rate_step: (stop_signal, rate_step)
+        return lambda number, rate_step: (number, rate_step)
     group = GroupCollectives(PlannedCollectives(context.transport, lambda _num_bytes: "tree"), size, "tree")
     memory = group.region("agreement", 8 * _AGREED_WORDS)
     words = Region(memory.window, memory.offset, memory.array.view(np.float64))
     broadcast = group.broadcast("agreement", words)
 
-    def agree(stop_signal: int, rate_step: int | None) -> tuple[int, int | None]:
+    def agree(number: int, rate_step: int | None) -> tuple[int, int | None]:
         if group.group.rank == 0:
-            words.array[:] = stop_signal, rate_step is None, rate_step or 0
+            words.array[:] = number, rate_step is None, rate_step or 0
         broadcast.run(Deadline.after(context.config.timeout_s))
         return int(words.array[0]), None if words.array[1] else int(words.array[2])
 

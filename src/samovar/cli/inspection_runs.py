@@ -9,10 +9,13 @@ from samovar.checkpoint.reading import read_manifest, verify
 from samovar.cli.description import Description, Table, Value
 from samovar.core.errors import InputError
 from samovar.report.plain import to_plain
-from samovar.report.result import RunResult, read_result
+from samovar.report.result import RunResult, WorkerFigures, read_result
 from samovar.report.run_folder import RunFolder
 
-_SHOWN_SETTINGS = ("stop_rule", "workers", "threads_per_worker", "batch_mode", "seed")
+_SHOWN_SETTINGS = ("box", "buffer", "stop_rule", "workers", "threads_per_worker", "batch_mode", "seed")
+_WORKER_COLUMNS = (
+    *("rank", "steps", "samples/s", "loss", "updates", "staleness", "waited s", "distance", "restarts", "is gone"),
+)
 _SHOWN_FILES = ("config", "metrics", "result", "log", "trace")
 
 
@@ -35,18 +38,20 @@ def describe_run(path: Path) -> Description:
         *_config_facts(folder.config),
         ("files", ", ".join(file.name for name in _SHOWN_FILES if (file := getattr(folder, name)).is_file())),
     ]
+    tables: list[Table] = []
     if ended:
-        known = {name for name, _ in facts}
-        facts += [(name, value) for name, value in _result_facts(read_result(folder.result)) if name not in known]
+        result, known = read_result(folder.result), {name for name, _ in facts}
+        facts += [(name, value) for name, value in _result_facts(result) if name not in known]
+        tables += _workers(result)
     snapshots, damaged = _snapshots(folder.snapshots)
+    tables.append(Table("snapshots", ("name", "steps done", "bytes"), snapshots))
     notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
-    return Description(
-        "run", facts, [Table("snapshots", ("name", "steps done", "bytes"), snapshots)], (*notes, *damaged)
-    )
+    return Description("run", facts, tables, (*notes, *damaged))
 
 
 def describe_result(path: Path) -> Description:
-    return Description("result of a run", [("file", str(path)), *_result_facts(read_result(path))])
+    result = read_result(path)
+    return Description("result of a run", [("file", str(path)), *_result_facts(result)], _workers(result))
 
 
 def describe_snapshot(path: Path) -> Description:
@@ -92,6 +97,20 @@ def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
         for name, value in to_plain(result).items()
         if isinstance(value, str | int | float) and value != ""
     ]
+
+
+def _workers(result: RunResult) -> list[Table]:
+    """How each got on, where they waited for nobody."""
+    rows = [(rank, *_figures(worker)) for rank, worker in enumerate(result.by_worker)]
+    return [Table("workers", _WORKER_COLUMNS, rows)] if rows else []
+
+
+def _figures(worker: WorkerFigures) -> tuple[Value, ...]:
+    counts = worker.staleness
+    staleness = sum(index * count for index, count in enumerate(counts)) / max(1, sum(counts))
+    speed, lost = worker.samples_per_second, worker.lock_wait_s
+    shown = (worker.steps, speed, worker.loss, worker.updates, staleness, lost, worker.distance, worker.restarts)
+    return (*shown, worker.is_gone)
 
 
 def _snapshots(folder: Path) -> tuple[list[tuple[Value, ...]], tuple[str, ...]]:

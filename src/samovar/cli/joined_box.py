@@ -73,6 +73,10 @@ class JoinedBox:
         return self._seat.member.index
 
     @property
+    def transports(self) -> frozenset[str]:
+        return self._places.transports
+
+    @property
     def crew(self) -> Crew:
         assert self._crew is not None, "evaluated comes first"
         return self._crew

@@ -29,6 +29,7 @@ class OwnBox:
     """
 
     order_index = None
+    transports = frozenset({"shm"})
 
     def __init__(
         self,

@@ -51,6 +51,9 @@ class RunResult:
     what `--workers auto` stood on. `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on
     average, read-ahead included. `stop_rule` and `by_worker` are there for workers that wait for nobody. `compress` is
     how gradients or differences were to be compressed, `is_compressed` whether they still were at the end.
+
+    `transport` is what weights and gradients went by: "shm" (mapped memory), "tcp", or "shm, tcp" where some did by
+    each. `box` is where the center was, as --box names it, and `buffer` its name there; None: with the run itself.
     """
 
     net: str
@@ -82,6 +85,8 @@ class RunResult:
     by_worker: tuple[WorkerFigures, ...] = ()
     compress: str | None = None
     is_compressed: bool | None = None
+    box: str | None = None
+    buffer: str | None = None
 
 
 def write_result(path: Path, result: RunResult) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,18 +173,14 @@ def test_a_snapshot_is_held_to_its_hashes(tmp_path: Path) -> None:
 def test_a_run(tmp_path: Path) -> None:
     """What was asked for, what came of it, and its snapshots; one that was cut short says so."""
     folder = RunFolder(tmp_path)
-    sharing = {
-        "name": "async-easgd",
-        "sync_period_steps": 8,
-        "moving_rate": 0.225,
-        "overlap": None,
-        "read_first": False,
-    }
+    sharing = {"name": "async-easgd", "sync_period_steps": 8, "moving_rate": 0.225, "read_first": False}
     config = {
         "model": "solver.prototxt",
         "workers": 2,
         "strategy": sharing,
         "stop_rule": "mean",
+        "box": "host0:4711",
+        "buffer": "narrow",
         "of_a_later_version": 1,
     }
     folder.config.write_text(json.dumps(config))
@@ -192,7 +189,7 @@ def test_a_run(tmp_path: Path) -> None:
     description = describe(tmp_path, NO_FLAGS)
     assert description.facts[1:-1] == [
         *(("solver", "solver.prototxt"), ("strategy", "async-easgd"), ("sync period steps", 8), ("moving rate", 0.225)),
-        *(("stop rule", "mean"), ("workers", 2)),
+        *(("box", "host0:4711"), ("buffer", "narrow"), ("stop rule", "mean"), ("workers", 2)),
     ]
     assert [(row["name"], row["steps done"]) for row in rows(description, "snapshots").values()] == [
         ("step_00000005", 5),
@@ -208,6 +205,18 @@ def test_a_run(tmp_path: Path) -> None:
     folder.config.write_text("[]")
     with pytest.raises(InputError, match="no run's configuration"):
         describe(tmp_path, NO_FLAGS)
+
+
+def test_the_result_of_workers_at_a_box(tmp_path: Path) -> None:
+    """Where the center was, how it was reached, and how each worker got on."""
+    result = replace(examples.RESULT, transport="tcp", box="host0:4711", buffer="narrow")
+    workers = (examples.WORKER, replace(examples.WORKER, restarts=3))
+    write_result(RunFolder(tmp_path).result, replace(result, by_worker=workers))
+    found = describe(RunFolder(tmp_path).result, NO_FLAGS)
+    facts = dict(found.facts)
+    assert (facts["transport"], facts["box"], facts["buffer"]) == ("tcp", "host0:4711", "narrow")
+    shown = [(row["restarts"], row["staleness"]) for row in rows(found, "workers").values()]
+    assert shown == [(0, 5 / 75), (3, 5 / 75)]
 
 
 def test_what_is_nothing_of_this(tmp_path: Path) -> None:
