@@ -8,6 +8,9 @@ import pytest
 from tests.police import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
 
 ROOT = Path(__file__).parents[1]
+# Where tests start processes, each of which loads what it works with: a busy machine takes ten times as long.
+_STARTS_PROCESSES = ("conformance", "fuzz", "multihost", "multiproc", "parity")
+_PATIENCE_S = 300
 _GRACE_HELP = "how long what a test started may take to end after it"
 
 
@@ -24,6 +27,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in _STARTS_PROCESSES and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_PATIENCE_S))
     if config.getoption("--run-slow"):
         return
     skip = pytest.mark.skip(reason="slow: give --run-slow, or run `make test-all`")

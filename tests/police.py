@@ -4,9 +4,10 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ GRACE_S = 3.0
 _POLL_S = 0.01
 _MARK = "SAMOVAR_TEST_RUN"
 _SHARED_MEMORY = Path("/dev/shm")
+_LAST_STANDARD = 2  # pytest turns output and errors over when it is interrupted
 # Opened once and kept by the interpreter or a library, whichever test comes first.
 _HARMLESS_TARGETS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/nvidia", "/proc/", "/sys/")
 
@@ -87,9 +89,9 @@ def _left_descriptors(before: Belongings, after: Belongings) -> Iterator[str]:
 
 
 def _left_shared_memory(before: Belongings, after: Belongings) -> Iterator[str]:
-    for name in sorted(after.shared_memory - before.shared_memory):
-        if not _held_by_a_stranger(_SHARED_MEMORY / name):
-            yield f"shared memory name /dev/shm/{name}"
+    for path in (_SHARED_MEMORY / name for name in sorted(after.shared_memory - before.shared_memory)):
+        if not _held_by_a_stranger(path) and path.exists():  # in this order: a stranger may just be giving it up
+            yield f"shared memory name {path}"
 
 
 def end_processes(before: Belongings) -> None:
@@ -101,17 +103,56 @@ def end_processes(before: Belongings) -> None:
     psutil.wait_procs(left, timeout=GRACE_S)
 
 
+class _Census:
+    """Whose the processes of this machine are. Strangers are looked at twice, not after every test."""
+
+    def __init__(self) -> None:
+        self._strangers: set[int] = set()
+        self._seen: set[int] = set()
+
+    def descendants(self) -> set[psutil.Process]:
+        """Children of children included; and orphans, by their mark."""
+        numbers = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+        self._strangers &= numbers
+        parents = {number: _parent_of(number) for number in numbers - self._strangers - {os.getpid()}}
+        ours = {number for number in parents if _descends(number, parents) or _is_marked(Path("/proc", str(number)))}
+        others = parents.keys() - ours
+        self._strangers |= others & self._seen  # one that is just starting has no mark to be read yet
+        self._seen = set(others)
+        return {process for number in ours if (process := _process(number)) is not None}
+
+
+_census = _Census()
+
+
 def _descendants() -> set[psutil.Process]:
-    """Children of children included; and orphans, by their mark."""
-    own = psutil.Process()
-    found = set(own.children(recursive=True))
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != own.pid and _is_marked(entry):
-            with suppress(psutil.Error):
-                found.add(psutil.Process(int(entry.name)))
-    return found
+    return _census.descendants()
 
 
+def _parent_of(number: int) -> int | None:
+    """None where the process has ended meanwhile."""
+    try:
+        stat = Path("/proc", str(number), "stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])  # its name, in brackets, may hold anything
+
+
+def _descends(number: int | None, parents: Mapping[int, int | None]) -> bool:
+    """Whether this process is an ancestor."""
+    while number in parents:
+        number = parents[number]
+    return number == os.getpid()
+
+
+def _process(number: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(number)
+    except psutil.Error:
+        return None
+
+
+@cache
 def _mark() -> str:
     return f"{os.getpid()}-{psutil.Process().create_time()}"
 
@@ -139,7 +180,7 @@ def _descriptors() -> Iterator[tuple[int, str]]:
             target = str(entry.readlink())
         except OSError:  # the descriptor of this very listing
             continue
-        if not target.startswith(_HARMLESS_TARGETS):
+        if int(entry.name) > _LAST_STANDARD and not target.startswith(_HARMLESS_TARGETS):
             yield int(entry.name), target
 
 

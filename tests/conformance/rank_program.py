@@ -16,7 +16,7 @@ from samovar.transports.base import Region, Window
 from samovar.transports.shm import ShmTransport
 from tests.conformance import cases
 
-TIMEOUT_S = 50.0
+TIMEOUT_S = 100.0
 EXECUTORS = {"native": NativeChannel, "python": Channel}
 
 

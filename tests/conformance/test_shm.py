@@ -20,7 +20,7 @@ def run_ranks(world_size: int) -> Reports:
 
 @pytest.mark.parametrize(
     "world_size",
-    [pytest.param(size, marks=[pytest.mark.slow] if size in (6, 7, 9, 16) else []) for size in cases.WORLD_SIZES],
+    [pytest.param(size, marks=[pytest.mark.slow] if size in (4, 6, 7, 9, 16) else []) for size in cases.WORLD_SIZES],
 )
 def test_every_plan_is_exact_and_costs_what_it_says(world_size: int) -> None:
     reports = run_ranks(world_size)

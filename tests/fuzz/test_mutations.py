@@ -27,6 +27,7 @@ LARGE_KINDS = ("caffemodel", "solver", "net", "data")
 Told = dict[str, Any]
 
 
+@pytest.mark.timeout(600)
 def test_small_inputs(tmp_path: Path) -> None:
     assert_all_right(SMALL_KINDS, tmp_path)
 

@@ -20,7 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.base import Region
 
-OPERATION_TIMEOUT_S = float(os.environ.get("OPERATION_TIMEOUT_S", "30"))
+OPERATION_TIMEOUT_S = float(os.environ.get("OPERATION_TIMEOUT_S", "60"))
 SIZES = (1, 7, 1000, 300_001)
 TRAFFIC_ELEMENTS = (1, 1001, 262_144, 1_000_003)
 
@@ -28,7 +28,7 @@ TRAFFIC_ELEMENTS = (1, 1001, 262_144, 1_000_003)
 def main() -> None:
     _native.die_with_parent()
     try:
-        joined = join_group(float(os.environ.get("JOIN_TIMEOUT_S", "30")))
+        joined = join_group(float(os.environ.get("JOIN_TIMEOUT_S", "60")))
         {"exact": exact, "endless": endless}[sys.argv[1]](joined)
     except SamovarError as error:
         print(error, file=sys.stderr)

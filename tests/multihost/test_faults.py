@@ -7,9 +7,7 @@ import pytest
 
 from tests.multihost.conftest import Pair, error_of, start_endless
 
-END_S = 20.0
-# Four interpreters that import torch on a busy machine.
-pytestmark = pytest.mark.timeout(180)
+END_S = 50.0
 SECONDS = re.compile(r"(within|after) \d+\.\d s")
 
 
@@ -37,4 +35,4 @@ def test_the_interface_goes_down(hosts: Pair) -> None:
         error = error_of(process, END_S)
         assert error.startswith(f"rank {rank} on "), error
         assert "all-reduce 'bucket 0' between hosts: " in error, error
-        assert f"(rank {1 - rank}) did not answer within 3.0 s" in error, error
+        assert re.search(rf"\(rank {1 - rank}\) did not answer within \d\.\d s", error), error

@@ -20,7 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.base import Region
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from samovar.api.replica import Replica
 from samovar.api.team import Team
 from samovar.strategies.config import StrategyConfig
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 # Settings of every replica that does not say otherwise.
 DEFAULTS: dict[str, object] = {}
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -236,7 +236,7 @@ def unknown_layer(place: Place) -> Bad:
     return train(place), rf"^{place.net}:{line}: .*RelU6"
 
 
-@case
+@rare_case
 def kernel_larger_than_input(place: Place) -> Bad:
     line = place.change_net("num_output: 12 kernel_size: 5", "num_output: 12 kernel_size: 13")
     return train(place), rf"^{place.net}:({line}|{line - 1}): .*conv2.*13"
@@ -248,7 +248,7 @@ def bottom_that_no_layer_makes(place: Place) -> Bad:
     return train(place), rf"^{place.net}:{line}: .*pool3.*did you mean 'pool2'"
 
 
-@case
+@rare_case
 def missing_database(place: Place) -> Bad:
     line = place.change_net(f"{place.data}/digits_train_lmdb", "nowhere_lmdb")
     return train(place), rf"^{place.net}:{line}: .*source: 'nowhere_lmdb' does not exist"
@@ -271,7 +271,7 @@ def database_that_is_a_file(place: Place) -> Bad:
     return train(place), rf"^{place.solver}"
 
 
-@case
+@rare_case
 def truncated_caffemodel(place: Place) -> Bad:
     content = place.model.read_bytes()
     cut = place.folder / "cut.caffemodel"
@@ -333,7 +333,7 @@ def more_workers_than_samples(place: Place) -> Bad:
     ), r"^--workers 2 with --batch-mode global: .*batches of 1"
 
 
-@case
+@rare_case
 def net_of_a_test_is_a_caffemodel(place: Place) -> Bad:
     return ["test", "--model", place.model, "--weights", place.model], rf"^{place.model}:\d+: .*not UTF-8"
 
@@ -361,4 +361,4 @@ def test_refused(place: Place, prepare: Case) -> None:
 
 def test_what_every_rank_meets_is_said_once(place: Place) -> None:
     arguments, sentence = missing_database(place)
-    assert_refused(place, [*arguments, "--workers", 3], sentence)
+    assert_refused(place, [*arguments, "--workers", 2], sentence)

@@ -27,7 +27,7 @@ from samovar.core.errors import InputError
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
 SIZE = 100_000
-WAIT_S = 30.0
+WAIT_S = 100.0
 
 
 @contextmanager
@@ -69,7 +69,6 @@ def add(buffer: Buffer, sequence: int) -> None:
     board.post(member, Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1, finished=True))
 
 
-@pytest.mark.timeout(180)  # six commands, each of which loads the program anew
 def test_a_box_from_beginning_to_end(tmp_path: Path) -> None:
     box = f"test-{uuid.uuid4().hex}"
     with serve(box) as server:

@@ -24,8 +24,8 @@ from samovar.box.mapped import MappedCenter, create_center
 from samovar.core.clock import Deadline
 
 PROGRAM = Path(__file__).with_name("center_program.py")
-MEMBERS, KILLS, WAIT_S = 3, 3, 30.0
-NUM_TRIALS, NUM_SLOW_TRIALS = 4, 50
+MEMBERS, KILLS, WAIT_S = 3, 3, 100.0
+NUM_TRIALS, NUM_SLOW_TRIALS = 3, 50
 # Small chunks: most of the time goes by in the swaps. Large ones: in the sums.
 CHUNKS = ((16, 40), (4096, 9), (16_384, 3))
 # Sums stay whole numbers below 2^24.

@@ -31,7 +31,7 @@ def measured(out: Path) -> dict[str, float]:
     return {name: last[name] for name in ("accuracy", "loss")}
 
 
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 4))])
 def test_the_command_shows_what_training_measured(net: Path, trained: Path, workers: int) -> None:
     (model,) = trained.glob("snapshots/*/*.caffemodel")
     flags = ("--iterations", 6, "--workers", workers, "--threads-per-worker", 1)

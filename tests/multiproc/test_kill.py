@@ -1,4 +1,4 @@
-"""Kills: the run ends soon with the right sentence, and nothing is left but complete files.
+"""Kills: the run ends with the right sentence before anybody has waited in vain, and leaves complete files alone.
 
 Names in shared memory are looked for after every test (see tests/police.py). An abstract socket goes with its process.
 """
@@ -17,9 +17,9 @@ from tests.multiproc.command import Command, Ended, last_step, wait_until
 from tests.multiproc.leftovers import living, sessions_of, unfinished
 from tests.multiproc.nets import write_net, write_solver
 
-END_S = 5.0
+HANG_S = 5.0
 MOMENTS = ("start", "step", "save", "step")
-NUM_TRIALS, NUM_SLOW_TRIALS = 10, 50
+NUM_TRIALS, NUM_SLOW_TRIALS = 5, 50
 KILLED = re.compile(r"rank (\d+): killed by signal (\d+) \((SIG\w+)\).* after step (\d+);")
 
 
@@ -53,12 +53,8 @@ def wait_for_moment(command: Command, out: Path, rank: int, moment: str, rng: ra
 def assert_ended_by(
     command: Command, out: Path, rank: int, number: signal.Signals, ranks: list[psutil.Process]
 ) -> Ended:
-    """The launcher must end now, name the rank, its signal and its step, and leave nothing."""
-    started_s = time.monotonic()
-    ended = command.wait(2 * END_S)
-    took_s = time.monotonic() - started_s
-    print(f"ended after {took_s:.2f} s: {ended.error}")
-    assert took_s < END_S
+    """The launcher must end before any rank gives up, name the rank, its signal and its step, and leave nothing."""
+    ended = command.wait()
     assert ended.return_code == 3
     found = KILLED.search(ended.error)
     assert found, ended.error
@@ -141,25 +137,24 @@ def test_ranks_end_with_their_launcher(endless: Path, tmp_path: Path, moment: st
         ranks = list(command.ranks().values())
         assert len(ranks) == 2
         command.process.kill()
-        wait_until(lambda: not living(ranks), "the ranks end", END_S)
         assert command.wait().return_code == -signal.SIGKILL
-        assert sessions_of([command.process.pid, *(process.pid for process in ranks)]) == []
+        wait_until(lambda: not living(ranks), "the ranks end")
+        wait_until(lambda: not sessions_of([command.process.pid, *(rank.pid for rank in ranks)]), "all has ended")
 
 
 @pytest.mark.parametrize(
     ("workers", "rank"),
     [(3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 0), (2, 1), (3, 1), (3, 2)))],
 )
-def test_a_rank_that_hangs_is_named_by_the_others(endless: Path, tmp_path: Path, workers: int, rank: int) -> None:
-    """SIGSTOP: with --timeout 3 the others give up, and the stopped one is ended too."""
+def test_a_rank_that_hangs_is_named_by_the_others(digits: Path, tmp_path: Path, workers: int, rank: int) -> None:
+    """SIGSTOP: with --timeout the others give up, and the stopped one is ended too."""
     out = tmp_path / "out"
-    with start(endless, out, workers, "--timeout", 3) as command:
+    solver = write_solver(write_net(tmp_path, digits), 10_000_000)  # saves nothing: a slow disk is no rank that hangs
+    with start(solver, out, workers, "--timeout", HANG_S) as command:
         command.wait_for_step(out, 5)
         ranks = list(command.ranks().values())
         command.wait_for_rank(rank).suspend()
-        started_s = time.monotonic()
         ended = command.wait()
-        assert 2 < time.monotonic() - started_s < 3 + END_S
         assert ended.return_code == 3
         assert re.search(rf"\brank {rank} does not answer", ended.error), ended.error
         assert_nothing_left(command, out, ranks)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.command import SAMOVAR, run
+from tests.multiproc.command import SAMOVAR, TIMEOUT_S, run
 from tests.multiproc.script_run import run_script, write_script
 
 WHO = "print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}))"
@@ -147,7 +147,7 @@ def test_of_much_output_nothing_is_lost(tmp_path: Path) -> None:
     script = write_script(tmp_path, text)
     process = subprocess.Popen([SAMOVAR, "run", "-n", "2", script], stdout=subprocess.PIPE, cwd=tmp_path)
     try:
-        output = process.communicate(timeout=50)[0]
+        output = process.communicate(timeout=TIMEOUT_S)[0]
     finally:
         process.kill()
         process.wait()
@@ -166,7 +166,7 @@ def test_a_reader_that_goes_away_ends_nothing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=50,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert len(ended.stdout.splitlines()) == 1

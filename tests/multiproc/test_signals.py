@@ -1,12 +1,12 @@
 """What each signal does to a run, sent to the launcher or to a rank."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.multiproc.command import Command, Ended, last_step, result_of
+from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 
 PREEMPTED = 75
@@ -76,12 +76,14 @@ def test_signals_from_everywhere_are_one_stop(endless: Path, tmp_path: Path) -> 
 
 
 def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path) -> None:
-    """It is kept until the ranks, still being started, can act on it."""
+    """It is kept until the ranks, one of which stands still while it is started, can act on it."""
     out = tmp_path / "out"
     with start(endless, out) as command:
-        command.wait_for_rank(1)
+        rank = command.wait_for_rank(1)
+        rank.suspend()
         command.when_handled(signal.SIGTERM)
         assert last_step(out) == 0
+        rank.resume()
         ended = command.wait()
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
     assert result_of(out)["steps"] <= 2
@@ -115,13 +117,11 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: sig
         command.wait_for_rank(1).suspend()
         command.when_handled(signal.SIGINT)
         command.send(second)
-        started_s = time.monotonic()
-        ended = command.wait()
-    assert time.monotonic() - started_s < 2
+        ended = command.wait()  # sooner than the other rank gives up on the one that hangs
     assert ended.return_code == 128 + second
     assert "second signal" in ended.error
     assert second.name in ended.error
-    assert not any(process.is_running() for process in processes)
+    assert living(processes) == []
     assert not (out / "result.json").exists()
     assert not list(out.glob("snapshots/*"))
 

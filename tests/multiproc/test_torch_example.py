@@ -96,7 +96,6 @@ def test_alone(alone: float) -> None:
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("samovar", "torchrun", "mpiexec")),
     ],
 )
-@pytest.mark.timeout(180)
 def test_under_every_launcher_it_learns_as_on_one_rank(
     example: Path, tmp_path: Path, alone: float, name: str, num_ranks: int
 ) -> None:

@@ -17,7 +17,7 @@ from samovar.transports.shm import ShmTransport
 from tests.parity.lenet import Lenet, random_batch
 from tests.threads import on_threads
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Rank(Lenet):

@@ -12,7 +12,13 @@ LEAKING = """
 import os, socket, subprocess, sys, threading
 from pathlib import Path
 
+import psutil
+
 held = []
+
+def await_start(*words):
+    while not any(process.info["cmdline"] == list(words) for process in psutil.process_iter(["cmdline"])):
+        pass
 
 def test_child():
     held.append(subprocess.Popen(["sleep", "1000"]))
@@ -24,10 +30,12 @@ def test_zombie():
 
 def test_orphan():
     subprocess.run(["sh", "-c", "setsid sleep 2000 > /dev/null 2>&1 &"], check=True)
+    await_start("sleep", "2000")
 
 def test_orphan_without_our_environment():
     command = "import subprocess; subprocess.Popen(['sleep', '3000'], env={})"
     held.append(subprocess.Popen([sys.executable, "-c", command + "; input()"], stdin=subprocess.PIPE))
+    await_start("sleep", "3000")
 
 def test_thread():
     threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()

@@ -12,7 +12,7 @@ from samovar.checkpoint.store import SnapshotStore
 from .saver import digest
 
 SAVER = Path(__file__).with_name("saver.py")
-NUM_TRIALS = 20
+NUM_TRIALS, NUM_SLOW_TRIALS = 8, 20
 
 
 def saver(*arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
@@ -43,7 +43,10 @@ def killed_after(process: subprocess.Popen[str], lines: int, delay_s: float) -> 
     return [line.split() for line in [*told, *rest.splitlines(keepends=True)] if line.endswith("\n")]
 
 
-@pytest.mark.parametrize("seed", range(NUM_TRIALS))
+@pytest.mark.parametrize(
+    "seed",
+    [pytest.param(seed, marks=[] if seed < NUM_TRIALS else [pytest.mark.slow]) for seed in range(NUM_SLOW_TRIALS)],
+)
 def test_after_a_kill_at_a_random_moment_the_newest_whole_snapshot_loads(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     told = killed_after(saver("loop", tmp_path), rng.randrange(2, 30), rng.uniform(0, 0.02))

@@ -39,4 +39,3 @@ def test_no_page_comes_from_the_kernel_twice() -> None:
 def test_large_blocks_go_back_where_they_are_not_named() -> None:
     assert faults_a_round("small", 1, 10, 20) < 1_000
     assert 12_000 < faults_a_round("small", 1, 20, 50) < 14_000  # 50 MiB
-

@@ -67,6 +67,9 @@ def test_programs_run_at_once_whatever_order_they_come_in(pair: Pair) -> None:
 def test_a_run_that_lacks_its_peer_ends_by_its_deadline_and_can_still_complete(pair: Pair) -> None:
     ours, theirs = pair.programs(0, 0)
     pair.threads[0].submit(ours)
+    deadline = Deadline.after(TIMEOUT_S)
+    while ours.position < 1:
+        assert not deadline.passed()
     assert not pair.threads[0].wait(ours, 0.05)
     assert ours.position == 1, "it waits for the peer's notification"
     pair.threads[1].submit(theirs)

@@ -353,8 +353,8 @@ background.add_wait(1)
 thread = _native.ProgressThread(segment, 0, 0)
 thread.submit(background)
 signal.signal(signal.SIGALRM, note)
-signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     {wait}
 except ZeroDivisionError:
     os._exit(taken)

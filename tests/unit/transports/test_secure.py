@@ -283,10 +283,10 @@ def test_a_member_that_falls_silent_costs_no_more_than_the_deadline(receiver: Re
 def test_nobody_there_costs_no_more_than_the_deadline(key: Key) -> None:
     with listen() as silent:
         address = silent.getsockname()
-        with pytest.raises(DeadlineExceeded, match=r"me: you at 127\.0\.0\.1:\d+ cannot be reached within 0\.2 s"):
+        with pytest.raises(DeadlineExceeded, match=r"me: you at 127\.0\.0\.1:\d+ cannot be reached within 0\.\d s"):
             connect(address, key, "me", "you", Deadline.after(0.2))
     with pytest.raises(DeadlineExceeded, match="refused"):
-        connect(address, key, "me", "you", Deadline.after(0.2))
+        connect(address, key, "me", "you", Deadline.after(0.5))
     with pytest.raises(InputError, match="no known host"):
         connect(("no.such.host.invalid", 1), key, "me", "you", in_time())
 
