@@ -114,7 +114,7 @@ class SharedCenter:
         self.num_workers = count
         strategy.resize(self.num_pushers)
         rate = f"; moving rate {strategy.moving_rate:.4g}" if strategy.moving_rate else ""
-        return f"{count} workers share the center now, {before} before{rate}"
+        return f"workers at the center: {count} now, {before} before{rate}"
 
     def finish(self, strategy: CenterSteps, step: int) -> list[int]:
         """Wait until every rank of the job has called this or is gone; those that are gone.
