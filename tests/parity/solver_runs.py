@@ -29,6 +29,25 @@ _BEYOND = 5e-7  # how far over the other value a choice puts one: more than the 
 
 
 @dataclass(frozen=True, slots=True)
+class Maxima:
+    """What decides on a layer's top: max pooling's windows, (size, stride), and whether ReLU comes then."""
+
+    pooling: tuple[int, int] | None = None
+    then_relu: bool = False
+
+
+# Of the narrow LeNet, and of CIFAR-10 quick.
+_MAXIMA = {
+    "c1": Maxima((2, 2)),
+    "c2": Maxima((2, 2)),
+    "f1": Maxima(then_relu=True),
+    "conv1": Maxima((3, 2), then_relu=True),
+    "conv2": Maxima(then_relu=True),
+    "conv3": Maxima(then_relu=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Tie:
     """A maximum that was decided by rounding, and a decision: `shift`, added to value `index` of a layer's top.
 
@@ -45,8 +64,7 @@ class Tie:
 class SolverRun:
     """A recorded run of `folder`, from its `weights`; `bucket_size_bytes` cuts the net into buckets.
 
-    `ties` are those of the net's maxima: c1 and c2 go through max pooling, f1 through ReLU. Those of `choices` are
-    decided so, whatever this machine's rounding says.
+    `ties` are those of the net's maxima. Those of `choices` are decided so, whatever this machine's rounding says.
     """
 
     def __init__(
@@ -95,7 +113,7 @@ class SolverRun:
         self, layer: Any, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...]:
         name = layer.spec.name
-        if name in ("c1", "c2", "f1"):
+        if name in _MAXIMA:
             self._inputs[name] = inputs[0].detach().double()
         for choice in self._choices:
             if (choice.step, choice.part, choice.layer) == (*self._turn, name):
@@ -107,18 +125,28 @@ class SolverRun:
     def _find_ties(self) -> None:
         """Of this step's values, in double precision; each with both decisions, since float32 may have made either."""
         values = {info.name: info.parameter.detach().double() for info in self.net.parameter_infos}
-        for name in ("c1", "c2"):
-            top = functional.conv2d(self._inputs[name], values[f"{name}/0"], values[f"{name}/1"])
-            numbers = torch.arange(top.numel()).view(top.shape)
-            windows, numbers = (x.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4).flatten(0, 3) for x in (top, numbers))
+        for name, inputs in self._inputs.items():
+            weight, bias = values[f"{name}/0"], values[f"{name}/1"]
+            if weight.dim() == 2:
+                top = functional.linear(inputs.flatten(1), weight, bias)
+            else:
+                padding = 0 if name in ("c1", "c2") else weight.shape[-1] // 2
+                top = functional.conv2d(inputs, weight, bias, padding=padding)
+            self._find_ties_of(name, top)
+
+    def _find_ties_of(self, name: str, top: torch.Tensor) -> None:
+        maxima, numbers = _MAXIMA[name], torch.arange(top.numel()).view(top.shape)
+        if maxima.pooling:
+            windows, numbers = (_windows(x, *maxima.pooling) for x in (top, numbers))
             largest = windows.topk(2)
             gaps = largest.values[:, 0] - largest.values[:, 1]
             firsts, seconds = numbers.gather(1, largest.indices).unbind(1)
             self._keep_ties(name, gaps, seconds, gaps + _BEYOND)
             self._keep_ties(name, gaps, firsts, torch.full_like(gaps, _BEYOND))
-        top = functional.linear(self._inputs["f1"].flatten(1), values["f1/0"], values["f1/1"]).flatten()
-        for beyond in (_BEYOND, -_BEYOND):
-            self._keep_ties("f1", top.abs(), torch.arange(len(top)), beyond - top)
+            top, numbers = largest.values[:, 0], firsts
+        if maxima.then_relu:
+            for beyond in (_BEYOND, -_BEYOND):
+                self._keep_ties(name, top.abs().flatten(), numbers.flatten(), beyond - top.flatten())
 
     def _keep_ties(self, layer: str, gaps: torch.Tensor, numbers: torch.Tensor, shifts: torch.Tensor) -> None:
         for place in ((gaps > _SAME) & (gaps < self._tie)).nonzero().flatten().tolist():
@@ -171,3 +199,11 @@ class SolverRun:
 def _of(weights: Weights, name: str, shape: tuple[int, ...]) -> np.ndarray:
     layer, _, index = name.rpartition("/")
     return weights[layer][int(index)].reshape(tuple(shape))
+
+
+def _windows(top: torch.Tensor, size: int, stride: int) -> torch.Tensor:
+    """(windows, size * size); Caffe's last ones reach beyond the edge, where nothing is the largest."""
+    over = (size - stride) % stride if size > stride else 0
+    lowest = torch.finfo(top.dtype).min if top.is_floating_point() else 0
+    padded = functional.pad(top, (0, over, 0, over), value=lowest)
+    return padded.unfold(2, size, stride).unfold(3, size, stride).flatten(4).flatten(0, 3)
