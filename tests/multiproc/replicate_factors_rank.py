@@ -287,16 +287,7 @@ def with_factors(scenario: Callable[[Team], Any]) -> Callable[[Team], Any]:
 SCENARIOS = {
     scenario.__name__: with_factors(scenario)
     for scenario in (
-        features.plain,
-        features.buckets,
-        features.clipped,
-        features.odd_parameters,
-        features.two_optimizers,
-        features.autocast,
-        features.overflow,
-        features.zeroed_in_place,
-        features.accumulated_with_more,
-        features.accumulated_without_more,
+        *features.REPEATED,
         convolutional,
         recurrent,
         shared,

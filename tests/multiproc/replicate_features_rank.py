@@ -260,20 +260,25 @@ def checkpointed_too_late(team: Team) -> Any:
         return str(error)
 
 
+# What other rank programs repeat, with gradients that go another way.
+REPEATED = (
+    plain,
+    buckets,
+    clipped,
+    odd_parameters,
+    two_optimizers,
+    autocast,
+    overflow,
+    zeroed_in_place,
+    accumulated_with_more,
+    accumulated_without_more,
+)
+
 SCENARIOS = {
     function.__name__: function
     for function in (
-        plain,
-        buckets,
-        zeroed_in_place,
-        accumulated_with_more,
-        accumulated_without_more,
-        clipped,
-        odd_parameters,
+        *REPEATED,
         several_types,
-        two_optimizers,
-        autocast,
-        overflow,
         compiled,
         checkpointed_reentrant,
         checkpointed_anew,

@@ -155,17 +155,8 @@ def noted(scenario: Callable[[Team], Any], least_bytes: int | None = 0) -> Calla
 SCENARIOS = {
     scenario.__name__: noted(scenario)
     for scenario in (
-        features.plain,
-        features.buckets,
-        features.clipped,
-        features.odd_parameters,
-        features.two_optimizers,
+        *features.REPEATED,
         features.several_types,
-        features.autocast,
-        features.overflow,
-        features.zeroed_in_place,
-        features.accumulated_with_more,
-        features.accumulated_without_more,
         features.checkpointed_reentrant,
         features.checkpointed_anew,
         features.compiled,
