@@ -30,6 +30,6 @@ bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
-bench-mnist: $(GROUND) ; for name in convergence elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
+bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 sanitize: ; tools/sanitize.sh
 clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,8 +1,9 @@
-"""What every strategy with a center learns on MNIST: `samovar train`, LeNet with its published solver, 10 epochs.
+"""What the strategies learn on MNIST: `samovar train`, LeNet with its published solver.
 
-Four workers of one thread share a batch of 64 and are held to one worker with the same batch. Each run leaves a file in
-benchmarks/out/convergence/ and is not made again while it is there, so this may be interrupted and continued. The test
-set is seen once, at the end. Nothing here goes by the clock. `--short` runs on scikit-learn's digits instead.
+Four workers of one thread share a batch of 64 and are held to one worker with the same batch: 10 epochs where workers
+go each at its own speed (`convergence`), 5 where they go together (`convergence-sync`). Each run leaves a file in
+benchmarks/out/ and is not made again while it is there, so this may be interrupted and continued. The test set is seen
+once, at the end. Nothing here goes by the clock. `--short` runs on scikit-learn's digits instead.
 """
 
 import json
@@ -22,15 +23,39 @@ from samovar.data.digits import write_digits
 from samovar.data.mnist import write_mnist
 
 LENET = FOLDER.parent / "examples" / "lenet"
-OUT = FOLDER / "out" / "convergence"
-BATCH, WORKERS = 64, 4
-EPOCHS, NUM_IMAGES = 10, 60_000
-TOLERANCE = 0.005
+BATCH, WORKERS, NUM_IMAGES = 64, 4, 60_000
 ALONE = "one worker"
 SEEDS = (1, 2, 3)
-THRICE = ("async-easgd", "shm-easgd", "hybrid-easgd", "async-sgd")
-ONCE = ("async-msgd", "hogwild-sgd", "round-robin-easgd", "async-measgd", "hogwild-easgd")
 SHORT_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Study:
+    """Strategies with all seeds and with the first one only; `tolerance` is how far below one worker they may end."""
+
+    epochs: int
+    tolerance: float
+    thrice: tuple[str, ...]
+    once: tuple[str, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        return self.epochs * NUM_IMAGES // BATCH
+
+    def seeds(self, short: bool) -> dict[str, Sequence[int]]:
+        all_seeds = SEEDS[:1] if short else SEEDS
+        return {**dict.fromkeys((ALONE, *self.thrice), all_seeds), **dict.fromkeys(self.once, SEEDS[:1])}
+
+
+STUDIES = {
+    "convergence": Study(
+        10,
+        0.005,
+        ("async-easgd", "shm-easgd", "hybrid-easgd", "async-sgd"),
+        ("async-msgd", "hogwild-sgd", "round-robin-easgd", "async-measgd", "hogwild-easgd"),
+    ),
+    "convergence-sync": Study(5, 0.003, ("sync", "sync-easgd", "local-sgd", "diloco")),
+}
 
 
 @dataclass(frozen=True)
@@ -64,19 +89,20 @@ class Trained:
         return {"began": began.isoformat(timespec="seconds"), "flags": self.flags, "result": result}
 
 
-def run(mnist: Path | None, short: bool = False) -> list[Figure]:
+def run(mnist: Path | None, short: bool = False, *, name: str) -> list[Figure]:
+    study = STUDIES[name]
     if short:
         with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
             write_digits(Path(folder) / "data")
-            return measure(Path(folder), "digits", SHORT_STEPS, {name: (1,) for name in (ALONE, *THRICE, *ONCE)})
+            return measure(Path(folder), "digits", SHORT_STEPS, study.seeds(short), study.tolerance)
     if mnist is None:
         raise SystemExit("give the folder of MNIST's four IDX files with --mnist")
-    write_mnist(mnist.resolve(), OUT / "data")
-    seeds = {**dict.fromkeys((ALONE, *THRICE), SEEDS), **dict.fromkeys(ONCE, SEEDS[:1])}
-    return measure(OUT, "mnist", EPOCHS * NUM_IMAGES // BATCH, seeds)
+    out = FOLDER / "out" / name
+    write_mnist(mnist.resolve(), out / "data")
+    return measure(out, "mnist", study.num_steps, study.seeds(short), study.tolerance)
 
 
-def measure(folder: Path, data: str, num_steps: int, seeds: dict[str, Sequence[int]]) -> list[Figure]:
+def measure(folder: Path, data: str, num_steps: int, seeds: dict[str, Sequence[int]], tolerance: float) -> list[Figure]:
     solver = quiet_solver(folder, data)
     found: dict[str, list[float]] = {name: [] for name in seeds}
     for seed in SEEDS:  # each strategy once before any comes again
@@ -84,7 +110,7 @@ def measure(folder: Path, data: str, num_steps: int, seeds: dict[str, Sequence[i
             if seed in its_seeds:
                 found[name].append(Trained(name, seed).accuracy(folder, solver, num_steps))
     print(table(found))
-    return [near(name, accuracies, found[ALONE]) for name, accuracies in found.items() if name != ALONE]
+    return [near(name, accuracies, found[ALONE], tolerance) for name, accuracies in found.items() if name != ALONE]
 
 
 def quiet_solver(folder: Path, data: str) -> Path:
@@ -98,11 +124,11 @@ def quiet_solver(folder: Path, data: str) -> Path:
     return solver
 
 
-def near(name: str, accuracies: Sequence[float], alone: Sequence[float]) -> Figure:
-    """The mean over the seeds that were run; it holds at no more than TOLERANCE below one worker's."""
+def near(name: str, accuracies: Sequence[float], alone: Sequence[float], tolerance: float) -> Figure:
+    """The mean over the seeds that were run; it holds at no more than `tolerance` below one worker's."""
     ours, theirs = fmean(accuracies), fmean(alone)
     ratios = [accuracy / theirs for accuracy in accuracies]
-    bar = 1 - TOLERANCE / theirs
+    bar = 1 - tolerance / theirs
     title = f"{name}, {WORKERS} workers / {ALONE}"
     return Figure(title, ours, theirs, "accuracy", ours / theirs, min(ratios), max(ratios), len(ratios), bar)
 

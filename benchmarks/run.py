@@ -53,7 +53,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "two-hosts-gradients": two_hosts.run_gradients,
 }
 ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
-    "convergence": convergence.run,
+    **{name: partial(convergence.run, name=name) for name in convergence.STUDIES},
     "elastic-plain": elastic.run_plain,
     **{f"elastic-{name}": partial(elastic.run_plain, names=[name]) for name in elastic.PAIRS},
     "elastic-turns": elastic.run_turns,

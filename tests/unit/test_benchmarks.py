@@ -16,6 +16,7 @@ SLOW = (
     "collectives-pair",
     "collectives-sweep",
     "convergence",
+    "convergence-sync",
     "data",
     "faults",
     "nets",
