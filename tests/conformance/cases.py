@@ -3,17 +3,18 @@
 Used by the rank processes and by the tests that compare their results; NumPy only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from samovar.collectives.barrier import dissemination_barrier
-from samovar.collectives.direct import direct_all_reduce
+from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
 from samovar.collectives.kary_tree import kary_tree_all_reduce
-from samovar.collectives.plan import PlanFunction
+from samovar.collectives.nested import Place
+from samovar.collectives.plan import Plan, PlanFunction
 from samovar.collectives.ring import ring_all_reduce
 from samovar.collectives.scatter_gather import ring_all_gather, ring_reduce_scatter
 from samovar.collectives.segment import segmented
@@ -32,6 +33,18 @@ class Collective:
     order: Order
 
 
+def in_parts(reduce_scatter: PlanFunction) -> PlanFunction:
+    """Sums in parts, and all parts to all ranks, as an all-reduce: what `SyncInParts` runs in two halves."""
+
+    def function(rank: int, world_size: int) -> Plan:
+        first, second = reduce_scatter(rank, world_size), gather_parts(rank, world_size)
+        behind = Place(0, first.num_stagings, first.num_slots)
+        operations = (*first.operations, *map(behind.moved, second.operations))
+        return replace(first, name="in parts", operations=operations, num_slots=first.num_slots + second.num_slots)
+
+    return function
+
+
 TWO_LEVEL_RING = two_level(host_size=4)
 TWO_LEVEL_HALVING = two_level(host_size=3, between=halving_doubling_all_reduce)
 
@@ -43,6 +56,8 @@ COLLECTIVES: dict[str, Collective] = {
     "halving-doubling": Collective(halving_doubling_all_reduce, orders.halving_doubling),
     "server": Collective(server_all_reduce, orders.rank_order),
     "direct": Collective(direct_all_reduce, orders.rank_order),
+    "direct in parts": Collective(in_parts(direct_reduce_scatter), orders.rank_order),
+    "ring in parts": Collective(in_parts(ring_reduce_scatter), orders.reduce_scatter),
     "two-level": Collective(TWO_LEVEL_RING, partial(orders.two_level, host_size=4, between=orders.ring)),
     "two-level halving": Collective(
         TWO_LEVEL_HALVING, partial(orders.two_level, host_size=3, between=orders.halving_doubling)
@@ -60,6 +75,7 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "reduce-scatter in 2": Collective(segmented(ring_reduce_scatter, 2), orders.reduce_scatter),
 }
+NEED_MAPPED_MEMORY = ("direct", "direct in parts")  # which only the native executor uses
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 NUM_RUNS = 3
 
@@ -80,7 +96,7 @@ def cases() -> list[Case]:
             continue
         found += [Case(name, "native", size, "float32") for size in (0, 1, 3, 1001, 262_144)]
         found.append(Case(name, "native", 1001, "float64"))
-        if name != "direct":  # needs mapped memory, which only the native executor uses
+        if name not in NEED_MAPPED_MEMORY:
             found.append(Case(name, "python", 1001, "float32"))
     return found
 

@@ -7,7 +7,7 @@ import pytest
 
 from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.cost import Cost, cost
-from samovar.collectives.direct import direct_all_reduce
+from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
 from samovar.collectives.kary_tree import chosen_arity, kary_tree_all_reduce, num_levels
 from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
@@ -88,6 +88,16 @@ def test_direct(world_size: int) -> None:
     assert direct.steps == 2 * (world_size - 1)
     assert direct.num_messages == 2 * (world_size - 1) * world_size
     assert direct.bytes_sent == ((world_size - 1) * 1000,) * world_size
+
+
+@each_world_size
+def test_direct_in_two_halves(world_size: int) -> None:
+    sums = counted(direct_reduce_scatter, world_size, 1000 * world_size)
+    assert (sums.steps, sums.num_messages) == (world_size - 1, (world_size - 1) * world_size)
+    assert sums.bytes_sent == (0,) * world_size
+    gathered = counted(gather_parts, world_size, 1000 * world_size)
+    assert (gathered.steps, gathered.num_messages) == (world_size - 1, (world_size - 1) * world_size)
+    assert gathered.bytes_sent == ((world_size - 1) * 1000,) * world_size
 
 
 @pytest.mark.parametrize("arity", [None, 1, 2, 3, 4, 7])

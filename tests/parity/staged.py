@@ -75,7 +75,7 @@ class Rank:
         parameters = {info.name: info.parameter for info in infos}
         layout = layout_of(parameters)
         size = layout.num_elements
-        kept = num_histories(SOLVER) if setting.strategy.has_owners else 0
+        kept = num_histories(SOLVER) if setting.strategy.divides_updates else 0
         window = transport.open_window(f"{name} model", (2 + kept) * size * 4, 0)
         rows = [Region.of(window, row * size * 4, size, np.float32) for row in range(2 + kept)]
         weights, gradients, *histories = [FlatBuffer(layout, row.array) for row in rows]

@@ -9,12 +9,13 @@ BATCH = 12
 TOLERANCE = 1e-6  # of the smooth net; see test_workers
 SLOW = pytest.mark.slow
 COMBINATIONS = [
+    (2, "none", "direct", "4096"),
     (2, "backward", "ring", "layer"),
     (3, "full", "auto", "layer"),
     *(
         pytest.param(workers, overlap, plan, bucket, marks=SLOW)
         for workers in (2, 3, 4)
-        for overlap, plan in (("backward", "tree"), ("backward", "direct"), ("full", "auto"))
+        for overlap, plan in (("none", "direct"), ("backward", "tree"), ("backward", "direct"), ("full", "auto"))
         for bucket in ("layer", "4096", "100000")
     ),
 ]
@@ -33,6 +34,20 @@ def test_workers_learn_as_one_with_the_whole_batch(
     assert relative_difference(together, train(1, workers * BATCH)) <= TOLERANCE
     assert together.result["replicas_equal"] is True
     assert together.result["weights_sha256"] == together.sha256
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=SLOW)])
+@pytest.mark.parametrize("plan", ["direct", pytest.param("ring", marks=SLOW)])
+def test_updates_in_parts_give_the_bits_of_updates_on_every_rank(train: Trainer, workers: int, plan: str) -> None:
+    """With a ring sums in parts are made in an order of their own, which two ranks cannot tell."""
+    flags = flags_of("none", plan, "4096")
+    parts, whole = (train(workers, BATCH, *flags, "--owner", owner) for owner in ("parts", "all"))
+    if plan == "direct" or workers == 2:
+        assert parts.result["weights_sha256"] == whole.result["weights_sha256"] == parts.sha256
+    assert relative_difference(parts, whole) <= TOLERANCE
+    found, expected = momentum_of(parts), momentum_of(whole)
+    assert found.keys() == expected.keys()
+    assert all(abs(found[name] - expected[name]).max() <= TOLERANCE * abs(expected[name]).max() for name in found)
 
 
 @pytest.mark.parametrize("owner", ["spread", pytest.param("root", marks=SLOW)])

@@ -39,6 +39,7 @@ def of(name: str, world_size: int = 2, **more: Any) -> Setting:
 SETTINGS = {
     "alone": of("sync", 1, num_parts=2),
     "plain": of("sync", num_parts=3),
+    "in parts": of("sync", overlap="none", owner="parts", bucket_size_bytes=1000),
     "backward": of("sync", overlap="backward", bucket_size_bytes=1),
     "full": of("sync", overlap="full", bucket_size_bytes=1),
     "full at the root": of("sync", overlap="full", owner="root", bucket_size_bytes=1000, num_parts=2),
@@ -55,7 +56,7 @@ SETTINGS = {
     **{name: of(name, 1, sync_period_steps=2) for name in ALONE_AT_A_CENTER},
 }
 
-OFTEN = ("plain", "bf16, full", "sync-easgd, period", "local-sgd", "async-sgd")
+OFTEN = ("in parts", "bf16, full", "sync-easgd, period", "local-sgd", "async-sgd")
 NAMES = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 
 

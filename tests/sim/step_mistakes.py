@@ -14,12 +14,13 @@ from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.owned import OwnedSync, spread_owners
+from samovar.strategies.parts import SyncInParts
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.transports.base import Region
 from samovar.transports.sim.races import Race
 from samovar.transports.sim.scheduler import Deadlock
 from tests.sim.mistakes import OldEpoch
-from tests.sim.steps import WrongWeights
+from tests.sim.steps import LAYOUT, WrongWeights
 
 
 def no_update(_bucket: Bucket, _scale: float) -> None:
@@ -124,6 +125,48 @@ class OwnerOfNothing(OwnedSync):
         )
 
 
+class PartNotSummed(SyncInParts):
+    """A rank updates its part by its own gradient; the sum comes afterwards."""
+
+    def finish_step(self, _step, update):
+        for part in self._parts:
+            update(part.own, self._gradient_scale)
+            part.reduce.run(self._deadline())
+            part.gather.run(self._deadline())
+
+
+class PartsSentBeforeSums(SyncInParts):
+    """Weights go to ranks that may still be in their backward pass."""
+
+    def finish_step(self, _step, update):
+        for part in self._parts:
+            part.gather.run(self._deadline())
+            part.reduce.run(self._deadline())
+            update(part.own, self._gradient_scale)
+
+
+class PartsNotAwaited(SyncInParts):
+    """The next step begins with whatever parts are there; they come during its exchange."""
+
+    is_behind = False
+
+    def finish_step(self, _step, update):
+        for part in self._parts:
+            if self.is_behind:
+                part.gather.run(self._deadline())
+            part.reduce.run(self._deadline())
+            update(part.own, self._gradient_scale)
+        self.is_behind = True
+
+
+class WholeBucketUpdated(SyncInParts):
+    """Each rank updates the whole bucket, of which it has the sum of one part alone."""
+
+    def finish_step(self, step, update):
+        by_index = {bucket.index: bucket for bucket in LAYOUT.buckets(1)}
+        super().finish_step(step, lambda part, scale: update(by_index[part.index], scale))
+
+
 class WithPlans(PlannedCollectives):
     """Other plans or another executor for sums and broadcasts."""
 
@@ -178,7 +221,7 @@ class StepMistake:
     """`strategy` or `collectives` is what is wrong; `caught_by` is all that its seeds may end with."""
 
     caught_by: tuple[type[Exception], ...]
-    strategy: type[OwnedSync] | type[Sync] = OwnedSync
+    strategy: type[OwnedSync] | type[Sync] | type[SyncInParts] = OwnedSync
     collectives: type[WithPlans] | None = None
 
     def build(
@@ -192,6 +235,9 @@ class StepMistake:
         if issubclass(self.strategy, Sync):
             channels = sum_channels(collectives, buckets, buffers.gradients)
             return self.strategy(channels, collectives.group.world_size, True, deadline)
+        if issubclass(self.strategy, SyncInParts):
+            by_ring = PlannedCollectives(collectives.transport, lambda _num_bytes: "ring")
+            return self.strategy(by_ring, buckets, buffers, deadline)
         if self.collectives is not None:
             collectives = self.collectives(collectives.transport, lambda _num_bytes: "tree")
         owners = spread_owners(buckets, collectives.group.world_size)
@@ -208,6 +254,10 @@ STEP_MISTAKES = {
     "sum begun before the gradient is final": StepMistake((WrongWeights, Race, Deadlock), SumsBegunEarly),
     "end not awaited": StepMistake(_READ_TOO_EARLY, NeverDrained),
     "sum not awaited": StepMistake(_READ_TOO_EARLY, SumNotAwaited),
+    "part not summed": StepMistake(_READ_TOO_EARLY, PartNotSummed),
+    "parts sent before sums": StepMistake(_READ_TOO_EARLY, PartsSentBeforeSums),
+    "parts not awaited": StepMistake(_READ_TOO_EARLY, PartsNotAwaited),
+    "whole bucket updated": StepMistake(_READ_TOO_EARLY, WholeBucketUpdated),
     "owners differ": StepMistake((WrongWeights, Race, Deadlock, SamovarError), OwnersDiffer),
     "update forgotten": StepMistake((WrongWeights,), OwnerOfNothing),
     "put without asking": StepMistake(_READ_TOO_EARLY, collectives=WithoutReadiness),

@@ -22,7 +22,8 @@ LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), Para
 NUM_STEPS = 4
 RATE = np.float32(0.125)
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
-OVERLAPS = ("none", "backward", "full", "full, one owner")
+IN_PARTS = "none, in parts"
+OVERLAPS = ("none", IN_PARTS, "backward", "full", "full, one owner")
 COLLECTIVES = ("tree", "ring", "kary-tree", "halving-doubling", "server")
 BUCKET_BYTES = (1, 128)
 LAYER_S = 1e-5
@@ -46,16 +47,15 @@ class StepsCase:
     @classmethod
     def of_seed(cls, seed: int) -> "StepsCase":
         draw = Random(seed)
-        return cls(
-            seed, draw.choice(OVERLAPS), draw.choice(COLLECTIVES), draw.choice(WORLD_SIZES), draw.choice(BUCKET_BYTES)
-        )
+        overlap, collective = draw.choice(OVERLAPS), draw.choice(COLLECTIVES)
+        collective = "ring" if overlap == IN_PARTS else collective  # the others' sums are made whole
+        return cls(seed, overlap, collective, draw.choice(WORLD_SIZES), draw.choice(BUCKET_BYTES))
 
     @property
     def strategy(self) -> StrategyConfig:
-        overlap, _, one_owner = self.overlap.partition(", ")
-        return StrategyConfig(
-            "sync", self.collective, self.bucket_bytes, overlap=overlap, owner="root" if one_owner else None
-        )
+        overlap, _, who = self.overlap.partition(", ")
+        owner = {"": None, "one owner": "root", "in parts": "parts"}[who]
+        return StrategyConfig("sync", self.collective, self.bucket_bytes, overlap=overlap, owner=owner)
 
     def config(self) -> SimConfig:
         draw = Random(self.seed + 1)

@@ -1,5 +1,6 @@
 """Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,10 +12,12 @@ from samovar.cli.sharing import (
     Memory,
     Slices,
     chosen_collective,
+    divided,
     make_strategy,
     open_memory,
     possible,
     step_parts,
+    with_histories,
 )
 from samovar.cli.weights import load_weights, starting_weights
 from samovar.collectives.engine import PlannedCollectives
@@ -105,23 +108,20 @@ def build_learner(
     slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
-    memory = open_memory(transport, layout, sharing, caffe, slices)
+    memory = open_memory(transport, layout, slices)
     buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
+    collective = chosen_collective(config, memory, buckets)
+    sharing = divided(config, sharing, caffe, collective)
+    memory = with_histories(memory, transport, sharing, caffe)
     weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
     model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
     sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
     _load_start(start, model, solver, config)
-    collective = chosen_collective(config, memory, buckets)
     collectives = _collectives(transport, collective, trace)
     deadline, seat = partial(Deadline.after, config.timeout_s), box.seat(sharing, layout) if box else None
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
     _begin(strategy, start, box)
-    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
-    evaluated: EvaluatedWeights | CenterWeights
-    if box is not None and config.is_free:
-        evaluated = box.evaluated(weights, statistics, deadline)
-    else:
-        evaluated = EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
+    evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.is_free else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
@@ -145,6 +145,21 @@ def _begin(strategy: Strategy, start: ResumePoint | None, box: CenterBox | None)
         if box.goes_on:
             assert isinstance(strategy, CenterSteps)
             strategy.adopt_center()
+
+
+def _evaluated(
+    net: CaffeNet,
+    weights: FlatBuffer,
+    strategy: Strategy,
+    collectives: PlannedCollectives,
+    deadline: Callable[[], Deadline],
+    box: CenterBox | None,
+) -> EvaluatedWeights | CenterWeights:
+    """The weights that are tested and saved: those in `box`, where ranks wait for nobody."""
+    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
+    if box is not None:
+        return box.evaluated(weights, statistics, deadline)
+    return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
 
 
 def _collectives(transport: Transport, name: str, trace: Trace | None) -> PlannedCollectives:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 from samovar.core.large_batch import RATE_SCALINGS
-from samovar.strategies.config import COMPRESSIONS, NONE, OWNERS, VARIANTS
+from samovar.strategies.config import COMPRESSIONS, NONE, VARIANTS
 from samovar.strategies.stop_rule import MEAN, STOP_RULES
 
 
@@ -35,7 +35,10 @@ class Rates(NamedTuple):
     ] = None
     owner: Annotated[
         str | None,
-        typer.Option(help=f"Who updates a bucket with --overlap full: {', '.join(OWNERS)}; default: {OWNERS[0]}."),
+        typer.Option(
+            help="Who updates a bucket. --overlap full: one rank each (spread, the default), or rank 0 all (root); "
+            "none: each rank its part (parts, the default where ranks map each other's memory), or every rank (all)."
+        ),
     ] = None
 
 

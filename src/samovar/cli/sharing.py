@@ -7,6 +7,7 @@ import numpy as np
 
 from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce
 from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.collectives.slice_tree import own_nodes
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
@@ -25,6 +26,9 @@ from samovar.strategies.exact import ExactSync, SliceSums
 from samovar.strategies.trial import Witness
 from samovar.transports.base import MappedWindow, Region, Transport
 from samovar.worker.step import Parts
+
+# The plan with which updates are divided unasked: it makes the sums where they lie.
+_DIVIDED = "direct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +90,57 @@ class Slices:
 
 def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig, tuple[str, ...]]:
     """`config`, or what comes nearest to it with this solver, and a sentence that says so."""
-    if not config.has_owners or caffe.clip_gradients is None:
+    if not config.divides_updates or caffe.clip_gradients is None:
         return config, ()
+    if config.updates_parts:
+        asked, instead, settings = "--owner parts", "--owner all", replace(config, owner="all")
+    else:
+        asked, instead = "--overlap full", "--overlap backward"
+        settings = replace(config, overlap="backward", owner=None)
     notice = (
-        "--overlap full: clip_gradients needs the norm of the whole gradient before anything is updated; "
-        "every rank updates everything then, as with --overlap backward"
+        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; "
+        f"every rank updates everything then, as with {instead}"
     )
-    return replace(config, overlap="backward", owner=None), (notice,)
+    return settings, (notice,)
 
 
-def open_memory(
-    transport: Transport, layout: Layout, strategy: StrategyConfig, caffe: CaffeSolver, slices: Slices | None
-) -> Memory:
-    """Histories lie in the window only where they travel to other ranks."""
+def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, collective: str) -> StrategyConfig:
+    """`sharing`, with updates in parts where nobody said who makes them and nothing speaks against it.
+
+    Raises InputError where parts were asked for and sums of `collective` are not made in parts.
+    """
+    if sharing.updates_parts and collective not in REDUCE_SCATTERS:
+        raise InputError(
+            f"--owner parts: {collective} makes no sums in parts; choose --collective {' or '.join(REDUCE_SCATTERS)}, "
+            "or --owner all"
+        )
+    is_open = sharing.owner is None and sharing.name == "sync" and sharing.overlap in (None, "none")
+    if not is_open or sharing.codec is not None or caffe.clip_gradients is not None:
+        return sharing
+    return replace(sharing, overlap="none", owner="parts" if collective == _DIVIDED and config.workers > 1 else "all")
+
+
+def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> Memory:
+    """Without histories: these lie with the solver, unless they travel to other ranks."""
     size = layout.num_elements
     num_sums = 0 if slices is None else slices.num_rows
-    num_kept = num_histories(solver_config(caffe)) if strategy.has_owners else 0
-    window = transport.open_window("model", (2 + num_sums + num_kept) * size * 4, 0)
+    rows = _rows(transport, "model", size, 2 + num_sums)
+    gradients = rows.part(size, 2 * size)
+    sums = gradients if slices is None else rows.part(2 * size, (2 + num_sums) * size)
+    return Memory(rows.part(0, size), gradients, sums, ())
 
-    def rows(first: int, count: int) -> Region:
-        return Region.of(window, first * size * 4, count * size, np.float32)
 
-    gradients = rows(1, 1)
-    sums = gradients if slices is None else rows(2, num_sums)
-    return Memory(rows(0, 1), gradients, sums, tuple(rows(2 + num_sums + index, 1) for index in range(num_kept)))
+def with_histories(memory: Memory, transport: Transport, strategy: StrategyConfig, caffe: CaffeSolver) -> Memory:
+    """The same with the solver's histories in a window, where a rank keeps only some of them."""
+    if not strategy.divides_updates:
+        return memory
+    size, count = len(memory.weights.array), num_histories(solver_config(caffe))
+    rows = _rows(transport, "histories", size, count)
+    return replace(memory, histories=tuple(rows.part(row * size, (row + 1) * size) for row in range(count)))
+
+
+def _rows(transport: Transport, name: str, size: int, count: int) -> Region:
+    return Region.of(transport.open_window(name, count * size * 4, 0), 0, count * size, np.float32)
 
 
 def make_strategy(

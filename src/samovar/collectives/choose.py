@@ -99,8 +99,8 @@ class _Timing:
                 self._send(rank, peer, slot)
             case Reduce(chunk=chunk, stagings=stagings):
                 self._work(rank, chunk, len(stagings) + 2)
-            case Combine(chunk=chunk, ranks=ranks):
-                self._work(rank, chunk, 2 * len(ranks))
+            case Combine(chunk=chunk, ranks=ranks, into=into):
+                self._work(rank, chunk, len(ranks) + len(into))
         return True
 
     def _wait(self, rank: _Rank, number: int, slot: int) -> bool:

@@ -93,9 +93,9 @@ class _Rank:
                     sent.append(self._message(peer, slot))
                 case Notify(peer=peer, slot=slot):
                     sent.append(self._message(peer, slot))
-                case Combine(chunk=chunk, ranks=ranks):
+                case Combine(chunk=chunk, into=into):
                     start, stop = self.plan.chunk_bounds(chunk, self._num_elements)
-                    self.bytes_sent += (len(ranks) - 1) * self._size_of(stop - start)
+                    self.bytes_sent += sum(peer != rank for peer in into) * self._size_of(stop - start)
                 case Reduce():
                     pass
             self._next += 1

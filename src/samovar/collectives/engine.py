@@ -8,11 +8,12 @@ import numpy.typing as npt
 
 from samovar.collectives.all_gather import AllGather
 from samovar.collectives.codecs import Codec
+from samovar.collectives.direct import gather_parts
 from samovar.collectives.encoded import EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.nested import rooted
 from samovar.collectives.plan import Plan
-from samovar.collectives.plans import all_reduce
+from samovar.collectives.plans import REDUCE_SCATTERS, all_reduce
 from samovar.collectives.records import RecordExchange
 from samovar.collectives.scatter_gather import ring_all_gather
 from samovar.collectives.tree import tree_broadcast, tree_reduce
@@ -82,6 +83,21 @@ class WindowCollectives(Collectives, Protocol):
         """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
         ...
 
+    def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
+        """Part r of the buffer = sum over ranks, on rank r; all ranks are in the run before any is through with it.
+
+        Part r of N elements is [r N // P, (r + 1) N // P).
+        """
+        ...
+
+    def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        """buffer = part r of each rank r, after a `reduce_scatter` whose buffer nobody writes to in between."""
+        ...
+
+    def all_gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        """The same with nothing before it."""
+        ...
+
     def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
         """This rank's part of any plan on `buffer`."""
         ...
@@ -141,6 +157,16 @@ class PlannedCollectives:
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
         return self.planned(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
+
+    def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
+        function = REDUCE_SCATTERS[self._all_reduce_name(buffer.array.nbytes)]
+        return self.planned(name, function(self.group.rank, self.group.world_size), buffer)
+
+    def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        return self.planned(name, gather_parts(self.group.rank, self.group.world_size), buffer)
+
+    def all_gather_parts(self, name: str, buffer: Region) -> PlanRunner:
+        return self.planned(name, ring_all_gather(self.group.rank, self.group.world_size), buffer)
 
     def records(self, num_fields: int) -> Records:
         return RecordExchange(self.transport, num_fields)

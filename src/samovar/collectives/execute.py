@@ -215,16 +215,22 @@ class NativeChannel:
                 self._program.add_put(peer, slot, *self._put_places(operation))
             case Reduce(chunk=chunk):
                 self._program.add_combine([self._memory.chunk(chunk)], self._memory.sources(operation))
-            case Combine(chunk=chunk, ranks=ranks):
-                places = [self._peer_chunk(rank, chunk) for rank in ranks]
-                self._bytes_per_run += (len(ranks) - 1) * places[0].nbytes
-                self._program.add_combine(places, places)
+            case Combine():
+                self._add_combine(operation)
             case Notify(peer=peer, slot=slot):
                 self._program.add_notify(peer, slot)
             case Wait(slot=slot):
                 self._program.add_wait(slot)
             case _:
                 assert_never(operation)
+
+    def _add_combine(self, combine: Combine) -> None:
+        sources, destinations = (
+            [self._peer_chunk(rank, combine.chunk) for rank in ranks] for ranks in (combine.ranks, combine.into)
+        )
+        others = [rank for rank in combine.into if rank != self._transport.group.rank]
+        self._bytes_per_run += len(others) * self._memory.chunk(combine.chunk).nbytes
+        self._program.add_combine(destinations, sources)
 
     def _put_places(self, put: Put) -> Sequence[Array]:
         """Destination in the peer's memory, and source."""

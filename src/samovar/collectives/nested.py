@@ -110,8 +110,8 @@ class Place:
                 return Put(peer, self.first_chunk + chunk, self._staging(staging), self.first_slot + slot)
             case Reduce(chunk, stagings):
                 return Reduce(self.first_chunk + chunk, tuple(self._staging(staging) for staging in stagings))
-            case Combine(chunk, ranks):
-                return Combine(self.first_chunk + chunk, ranks)
+            case Combine(chunk, ranks, into):
+                return Combine(self.first_chunk + chunk, ranks, into)
             case Notify() | Wait():
                 return replace(operation, slot=self.first_slot + operation.slot)
         raise AssertionError(operation)
@@ -124,8 +124,8 @@ def _renumbered(operation: Operation, ranks: Sequence[int]) -> Operation:
     match operation:
         case Reduce():
             return operation
-        case Combine(chunk, among):
-            return Combine(chunk, tuple(ranks[rank] for rank in among))
+        case Combine(chunk, among, into):
+            return Combine(chunk, tuple(ranks[rank] for rank in among), tuple(ranks[rank] for rank in into))
         case Put() | Notify() | Wait():
             return replace(operation, peer=ranks[operation.peer])
         case _:

@@ -49,13 +49,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """The chunk of every rank in `ranks` = ((first's + second's) + third's) + ..., read and written in place.
+    """The chunk of every rank in `into` = (that of ranks[0] + that of ranks[1]) + ..., read and written in place.
 
     Only for windows whose memory all ranks map. The plan must order it after every rank's readiness.
     """
 
     chunk: int
     ranks: tuple[int, ...]
+    into: tuple[int, ...]
 
 
 Operation: TypeAlias = Put | Reduce | Combine | Notify | Wait

@@ -1,7 +1,7 @@
 """Every plan by its name."""
 
 from samovar.collectives.barrier import dissemination_barrier
-from samovar.collectives.direct import direct_all_reduce
+from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
 from samovar.collectives.kary_tree import kary_tree_all_reduce
 from samovar.collectives.plan import PlanFunction
@@ -21,6 +21,8 @@ ALL_REDUCES: dict[str, PlanFunction] = {
     "halving-doubling": halving_doubling_all_reduce,
     "server": server_all_reduce,
 }
+# The first half of an all-reduce of that name, with its bits.
+REDUCE_SCATTERS: dict[str, PlanFunction] = {"direct": direct_reduce_scatter, "ring": ring_reduce_scatter}
 OTHERS: dict[str, PlanFunction] = {
     "reduce-scatter": ring_reduce_scatter,
     "all-gather": ring_all_gather,

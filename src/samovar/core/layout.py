@@ -44,7 +44,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Consecutive whole parameters, exchanged as one: elements [start, stop), padding included."""
+    """Consecutive parameters, exchanged as one: elements [start, stop), padding included.
+
+    Whole ones, unless it is one rank's part of a bucket.
+    """
 
     index: int
     entries: tuple[Entry, ...]

@@ -159,10 +159,13 @@ class _BucketRows:
         decays = np.array([row.decay * config.weight_decay for row in rows], np.float32)
         none = np.zeros_like(decays)
         is_l1 = config.regularization_type == "L1"
+        # A bucket may be a part of one, which begins or ends within a parameter.
+        starts = np.array([max(entry.offset, bucket.start) for entry in bucket.entries], np.uint64)
+        stops = np.array([min(entry.stop, bucket.stop) for entry in bucket.entries], np.uint64)
         native = _native.SolverRows(
             weights.layout.num_elements,
-            np.array([entry.offset for entry in bucket.entries], np.uint64),
-            np.array([entry.spec.size for entry in bucket.entries], np.uint64),
+            starts,
+            stops - starts,
             none if is_l1 else decays,
             decays if is_l1 else none,
         )

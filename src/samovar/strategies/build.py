@@ -21,6 +21,7 @@ from samovar.strategies.factors import FactoredSum
 from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.owned import OwnedSync, spread_owners
+from samovar.strategies.parts import SyncInParts
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.sync_easgd import Elastic, SyncEasgd
@@ -49,8 +50,8 @@ def build_strategy(
             raise InputError(f"{config.name}: needs a center that workers share, and here is none; choose sync-easgd")
         return _at_center(config, collectives, buckets, buffers, deadline, seat)
     config = resolved(config, collectives.group.world_size)
-    if config.has_owners:
-        return _with_owners(config, collectives, buckets, buffers, deadline)
+    if config.divides_updates:
+        return _with_divided_updates(config, collectives, buckets, buffers, deadline)
     if config.name == "sync":
         return _sync(config, collectives, buckets, buffers, deadline, witness or Witness(), factored or {})
     return _with_local_steps(config, collectives, buckets, buffers, deadline)
@@ -161,18 +162,20 @@ def _planned(config: StrategyConfig, collectives: Collectives) -> PlannedCollect
     return collectives
 
 
-def _with_owners(
+def _with_divided_updates(
     config: StrategyConfig,
     collectives: Collectives,
     buckets: Sequence[Bucket],
     buffers: Buffers,
     deadline: Callable[[], Deadline],
-) -> OwnedSync:
+) -> OwnedSync | SyncInParts:
+    flag, other = ("--owner parts", "--owner all") if config.updates_parts else ("--overlap full", "--overlap backward")
     if not isinstance(collectives, WindowCollectives):
         raise InputError(
-            "--overlap full: needs windows that every rank can write to, and gloo has none; choose transport tcp, or "
-            "--overlap backward"
+            f"{flag}: needs windows that every rank can write to, and gloo has none; choose transport tcp, or {other}"
         )
+    if config.updates_parts:
+        return SyncInParts(collectives, buckets, buffers, deadline)
     world_size = collectives.group.world_size
     owners = [0] * len(buckets) if config.owner == "root" else spread_owners(buckets, world_size)
     return OwnedSync(collectives, buckets, buffers, owners, deadline)

@@ -10,7 +10,8 @@ from samovar.core.errors import InputError
 AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 VARIANTS = ("reduce", "broadcast")
-OWNERS = ("spread", "root")
+# Who updates a bucket, as --overlap is.
+OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
 NONE, ALWAYS = "none", "always"
 COMPRESSIONS = (NONE, *CODECS)
 # What these leave out comes with the next exchange or two.
@@ -123,6 +124,16 @@ class StrategyConfig:
         return self.overlap == "full"
 
     @property
+    def updates_parts(self) -> bool:
+        """Whether each rank updates its own part of every bucket."""
+        return self.owner == "parts"
+
+    @property
+    def divides_updates(self) -> bool:
+        """Whether a rank makes only some of the updates."""
+        return self.has_owners or self.updates_parts
+
+    @property
     def needs_center(self) -> bool:
         """Whether workers share a center that lies in one place, each at its own speed."""
         return self.name in _AT_A_CENTER
@@ -166,10 +177,10 @@ class StrategyConfig:
     def _check_factors(self) -> None:
         if self.factors is not None:
             _require_choice("factors", self.factors, FACTORS)
-        if self.takes_factors and self.has_owners:
+        if self.takes_factors and self.divides_updates:
             raise InputError(
-                f"factors {self.factors}: with --overlap full a gradient goes to one rank alone, and factors to all; "
-                "choose --overlap backward or none, or leave factors out"
+                f"factors {self.factors}: with --overlap full or --owner parts a gradient goes to one rank alone, and "
+                "factors to all; choose --overlap backward or --owner all, or leave factors out"
             )
 
     def _check_compressed_differences(self) -> None:
@@ -184,6 +195,18 @@ class StrategyConfig:
                 f"late, and take it past the workers; with {self.name} choose {' or '.join(_PROMPT_CODECS)}"
             )
 
+    def _check_owner(self, owner: str) -> None:
+        _require_choice("--owner", owner, sum(OWNERS.values(), ()))
+        overlap = self.overlap or ("none" if self.bucket_size_bytes is None else "backward")
+        if owner not in OWNERS.get(overlap, ()):
+            fitting = next(overlap for overlap, owners in OWNERS.items() if owner in owners)
+            raise InputError(f"--owner {owner}: is for --overlap {fitting}; add that, or leave --owner out")
+        if self.updates_parts and self.codec is not None:
+            raise InputError(
+                f"--owner parts: ranks send weights then, which are never compressed; leave --compress {self.codec} "
+                "out, or choose --owner all"
+            )
+
     def _check_overlap(self) -> None:
         if self.overlap is not None:
             _require_choice(f"--overlap of {self.name}", self.overlap, _OVERLAPS[self.name])
@@ -195,9 +218,7 @@ class StrategyConfig:
                 "give --bucket layer or a number of bytes too"
             )
         if self.owner is not None:
-            _require_choice("--owner", self.owner, OWNERS)
-            if self.overlap != "full":
-                raise InputError(f"--owner {self.owner}: buckets have owners with --overlap full alone; add it")
+            self._check_owner(self.owner)
         if self.variant == "broadcast" and self.overlap not in (None, "none"):
             raise InputError(
                 f"--overlap {self.overlap}: --variant broadcast needs the center before it can go on; "

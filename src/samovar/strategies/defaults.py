@@ -23,7 +23,9 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     """
     if not config.exchanges_weights:
         overlap = config.overlap or ("none" if config.bucket_size_bytes is None else "backward")
-        return replace(config, overlap=overlap, owner=(config.owner or OWNERS[0]) if overlap == "full" else None)
+        return replace(
+            config, overlap=overlap, owner=config.owner or (OWNERS["full"][0] if overlap == "full" else None)
+        )
     period = config.sync_period_steps or SYNC_PERIOD_STEPS.get(config.name, OTHERS_PERIOD_STEPS)
     config = replace(config, sync_period_steps=period)
     match config.name:

@@ -98,13 +98,13 @@ class Interpreter:
                 own = self._buffers[rank][self._chunk(rank, chunk)]
                 for staging in stagings:
                     own += self._taken(rank, self._staging(rank, chunk, staging))
-            case Combine(chunk, ranks):
-                places = [self._buffers[other][self._chunk(rank, chunk)] for other in ranks]
-                total = places[0].copy()
-                for place in places[1:]:
-                    total += place
-                for place in places:
-                    place[:] = total
+            case Combine(chunk, ranks, into):
+                sources = [self._buffers[other][self._chunk(rank, chunk)] for other in ranks]
+                total = sources[0].copy()
+                for source in sources[1:]:
+                    total += source
+                for other in into:
+                    self._buffers[other][self._chunk(rank, chunk)] = total
 
     def _taken(self, rank: int, place: slice) -> Array:
         assert self._unread[rank][place].all(), f"rank {rank} adds what has not arrived"

@@ -16,10 +16,13 @@ from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunct
 from samovar.collectives.ring import ring_all_reduce
 from samovar.collectives.segment import segmented
 from samovar.collectives.two_level import two_level
+from tests.conformance import cases
 
 FUNCTIONS: dict[str, PlanFunction] = {
     **registry.ALL_REDUCES,
     **registry.OTHERS,
+    "direct in parts": cases.COLLECTIVES["direct in parts"].function,
+    "ring in parts": cases.COLLECTIVES["ring in parts"].function,
     "two-level": two_level(4),
     "two-level halving": two_level(3, between=halving_doubling_all_reduce),
     "ring in 3": segmented(ring_all_reduce, 3),
@@ -71,8 +74,8 @@ def assert_in_range(operation: Operation, plan: Plan, world_size: int) -> None:
             assert stagings
             for staging in stagings:
                 assert 0 <= staging < staging_range(plan, chunk, staging).stop <= plan.num_stagings
-        case Combine(ranks=ranks):
-            assert set(ranks) <= set(range(world_size))
+        case Combine(ranks=ranks, into=into):
+            assert {*ranks, *into} <= set(range(world_size))
     if isinstance(operation, Put | Reduce | Combine):
         assert 0 <= operation.chunk < plan.num_chunks
     if not isinstance(operation, Reduce | Combine):
@@ -119,8 +122,9 @@ def accesses(rank: int, plan: Plan, operation: Operation) -> Iterator[tuple[Plac
         case Reduce(chunk=chunk, stagings=numbers):
             yield from ((place, True) for place in elements(rank, chunk))
             yield from ((place, False) for number in numbers for place in stagings(rank, chunk, number))
-        case Combine(chunk=chunk, ranks=ranks):
-            yield from ((place, True) for other in ranks for place in elements(other, chunk))
+        case Combine(chunk=chunk, ranks=ranks, into=into):
+            yield from ((place, False) for other in ranks for place in elements(other, chunk))
+            yield from ((place, True) for other in into for place in elements(other, chunk))
 
 
 class RaceFinder:
@@ -202,7 +206,7 @@ def test_the_race_finder_finds_a_staging_that_is_used_again_too_early() -> None:
 def test_the_race_finder_finds_a_sum_in_place_that_nobody_waits_for() -> None:
     def hasty(rank: int) -> Plan:
         ready = (Notify(1 - rank, 0), Wait(1 - rank, 0))
-        return Plan("hasty", (*ready, Combine(rank, (0, 1))), 2, 0, 1)
+        return Plan("hasty", (*ready, Combine(rank, (0, 1), (0, 1))), 2, 0, 1)
 
     assert RaceFinder([hasty(0), hasty(1)]).races == {
         *((0, "element", k) for k in range(2, 4)),

@@ -8,11 +8,13 @@ import pytest
 from samovar import _native
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError
+from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.solver.base import Multipliers, Solver, history_key
 from samovar.solver.build import build_solver
 from samovar.solver.config import TYPES, SolverConfig
 from samovar.solver.policy import PolicyConfig
+from samovar.strategies.parts import own_part
 from tests.unit.solver.expected import Arrays, Expected
 
 SHAPES = {"conv": (4, 3, 5, 5), "conv bias": (4,), "fc": (10, 33), "fc bias": (10,), "frozen": (7,)}
@@ -77,6 +79,26 @@ def test_twenty_steps_equal_the_plain_rule_bit_for_bit(
     assert np.array_equal(weights.logical("frozen"), with_zeros(random_values(0))["frozen"])
     inside = sum(np.count_nonzero(weights.logical(name)) for name in SHAPES)
     assert np.count_nonzero(weights.array_N) == inside, "padding stays zero"
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("kind", TYPES)
+def test_parts_of_a_bucket_are_updated_as_the_whole_is(kind: str, world_size: int) -> None:
+    """Seven parts cut within parameters, at odd elements; some hold several parameters, one is within one."""
+    (whole, weights, gradients), (divided, its_weights, its_gradients) = (start(config_of(kind)) for _ in range(2))
+    train(whole, gradients, range(3))
+    (bucket,) = LAYOUT.buckets()
+    parts = [own_part(bucket, Group(rank, world_size)) for rank in range(world_size)]
+    assert [part.stop for part in parts[:-1]] == [part.start for part in parts[1:]]
+    # Each rank has a solver of its own, which knows one part: here they work on the same memory.
+    solvers = [build_solver(config_of(kind), its_weights, its_gradients, MULTIPLIERS, divided.histories) for _ in parts]
+    for step in range(3):
+        its_gradients.load_state_dict(random_values(1000 + step), "gradients")
+        for solver, part in zip(solvers, parts, strict=True):
+            solver.update(step, part, SCALE)
+    assert np.array_equal(weights.array_N, its_weights.array_N)
+    for history, its in zip(whole.histories, divided.histories, strict=True):
+        assert np.array_equal(history.array_N, its.array_N)
 
 
 @pytest.mark.parametrize("kind", TYPES)

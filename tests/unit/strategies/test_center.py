@@ -27,7 +27,7 @@ from tests.unit.strategies.harness import NUM_ELEMENTS, RATE
 from tests.unit.strategies.test_definitions import gradient
 
 NUM_STEPS = 11  # no multiple of any period below
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5  # of float32 in any order of updates; with momentum at the center some orders come to 1.3e-6
 CONFIGS = {
     "async-sgd": StrategyConfig("async-sgd"),
     "async-sgd every third step": StrategyConfig("async-sgd", sync_period_steps=3),

@@ -38,6 +38,7 @@ CONFIGS = {
     "sync": StrategyConfig("sync", "tree"),
     "sync in the background": StrategyConfig("sync", "tree", 64, overlap="backward"),
     "sync at the end": StrategyConfig("sync", "tree", 64, overlap="none"),
+    "sync in parts": StrategyConfig("sync", "ring", 64, overlap="none", owner="parts"),
     "sync with owners": StrategyConfig("sync", "tree", 64, overlap="full"),
     "sync with one owner": StrategyConfig("sync", "tree", 64, overlap="full", owner="root"),
     "local-sgd": StrategyConfig("local-sgd", "ring", sync_period_steps=3),

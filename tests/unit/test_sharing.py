@@ -1,0 +1,63 @@
+"""Who updates what, where the command line leaves it open; the solver and the plan have a say."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samovar.cli.sharing import divided, possible
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+
+
+@pytest.fixture
+def caffe(repository_root: Path) -> CaffeSolver:
+    return load_solver(repository_root / "examples/lenet/digits_solver.prototxt")
+
+
+def owner_of(caffe: CaffeSolver, collective: str, workers: int = 2, **settings: Any) -> str | None:
+    strategy, _ = possible(resolved(StrategyConfig(**settings), workers), caffe)
+    return divided(RunConfig("train", Path("s"), workers=workers), strategy, caffe, collective).owner
+
+
+@pytest.mark.parametrize(
+    ("collective", "workers", "settings", "owner"),
+    [
+        ("direct", 2, {}, "parts"),
+        ("direct", 5, {"overlap": "none", "bucket_size_bytes": 1}, "parts"),
+        ("direct", 1, {}, "all"),
+        ("ring", 2, {}, "all"),
+        ("tree", 2, {}, "all"),
+        ("ring", 2, {"owner": "parts"}, "parts"),
+        ("direct", 2, {"owner": "all"}, "all"),
+        ("direct", 2, {"compress": "bf16"}, None),
+        ("direct", 2, {"overlap": "backward", "bucket_size_bytes": 1}, None),
+        ("direct", 2, {"overlap": "full", "bucket_size_bytes": 1}, "spread"),
+        ("direct", 2, {"name": "sync-easgd"}, None),
+    ],
+)
+def test_updates_are_divided_where_sums_are_made_where_they_lie(
+    caffe: CaffeSolver, collective: str, workers: int, settings: dict[str, Any], owner: str | None
+) -> None:
+    assert owner_of(caffe, collective, workers, **settings) == owner
+
+
+def test_clipping_needs_the_whole_gradient(caffe: CaffeSolver) -> None:
+    clipping = replace(caffe, clip_gradients=1.0)
+    assert owner_of(clipping, "direct") is None
+    strategy, notices = possible(resolved(StrategyConfig(owner="parts"), 2), clipping)
+    assert strategy.owner == "all"
+    assert notices == (
+        "--owner parts: clip_gradients needs the norm of the whole gradient before anything is updated; every rank "
+        "updates everything then, as with --owner all",
+    )
+
+
+def test_plans_that_make_whole_sums_are_refused(caffe: CaffeSolver) -> None:
+    message = "--owner parts: tree makes no sums in parts; choose --collective direct or ring, or --owner all"
+    with pytest.raises(InputError, match=message):
+        owner_of(caffe, "tree", owner="parts")
