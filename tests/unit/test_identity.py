@@ -66,7 +66,7 @@ def test_how_ranks_reach_each_other_is_said_by_variables_of_ours() -> None:
     chosen = identity(TORCHRUN | {"SAMOVAR_TRANSPORT": "tcp", "SAMOVAR_KEY_FILE": "/home/me/key.pem"})
     assert (chosen.transport, chosen.key_file) == ("tcp", Path("/home/me/key.pem"))
     assert (identity(SLURM).transport, identity(SLURM).key_file) == ("auto", None)
-    with pytest.raises(InputError, match="SAMOVAR_TRANSPORT: got 'mpi'; choose one of: auto, shm, gloo, tcp"):
+    with pytest.raises(InputError, match="SAMOVAR_TRANSPORT: got 'mpi'; choose one of: auto, shm, gloo, nccl, tcp"):
         identity(SLURM | {"SAMOVAR_TRANSPORT": "mpi"})
 
 

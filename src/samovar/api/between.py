@@ -1,4 +1,4 @@
-"""Connecting ranks of several hosts, which have met: by gloo among the hosts' first ranks, or by TCP among all."""
+"""Connecting ranks of several hosts, which have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
 
 import os
 import secrets
@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-from samovar.api.gathering import Gathering
+import torch
+
+from samovar.api.gathering import Gathering, Hello
 from samovar.collectives.choose_between import choose_between
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.calibration import NOMINAL
@@ -16,32 +18,85 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.hosts import Host
 from samovar.launch.identity import Identity
+from samovar.launch.nccl import raised_nccl_errors
 from samovar.strategies.config import AUTO
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
+from samovar.transports.leaders import Leader, LeaderCollectives, Library
 from samovar.transports.meeting import is_loopback
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
 from samovar.transports.tcp_service import TcpConfig
-from samovar.transports.torch_dist import GlooCollectives, Leader
 
 
-def connected_by_gloo(gathering: Gathering, addresses: Sequence[str], timeout_s: float) -> GlooCollectives:
-    """The collectives of the hosts' first ranks, of which this is one; `addresses` are the hosts'."""
+def connected_leaders(
+    gathering: Gathering, transport: str, addresses: Sequence[str], device: torch.device | None, timeout_s: float
+) -> LeaderCollectives | None:
+    """The collectives of the hosts' first ranks, None on the others; `addresses` are the hosts', `device` the model's.
+
+    By NCCL where `transport` says so, else by gloo. Raises InputError, on all ranks, where not all first ranks have
+    NCCL and a GPU of their own.
+    """
+    lacking = lacks_nccl(gathering.hosts, gathering.hellos)
+    if transport == "nccl" and lacking:
+        gathering.close()  # all ranks come here: the store stays until the last has heard what it says
+        raise InputError(f"{gathering.who}: transport 'nccl' between hosts cannot be had: {lacking}; give auto or gloo")
+    if gathering.identity.rank != gathering.host.ranks[0]:
+        return None
     leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
-    _announce(gathering, "gloo", addresses[0])
-    return GlooCollectives.connect(
-        gathering.store,
-        f"{gathering.prefix}/gloo",
-        gathering.host_number,
-        leaders,
-        gathering.identity.interfaces,
-        timeout_s,
-        gathering.deadline,
-    )
+    if transport == "nccl":
+        assert device is not None
+        return _by_nccl(gathering, leaders, device, timeout_s)
+    # Of two ways the one that has been run is the default.
+    is_news = transport == "auto" and not lacking
+    means = "gloo (transport nccl can be had too; it has never run on a GPU)" if is_news else "gloo"
+    return _by_gloo(gathering, leaders, means, timeout_s)
+
+
+def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[Hello]) -> str:
+    """Why the first ranks of `hosts`, by what ranks said of themselves, cannot exchange by NCCL; else nothing."""
+    firsts = [hellos[host.ranks[0]] for host in hosts]
+    for host, hello in zip(hosts, firsts, strict=True):
+        if not hello.card:
+            return f"{host}: {hello.no_card}"
+    versions = sorted({hello.card.partition("/")[0] for hello in firsts})
+    if len(versions) > 1:
+        return f"hosts have different versions of it, {' and '.join(versions)}"
+    for host, hello in zip(hosts, firsts, strict=True):
+        others = [other for other, of in zip(hosts, firsts, strict=True) if of.card == hello.card and other != host]
+        if others:
+            return f"{host} computes on the same GPU as {others[0]}, and NCCL takes one rank on each"
+    return ""
+
+
+def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str, timeout_s: float) -> LeaderCollectives:
+    identity, number = gathering.identity, gathering.host_number
+    addresses = [leader.address for leader in leaders]
+    _announce(gathering, means, _from(identity, addresses[0]))
+
+    def make() -> Library:
+        return gathering.store.gloo(f"{gathering.prefix}/gloo", number, addresses, identity.interfaces, timeout_s)
+
+    advice = "name the interface with GLOO_SOCKET_IFNAME"
+    return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
+
+
+def _by_nccl(
+    gathering: Gathering, leaders: Sequence[Leader], device: torch.device, timeout_s: float
+) -> LeaderCollectives:
+    number = gathering.host_number
+    means = "nccl through each one's GPU, tested on stand-ins for GPUs alone"
+    _announce(gathering, means, "an interface of NCCL's choice or NCCL_SOCKET_IFNAME's (transport gloo is proven)")
+
+    def make() -> Library:
+        return gathering.store.nccl(f"{gathering.prefix}/nccl", number, len(leaders), device, timeout_s)
+
+    advice = "name the interface with NCCL_SOCKET_IFNAME, or give transport gloo"
+    with raised_nccl_errors():
+        return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
 
 
 def connected_by_tcp(
@@ -74,7 +129,7 @@ def _tcp_transport(
     """Every rank listens at the address of its host, and nowhere else."""
     identity = gathering.identity
     key = _key(gathering, key_file)
-    _announce(gathering, "tcp, encrypted", addresses[0])
+    _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening = listen(addresses[gathering.host_number])
     group = Group(identity.rank, identity.world_size)
     reached = meet(gathering.meeting, group, listening_address(listening), gathering.deadline)
@@ -159,12 +214,14 @@ def _own_address(identity: Identity, towards: str | None) -> str:
         raise InputError(f"no route to MASTER_ADDR {towards}: {error}; name an address that all hosts reach") from error
 
 
-def _announce(gathering: Gathering, means: str, address: str) -> None:
-    """Once, by rank 0."""
-    identity = gathering.identity
-    if identity.rank != 0:
-        return
+def _from(identity: Identity, address: str) -> str:
     names = ", ".join(filter(None, identity.interfaces or (interface_of(address) or "",)))
-    place = f"{address} ({names})" if names else address
+    return f"{address} ({names})" if names else address
+
+
+def _announce(gathering: Gathering, means: str, place: str) -> None:
+    """Once, by rank 0."""
+    if gathering.identity.rank != 0:
+        return
     where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
-    print(f"samovar: {identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)
+    print(f"samovar: {gathering.identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)

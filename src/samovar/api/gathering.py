@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.hosts import Host
@@ -19,17 +21,20 @@ from samovar.launch.identity import Identity, launcher_process
 from samovar.transports.join import SegmentOffer, ask_port, join_segment, offer_port
 from samovar.transports.meeting import listen_at
 from samovar.transports.shm import create_segment
-from samovar.transports.torch_dist import JobStore, open_store
+from samovar.transports.torch_dist import JobStore, nccl_card, open_store
 
 _LOOPBACK = "127.0.0.1"
 # Those under which ranks of one host, if there is no other, meet as if each had a host of its own.
-_BETWEEN_HOSTS = ("gloo", "tcp")
+_BETWEEN_HOSTS = ("gloo", "nccl", "tcp")
 _gatherings = count()
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a rank tells about itself. Ranks with the same `host` share memory and loopback."""
+    """What a rank tells about itself. Ranks with the same `host` share memory and loopback.
+
+    `card` is what NCCL would use there, as VERSION/GPU; where it is empty, `no_card` says why.
+    """
 
     world_size: int
     collective: str
@@ -37,14 +42,17 @@ class Hello:
     host: str
     name: str
     cores: tuple[int, ...]
+    card: str
+    no_card: str
 
     @classmethod
-    def own(cls, identity: Identity, collective: str, transport: str) -> "Hello":
+    def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "Hello":
         # Abstract sockets, over which a segment is handed on, belong to a network namespace.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/net").stat().st_ino
         cores = tuple(sorted(os.sched_getaffinity(0)))
-        return cls(identity.world_size, collective, transport, f"{boot}/{namespace}", socket.gethostname(), cores)
+        name, size = socket.gethostname(), identity.world_size
+        return cls(size, collective, transport, f"{boot}/{namespace}", name, cores, *nccl_card(device))
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -66,7 +74,13 @@ class Gathering:
     """
 
     def __init__(
-        self, identity: Identity, collective: str, transport: str, timeout_s: float, deadline: Deadline
+        self,
+        identity: Identity,
+        collective: str,
+        transport: str,
+        device: torch.device | None,
+        timeout_s: float,
+        deadline: Deadline,
     ) -> None:
         self.identity = identity
         self.deadline = deadline
@@ -79,7 +93,7 @@ class Gathering:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
             self.store = stores[identity]
             self.meeting = self.store.meeting(self.prefix, self.who)
-            self.hellos = self._greet(Hello.own(identity, collective, transport))
+            self.hellos = self._greet(Hello.own(identity, collective, transport, device))
         self.hosts = hosts_of(self.hellos)
         self.is_one_host = len(self.hosts) == 1
         if self.is_one_host and transport in _BETWEEN_HOSTS:

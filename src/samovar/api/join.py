@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from samovar.api.between import connected_by_gloo, connected_by_tcp, host_addresses
+import torch
+
+from samovar.api.between import connected_by_tcp, connected_leaders, host_addresses
 from samovar.api.gathering import Gathering, Hello, hosts_of
 from samovar.api.home import Home
 from samovar.collectives.choose import choose_all_reduce
@@ -56,11 +58,15 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How ranks are to exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, the key's file."""
+    """How ranks are to exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, the key's file.
+
+    `device` is where this rank computes; None: on the CPU.
+    """
 
     collective: str
     transport: str
     key_file: Path | None
+    device: torch.device | None
 
 
 def join_group(
@@ -69,15 +75,17 @@ def join_group(
     identity: Identity | None = None,
     transport: str = AUTO,
     key_file: Path | None = None,
+    device: torch.device | None = None,
 ) -> Joined:
     """Meet the other ranks, which must all call this, equally often; returns when all are there.
 
-    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. With `gloo` and
-    `tcp` ranks of one host, if there is no other, exchange as if each had a host of its own. `key_file` is the job's
-    key, for `tcp` and for a center between hosts: the same on all hosts; rank 0 makes it where it is not there yet.
-    Without one the ranks of a single host make a key that no file has. `collective` names the all-reduce (AUTO: the
-    best for each buffer by nominal figures), which between hosts only `tcp` looks at. What is not given is read from
-    the environment. A single process needs no store and no socket.
+    `transport` `auto` is `shm` on one host, and `gloo` between several; `nccl` goes through `device`, where the model
+    is (None: the CPU); `shm` is refused between hosts. With `gloo`, `nccl` and `tcp` ranks of one host, if there is no
+    other, exchange as if each had a host of its own. `key_file` is the job's key, for `tcp` and for a center between
+    hosts: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single host make
+    a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal figures), which
+    between hosts only `tcp` looks at. What is not given is read from the environment. A single process needs no store
+    and no socket.
 
     Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
     RankFailed.
@@ -85,7 +93,7 @@ def join_group(
     if collective not in COLLECTIVES:
         raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
     identity = identity or own_identity()
-    choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file)
+    choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
     with ExitStack() as closing:
         if identity.world_size == 1:
@@ -93,7 +101,7 @@ def join_group(
         else:
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
-            gathering = Gathering(identity, choice.collective, choice.transport, timeout_s, deadline)
+            gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline)
             joined = _together(gathering, choice, timeout_s, closing)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
@@ -111,7 +119,7 @@ def _chosen_transport(given: str, of_environment: str) -> str:
 
 
 def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
-    hellos = [Hello.own(identity, choice.collective, choice.transport)]
+    hellos = [Hello.own(identity, choice.collective, choice.transport, choice.device)]
     hosts = hosts_of(hellos)
     transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, choice.collective, closing)
     return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), Home((0,)), closing)
@@ -123,7 +131,7 @@ def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: E
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
-            "choose auto, gloo or tcp"
+            "choose auto, gloo, nccl or tcp"
         )
     local: ShmTransport | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
@@ -138,29 +146,16 @@ def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: E
         assert local is not None
         collectives = PlannedCollectives(local, choose)
         if len(hosts) > 1:
-            collectives = _by_gloo(gathering, addresses, local, group, timeout_s, closing)
+            between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
+            collectives = HierarchicalCollectives(local, group, hosts, between, timeout_s)
+            closing.callback(collectives.close)
+            if between is not None:
+                closing.callback(between.close)  # runs first, and ends the waits of the other's thread
     gathering.close()
     home = Home(tuple(range(group.world_size)))
     if not gathering.is_one_host:
         home = Home(hosts[0].ranks, addresses[0], choice.key_file)
     return Joined(group, hosts, gathering.is_one_host, collectives, home, closing)
-
-
-def _by_gloo(
-    gathering: Gathering,
-    addresses: Sequence[str],
-    local: ShmTransport,
-    group: Group,
-    timeout_s: float,
-    closing: ExitStack,
-) -> HierarchicalCollectives:
-    leads = group.rank == gathering.host.ranks[0]
-    between = connected_by_gloo(gathering, addresses, timeout_s) if leads else None
-    hierarchical = HierarchicalCollectives(local, group, gathering.hosts, between, timeout_s)
-    closing.callback(hierarchical.close)
-    if between is not None:
-        closing.callback(between.close)  # runs first, and ends the waits of the other's thread
-    return hierarchical
 
 
 def _inside(

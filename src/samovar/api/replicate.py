@@ -39,13 +39,19 @@ class _Process:
         self._chosen: dict[str, str] = {}
 
     def team(
-        self, collective: str, transport: str, key_file: str | Path | None, timeout_s: float
+        self,
+        collective: str,
+        transport: str,
+        key_file: str | Path | None,
+        device: torch.device | None,
+        timeout_s: float,
     ) -> tuple[Joined, Team]:
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
             if not allocator_is_chosen():
                 keep_freed_memory(large_too=False)
-            self._joined = join_group(timeout_s, collective, None, transport, Path(key_file) if key_file else None)
+            path = Path(key_file) if key_file else None
+            self._joined = join_group(timeout_s, collective, None, transport, path, device)
             self._team = Team(self._joined.collectives, timeout_s, home=self._joined.home)
             self._chosen = chosen
         for what, value in chosen.items():
@@ -84,7 +90,7 @@ def replicate(
     model's class); with `join` it is there, and all ranks start from its weights.
     `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on one
     host, 8 MiB between hosts. No wait lasts longer than `timeout_s`. `transport` is how ranks reach each other: "shm"
-    on one host, "gloo" between hosts (both "auto"), or "tcp", which encrypts with the key in `key_file`.
+    on one host, "gloo" between hosts (both "auto"), "nccl" there through GPUs, or "tcp", which encrypts.
 
     The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
     Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
@@ -94,12 +100,18 @@ def replicate(
     config = _config(strategy, collective, bucket_size, settings)
     key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
     choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
-    joined, team = _process.team(collective, transport, key_file, timeout_s)
+    joined, team = _process.team(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
     replica = Replica(model, optimizer, team, config, timeout_s, choice)
     if replica.is_first:
         _describe(replica, joined)
     return replica
+
+
+def _device_of(model: nn.Module) -> torch.device | None:
+    """Where it seems to train; what it is will be looked at when all are there."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((parameter.device for parameter in parameters if parameter.requires_grad), None)
 
 
 def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
@@ -143,10 +155,10 @@ def _config(strategy: str, collective: str, bucket_size: int | str | None, setti
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {_KNOWN}") from error
-    if config.has_owners:
+    if config.divides_updates:
         raise InputError(
-            "replicate: overlap='full' updates each bucket on one rank, as soon as it is summed; a torch optimizer "
-            "updates all at once; choose overlap='backward'"
+            "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank; a torch "
+            "optimizer updates all at once; choose overlap='backward', or leave both out"
         )
     return config
 

@@ -36,7 +36,7 @@ def run_script(
         float, typer.Option(help="Seconds that ranks get to end after a signal was passed on to them.")
     ] = 30.0,
     transport: Annotated[
-        str, typer.Option(help="How ranks reach each other: auto, shm, gloo, or tcp (encrypted).")
+        str, typer.Option(help="How ranks reach each other: auto, shm, gloo, nccl, or tcp (encrypted).")
     ] = AUTO,
     key_file: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from samovar.launch.node_list import first_node, tasks_on_node
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
-TRANSPORTS = (AUTO, "shm", "gloo", "tcp")
+TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 

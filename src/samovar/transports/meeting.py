@@ -15,6 +15,7 @@ _Answer = TypeVar("_Answer")
 _RETRY_S = 0.05
 _CONNECT_S = 5.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.002, 0.1
+_LEAST_ANSWER_S = 0.5  # for the last question before a deadline
 
 
 class Store(Protocol):
@@ -49,7 +50,8 @@ class Meeting:
         """Wait for all `keys`; those that nobody told by the deadline. Raises as `tell`."""
         left, pause_s = list(keys), _FIRST_POLL_S
         while left and not deadline.passed():
-            left = [key for key in left if not self._ask(lambda key=key: self.store.check([key]), deadline)]  # type: ignore[misc]
+            answered = Deadline(max(deadline.at_s, Deadline.after(_LEAST_ANSWER_S).at_s))  # a store that lives is heard
+            left = [key for key in left if not self._ask(lambda key=key: self.store.check([key]), answered)]  # type: ignore[misc]
             if left:
                 time.sleep(min(pause_s, deadline.remaining_s()))
                 pause_s = min(2 * pause_s, _LAST_POLL_S)

@@ -1,35 +1,31 @@
-"""What PyTorch brings along for ranks on several hosts: its store, where they meet, and gloo's collectives.
+"""What PyTorch brings along for ranks on several hosts: its store, where they meet, and collectives of gloo and NCCL.
 
 The only place below the rooms of training that imports torch.
 """
 
 import ctypes
-import re
-import threading
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from torch import distributed
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Work
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
-from samovar.core.group import Group
-from samovar.core.hosts import Host
+from samovar.core.errors import RankFailed
 from samovar.transports.base import Array
-from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
 from samovar.transports.meeting import Meeting, await_server, first_line, listen_at, within
 
-_PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
-_Gloo: TypeAlias = Any  # torch gives its ProcessGroupGloo no types
-# Torch takes no time at all for no limit.
-_SHORTEST_WAIT_S = 0.001
-# How long a wait goes on after `close`.
-_SLICE_S = 0.1
+_Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
+_FIRST_POLL_S, _LAST_POLL_S = 20e-6, 0.001
+# How long NCCL may take to close, for which it may wait for other hosts.
+_CLOSING_S = 5.0
 
 
 def open_store(
@@ -71,151 +67,200 @@ class JobStore:
         return Meeting(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}", who)
 
     def gloo(
-        self, prefix: str, number: int, leaders: Sequence["Leader"], interfaces: Sequence[str], timeout_s: float
-    ) -> _Gloo:
-        """Connect the first ranks of all hosts, each with each; this is that of host `number`.
+        self,
+        prefix: str,
+        number: int,
+        addresses: Sequence[str],
+        interfaces: Sequence[str],
+        timeout_s: float,
+    ) -> "Gloo":
+        """Connect the first ranks of all hosts, at `addresses`, each with each; this is that of host `number`.
 
         It has nothing to do with a process group of the user's own.
         """
-        group: _Gloo = ProcessGroupGloo
+        group: _Group = ProcessGroupGloo
         options = group._Options()
         # One thread: operations come to an end in the order of their start, the most urgent first.
         options._threads = 1
         options._timeout = timedelta(seconds=timeout_s)
         options._devices = [group.create_device(interface=name, lazy_init=False) for name in interfaces] or [
-            group.create_device(hostname=leaders[number].address, lazy_init=False)
+            group.create_device(hostname=addresses[number], lazy_init=False)
         ]
-        return group(PrefixStore(prefix, self._store), number, len(leaders), options)
+        return Gloo(group(PrefixStore(prefix, self._store), number, len(addresses), options))
+
+    def nccl(self, prefix: str, number: int, num_hosts: int, device: torch.device, timeout_s: float) -> "Nccl":
+        """As `gloo`, with NCCL, through the GPU `device`. Never run: machines with a GPU were not at hand (ADR 19).
+
+        The caller has seen to it that its process groups raise errors (`samovar.launch.nccl`).
+        """
+        library: Any = distributed
+        options = library.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), number, num_hosts, options)
+        return Nccl(group, device, timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """A host as the others see it: its ranks, of which the first speaks for all, and the address of that one."""
+class Gloo:
+    """See `samovar.transports.leaders.Library`: gloo moves the arrays themselves, around a ring.
 
-    host: Host
-    address: str
-
-    def __str__(self) -> str:
-        return str(self.host)
-
-
-class GlooCollectives:
-    """`samovar.transports.base.NativeCollectives` among the first ranks of hosts, over TCP.
-
-    Ranks are numbers of hosts here. Sums are made in the order of gloo's ring: each chunk once, on one rank, so all
-    get the same bits, and the same at every run. An operation fails by itself where nothing moves for `timeout_s`.
-
-    Cost: `samovar.transports.gloo_cost`.
+    Each chunk is added up once, on one rank.
     """
 
-    def __init__(self, gloo: _Gloo, number: int, leaders: Sequence[Leader]) -> None:
-        self.group = Group(number, len(leaders))
-        self.bytes_sent = 0
-        self._gloo = gloo
-        self._leaders = leaders
-        self._pending: list[_GlooPending] = []
-        self._closing = threading.Event()
+    quiet_s = math.inf
 
-    @classmethod
-    def connect(
-        cls,
-        store: JobStore,
-        prefix: str,
-        number: int,
-        leaders: Sequence[Leader],
-        interfaces: Sequence[str],
-        timeout_s: float,
-        deadline: Deadline,
-    ) -> "GlooCollectives":
-        """Raises DeadlineExceeded or RankFailed where not all hosts can be reached, naming addresses."""
-        others = ", ".join(f"{other} at {other.address}" for k, other in enumerate(leaders) if k != number)
-        who = f"{leaders[number]} at {leaders[number].address}: connecting to {others}"
-        waiting_s = deadline.remaining_s()
-        try:
-            gloo = within(lambda: store.gloo(prefix, number, leaders, interfaces, timeout_s), deadline)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"{who}: not done within {waiting_s:.1f} s; do the hosts reach each other at these addresses, any "
-                "port? Name the interface with GLOO_SOCKET_IFNAME"
-            ) from error
-        except RuntimeError as error:
-            raise RankFailed(f"{who}: {first_line(error)}; name the interface with GLOO_SOCKET_IFNAME") from error
-        return cls(gloo, number, leaders)
+    def __init__(self, group: _Group) -> None:
+        self._group = group
 
-    def all_reduce(self, what: str, array: Array) -> "_GlooPending":
-        number, world_size = self.group.rank, self.group.world_size
-        self.bytes_sent += ring_all_reduce_bytes(number, world_size, array.nbytes, array.itemsize)
-        return self._begun(f"all-reduce {what!r}", self._gloo.allreduce([torch.from_numpy(array)]))
+    def all_reduce(self, array: Array) -> "_InPlace":
+        return _InPlace(self._group.allreduce([torch.from_numpy(array)]))
 
-    def broadcast(self, what: str, array: Array) -> "_GlooPending":
-        self.bytes_sent += broadcast_bytes(self.group.rank, self.group.world_size, array.nbytes)
-        return self._begun(f"broadcast {what!r}", self._gloo.broadcast(torch.from_numpy(array), 0))
+    def broadcast(self, array: Array) -> "_InPlace":
+        return _InPlace(self._group.broadcast(torch.from_numpy(array), 0))
 
-    def all_gather(self, what: str, own: Array, gathered: Array) -> "_GlooPending":
-        assert gathered.shape == (self.group.world_size, *own.shape), (gathered.shape, own.shape)
-        self.bytes_sent += all_gather_bytes(self.group.world_size, own.nbytes)
+    def all_gather(self, own: Array, gathered: Array) -> "_InPlace":
         parts = [torch.from_numpy(part) for part in gathered]
-        return self._begun(f"all-gather {what!r}", self._gloo.allgather([parts], [torch.from_numpy(own)]))
+        return _InPlace(self._group.allgather([parts], [torch.from_numpy(own)]))
 
-    def close(self) -> None:
-        """Let go of the connections; where an operation still hangs, they go with the process instead.
-
-        Waits for operations end at once.
-        """
-        self._closing.set()
-        if any(not pending.is_over() for pending in self._pending):
-            # Its destructor would wait for the operation, which nothing can call off.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gloo))
-        self._pending.clear()
-        del self._gloo
-
-    def _begun(self, what: str, work: Work) -> "_GlooPending":
-        self._pending = [pending for pending in self._pending if not pending.is_over()]
-        self._pending.append(_GlooPending(what, work, self.group.rank, self._leaders, self._closing))
-        return self._pending[-1]
+    def close(self, *, hangs: bool) -> None:
+        if hangs:
+            _keep(self._group)  # its destructor would wait for the operation, which nothing can call off
+        del self._group
 
 
-class _GlooPending:
-    """See `samovar.transports.base.Pending`."""
+class _InPlace:
+    """See `samovar.transports.leaders.Operation`."""
 
-    def __init__(self, what: str, work: Work, number: int, leaders: Sequence[Leader], closing: threading.Event) -> None:
-        self._what = what
-        self._closing = closing
+    def __init__(self, work: Work) -> None:
         self._work = work
-        self._own = leaders[number].host
-        self._others = [leader for k, leader in enumerate(leaders) if k != number]
-        self._began_s = time.monotonic()
 
     def is_over(self) -> bool:
         return bool(self._work.is_completed())
 
-    def wait(self, deadline: Deadline) -> None:
-        while True:
-            # An operation that ends while a slice of this wait gives up is asked again how it ended.
-            was_over = self.is_over()
+    def wait(self, limit_s: float) -> None:
+        self._work.wait(timedelta(seconds=limit_s))
+
+
+class Staged:
+    """See `samovar.transports.leaders.Library`: the group moves copies of the arrays that lie on `device`.
+
+    A call copies its array there; the wait for the operation copies what came of it back. Nothing tells whether a part
+    of an operation moved, so none may take longer than `quiet_s` after the one before. After one failed, all fail. The
+    first is done here, since only with that NCCL connects.
+
+    Memory: on `device`, as much as is under way. Cost: each byte twice over the bus.
+    """
+
+    def __init__(self, group: _Group, device: torch.device, quiet_s: float) -> None:
+        self.quiet_s = quiet_s
+        self._group = group
+        self._place = _Place(device)
+        self.all_reduce(np.zeros(1, np.float32)).wait(quiet_s)
+
+    def all_reduce(self, array: Array) -> "_Copied":
+        with self._place.here():
+            near = self._place.copy_of(array)
+            return _Copied(self._group.allreduce([near]), near, array, self._place)
+
+    def broadcast(self, array: Array) -> "_Copied":
+        with self._place.here():
+            near = self._place.copy_of(array)
+            return _Copied(self._group.broadcast(near, 0), near, array, self._place)
+
+    def all_gather(self, own: Array, gathered: Array) -> "_Copied":
+        with self._place.here():
+            near = torch.empty_like(torch.from_numpy(gathered), device=self._place.device)
+            work = self._group.allgather([list(near)], [self._place.copy_of(own)])
+            return _Copied(work, near, gathered, self._place)
+
+    def close(self, *, hangs: bool) -> None:
+        if hangs:
+            self._place.failure = "closed before it was over"
+        self._let_go(self._group, hangs)
+        del self._group
+
+    def _let_go(self, group: _Group, hangs: bool) -> None:
+        if hangs:
+            _keep(group)
+
+
+class _Place:
+    """Where copies lie, and why nothing that comes of them is to be trusted any more, if so.
+
+    On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.failure = ""
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def here(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def copy_of(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device, copy=True)
+
+
+class _Copied:
+    """See `samovar.transports.leaders.Operation`: `near` becomes what `array` is to be.
+
+    A wait of NCCL's that has a limit breaks the connections where it gives up, so this asks until it is over.
+    """
+
+    def __init__(self, work: Work, near: torch.Tensor, array: Array, place: _Place) -> None:
+        self._work = work
+        self._near: torch.Tensor | None = near
+        self._array = array
+        self._place = place
+
+    def is_over(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, limit_s: float) -> None:
+        limit, pause_s = Deadline.after(limit_s), _FIRST_POLL_S
+        while not self.is_over() and not self._place.failure:
+            if limit.passed():
+                raise RuntimeError(f"not over after {limit_s:.3f} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        if self._place.failure:  # NCCL calls off the other operations then, and says that they are done
+            raise RuntimeError(self._place.failure)
+        with self._place.here():
             try:
-                self._work.wait(timedelta(seconds=min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _SLICE_S)))
-                return
+                self._work.wait()  # for nothing any more, but says what went wrong
             except RuntimeError as error:
-                if was_over or deadline.passed() or self._closing.is_set():
-                    raise self._failure(error) from error
-
-    def _failure(self, error: RuntimeError) -> SamovarError:
-        """Gloo tells a closed connection by the peer's address, and a silent peer not at all."""
-        who = f"rank {self._own.ranks[0]} on {self._own.name}: {self._what} between hosts"
-        after_s = time.monotonic() - self._began_s
-        if not self.is_over() or "imed out" in str(error):
-            silent = " or ".join(map(str, self._others))
-            return DeadlineExceeded(
-                f"{who}: {silent} did not answer within {after_s:.1f} s; is it stopped, cut off or much slower? "
-                "See its log, or raise timeout_s"
-            )
-        found = _PEER.search(str(error))
-        gone = [leader for leader in self._others if found is not None and leader.address == found[1]] or self._others
-        named = " or ".join(map(str, gone))
-        return RankFailed(f"{who}: {named} closed the connection after {after_s:.1f} s ({_reason(error)}); see its log")
+                self._place.failure = str(error)
+                raise
+            if self._near is not None:
+                torch.from_numpy(self._array).copy_(self._near)
+                self._near = None
 
 
-def _reason(error: RuntimeError) -> str:
-    """What gloo says, without the place in its source before and the advice behind."""
-    return re.sub(r"^\[[^]]*\] ?", "", first_line(error)).partition(". This is")[0]
+class Nccl(Staged):
+    """NCCL, between GPUs of which each host's first rank has one."""
+
+    def _let_go(self, group: _Group, hangs: bool) -> None:
+        """Call off what hangs; else see for a few seconds that the other hosts get what this one sent last."""
+        with suppress(RuntimeError):  # what is closed cannot fail any more
+            try:
+                within(group.abort if hangs else group.shutdown, Deadline.after(_CLOSING_S))
+            except TimeoutError:
+                _keep(group)  # its destructor would wait on
+
+
+def _keep(group: _Group) -> None:
+    """Have it go with the process."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def nccl_card(device: torch.device | None) -> tuple[str, str]:
+    """What NCCL would use on `device`, as VERSION/GPU, or "" and the reason why it would not."""
+    if device is None or device.type != "cuda":
+        return "", f"its model is on {device or 'the CPU'}"
+    if not distributed.is_nccl_available():
+        return "", f"PyTorch {torch.__version__} is built without NCCL there"
+    version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return f"{version}/{torch.cuda.get_device_properties(device).uuid}", ""

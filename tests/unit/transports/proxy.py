@@ -26,23 +26,24 @@ class Proxy:
         self.seen_up = bytearray()
         self._threads: list[threading.Thread] = []
         self._sockets: list[socket.socket] = []
-        self._start(self._accept)
+        self._accepting = self._started(self._accept)
 
     def close(self) -> None:
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
-        for each in [*self._sockets]:
+        self._accepting.join()  # first: it may have a connection in hand, to which there are no threads yet
+        for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        for thread in [*self._threads]:
+        for thread in self._threads:
             thread.join()
         for each in [self._listening, *self._sockets]:
             each.close()
 
-    def _start(self, target: object, *arguments: object) -> None:
+    def _started(self, target: object, *arguments: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -54,8 +55,10 @@ class Proxy:
             far = socket.create_connection(self._target)
             self._sockets += [near, far]
             up, down = self._cuts.pop(0) if self._cuts else (1 << 62, 1 << 62)
-            self._start(self._forward, near, far, up, True)
-            self._start(self._forward, far, near, down, False)
+            self._threads += [
+                self._started(self._forward, near, far, up, True),
+                self._started(self._forward, far, near, down, False),
+            ]
 
     def _forward(self, source: socket.socket, destination: socket.socket, most: int, is_up: bool) -> None:
         passed = 0

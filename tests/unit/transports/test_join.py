@@ -18,8 +18,9 @@ from samovar.transports.join import SegmentOffer, join_segment
 from samovar.transports.shm import ShmTransport
 
 MakeSegment = Callable[[int], int]
-TIMEOUT_S = 20.0
+TIMEOUT_S = 100.0
 NOBODY = 65534
+pytestmark = pytest.mark.timeout(300)  # starts processes
 
 JOINER = """
 import os, sys
@@ -105,8 +106,8 @@ def test_after_close_thread_and_socket_are_gone(make_segment: MakeSegment) -> No
     offer = SegmentOffer(descriptor, 1)
     assert offer.address in Path("/proc/net/unix").read_text()
     offer.close()
-    assert set(threading.enumerate()) == threads
-    assert open_descriptors() == descriptors
+    assert set(threading.enumerate()) <= threads
+    assert open_descriptors() <= descriptors
     assert offer.address not in Path("/proc/net/unix").read_text()
     with pytest.raises(InputError):
         join_segment(offer.address, Deadline.after(TIMEOUT_S))

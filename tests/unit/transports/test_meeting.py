@@ -14,6 +14,7 @@ from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.join import ask_port, offer_port
 from samovar.transports.meeting import Meeting, await_server, is_loopback, listen_at
+from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 20.0
 NOBODY = 65534
@@ -58,7 +59,8 @@ def test_keys_are_told_and_heard(shelf: Shelf) -> None:
     meeting.tell("a", "1", deadline)
     assert meeting.missing(["a"], deadline) == []
     assert meeting.value("a", deadline) == "1"
-    assert meeting.missing(["a", "b", "c"], Deadline.after(0.05)) == ["b", "c"]
+    assert meeting.missing(["a", "b", "c"], LookedAt(3)) == ["b", "c"]
+    assert meeting.missing(["a", "b"], Deadline.after(0.0)) == ["a", "b"]  # nobody was asked
     assert [meeting.claim("rank", deadline) for _ in range(3)] == [True, False, False]
 
 

@@ -19,6 +19,7 @@ from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.tcp_service import TcpConfig
 from samovar.transports.tcp_wire import Hello
+from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0
 MakeTransports = Callable[..., list[TcpTransport]]
@@ -182,7 +183,7 @@ def test_who_waits_for_a_peer_that_goes_hears_of_it_and_what_came_before_counts(
 
 
 def test_a_request_to_a_peer_that_went_fails(make_transports: MakeTransports) -> None:
-    transports = make_transports(2, timeout_s=1.0)
+    transports = make_transports(2)
     windows = [transport.open_window("data", 8, 2) for transport in transports]
     windows[1].fetch_add(0, 0, 1)
     transports[0].close()
@@ -297,7 +298,7 @@ def test_ranks_meet_at_a_store() -> None:
         found = list(pool.map(lambda rank: meet(meetings[rank], Group(rank, 2), own[rank], in_time()), range(2)))
     assert found == [own, own]
     with pytest.raises(DeadlineExceeded, match="rank 0: no word of rank 2 within"):
-        meet(meetings[0], Group(0, 3), own[0], Deadline.after(0.05))
+        meet(meetings[0], Group(0, 3), own[0], LookedAt(3))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", ""])

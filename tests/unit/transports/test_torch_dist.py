@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.hosts import Host
 from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
+from samovar.transports.leaders import Leader, LeaderCollectives
 from samovar.transports.meeting import listen_at
-from samovar.transports.torch_dist import GlooCollectives, JobStore, Leader, open_store
+from samovar.transports.torch_dist import JobStore, open_store
 
 TIMEOUT_S = 20.0
 LEADERS = [
@@ -56,10 +58,9 @@ def open_client(_first_store: None) -> Iterator[Open]:
 
 
 @pytest.fixture
-def hosts(open_client: Open) -> Iterator[list[GlooCollectives]]:
-    def connect(number: int) -> GlooCollectives:
-        deadline = Deadline.after(TIMEOUT_S)
-        return GlooCollectives.connect(open_client(), "gloo", number, LEADERS, (), TIMEOUT_S, deadline)
+def hosts(open_client: Open) -> Iterator[list[LeaderCollectives]]:
+    def connect(number: int) -> LeaderCollectives:
+        return lead(open_client(), number, TIMEOUT_S)
 
     with ThreadPoolExecutor(len(LEADERS)) as threads:
         connected = list(threads.map(connect, HOSTS))
@@ -68,19 +69,26 @@ def hosts(open_client: Open) -> Iterator[list[GlooCollectives]]:
         host.close()
 
 
-def on_all(hosts: list[GlooCollectives], work: Callable[[GlooCollectives], object]) -> None:
+def lead(store: JobStore, number: int, timeout_s: float) -> LeaderCollectives:
+    """Host `number`'s."""
+    addresses = [leader.address for leader in LEADERS]
+    make = partial(store.gloo, "gloo", number, addresses, (), timeout_s)
+    return LeaderCollectives.connect(make, number, LEADERS, "look again", Deadline.after(timeout_s))
+
+
+def on_all(hosts: list[LeaderCollectives], work: Callable[[LeaderCollectives], object]) -> None:
     with ThreadPoolExecutor(len(hosts)) as threads:
         list(threads.map(work, hosts))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("count", [1, 5, 1000, 400_001])
-def test_all_three_are_exact_and_counted(hosts: list[GlooCollectives], dtype: type, count: int) -> None:
+def test_all_three_are_exact_and_counted(hosts: list[LeaderCollectives], dtype: type, count: int) -> None:
     arrays = [np.arange(count, dtype=dtype) + host for host in HOSTS]
     gathered = [np.empty((len(LEADERS), count), dtype) for _ in HOSTS]
     num_bytes = arrays[0].nbytes
 
-    def work(host: GlooCollectives) -> None:
+    def work(host: LeaderCollectives) -> None:
         own, number, world_size = arrays[host.group.rank], host.group.rank, host.group.world_size
         host.all_reduce("sum", own).wait(Deadline.after(TIMEOUT_S))
         assert np.array_equal(own, 3 * np.arange(count) + 3)
@@ -101,8 +109,8 @@ def test_all_three_are_exact_and_counted(hosts: list[GlooCollectives], dtype: ty
         assert np.array_equal(everything, [3 * np.arange(count) + 3 + host for host in HOSTS])
 
 
-def test_many_under_way_at_once(hosts: list[GlooCollectives]) -> None:
-    def work(host: GlooCollectives) -> None:
+def test_many_under_way_at_once(hosts: list[LeaderCollectives]) -> None:
+    def work(host: LeaderCollectives) -> None:
         arrays = [np.full(100, host.group.rank + k, np.float32) for k in range(20)]
         pending = [host.all_reduce(f"{k}", array) for k, array in enumerate(arrays)]
         for one in reversed(pending):
@@ -112,7 +120,7 @@ def test_many_under_way_at_once(hosts: list[GlooCollectives]) -> None:
     on_all(hosts, work)
 
 
-def test_hosts_that_do_not_come_are_named(hosts: list[GlooCollectives]) -> None:
+def test_hosts_that_do_not_come_are_named(hosts: list[LeaderCollectives]) -> None:
     """The same wait can be taken up again: nothing is lost by a deadline."""
     arrays = [np.ones(10, np.float32) for _ in HOSTS]
     pending = hosts[0].all_reduce("bucket 7", arrays[0])
@@ -127,7 +135,7 @@ def test_hosts_that_do_not_come_are_named(hosts: list[GlooCollectives]) -> None:
     assert [array.tolist() for array in arrays] == [[3.0] * 10] * 3
 
 
-def test_a_connection_that_closes_ends_the_wait(hosts: list[GlooCollectives]) -> None:
+def test_a_connection_that_closes_ends_the_wait(hosts: list[LeaderCollectives]) -> None:
     pending = hosts[0].all_reduce("bucket 7", np.ones(10, np.float32))
     for gone in hosts[1:]:
         gone.close()
@@ -140,4 +148,4 @@ def test_a_connection_that_closes_ends_the_wait(hosts: list[GlooCollectives]) ->
 
 def test_nobody_to_connect_to(open_client: Open) -> None:
     with pytest.raises((DeadlineExceeded, RankFailed), match=r"left .*connecting to mid \(rank 2\) at 127\.0\.0\.1"):
-        GlooCollectives.connect(open_client(), "alone", 0, LEADERS, (), 1.0, Deadline.after(1.0))
+        lead(open_client(), 0, 1.0)

@@ -1,0 +1,238 @@
+"""Collectives among the first ranks of hosts, in the words of a library that has its own."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+from samovar.core.group import Group
+from samovar.core.hosts import Host
+from samovar.transports.base import Array
+from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
+from samovar.transports.meeting import first_line, within
+
+_PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
+# Torch takes no time at all for no limit.
+_SHORTEST_WAIT_S = 0.001
+# How long a wait goes on after `close`.
+_SLICE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """A host as the others see it: its ranks, of which the first speaks for all, and the address of that one."""
+
+    host: Host
+    address: str
+
+    def __str__(self) -> str:
+        return str(self.host)
+
+
+class Operation(Protocol):
+    """What a library does at the moment."""
+
+    def is_over(self) -> bool:
+        """Whether it is done here, or failed."""
+        ...
+
+    def wait(self, limit_s: float) -> None:
+        """Return when its arrays hold what they are to hold; what came out of it may be asked again.
+
+        Raises RuntimeError: in the library's words why it failed, or that it is not over after `limit_s`.
+        """
+        ...
+
+
+class Library(Protocol):
+    """Collectives of a library, connected. A call never waits for other ranks; they are done in the order of the calls.
+
+    `quiet_s` is how long it may go on without an operation coming to an end; infinite where it gives up by itself when
+    nothing moves.
+    """
+
+    quiet_s: float
+
+    def all_reduce(self, array: Array) -> Operation: ...
+    def broadcast(self, array: Array) -> Operation: ...
+    def all_gather(self, own: Array, gathered: Array) -> Operation: ...
+
+    def close(self, *, hangs: bool) -> None:
+        """Let go of the connections; `hangs`: although an operation is not over."""
+        ...
+
+
+class LeaderCollectives:
+    """`samovar.transports.base.NativeCollectives` among the first ranks of hosts, by a library.
+
+    Ranks are numbers of hosts here. Sums are made in the library's order, the same at every run, so all get the same
+    bits. An operation fails by itself where nothing moves for as long as the library was told.
+
+    Cost: `samovar.transports.gloo_cost`. A library with other algorithms sends other numbers of bytes than are counted.
+    """
+
+    def __init__(self, library: Library, number: int, leaders: Sequence[Leader]) -> None:
+        self.group = Group(number, len(leaders))
+        self.bytes_sent = 0
+        self._library = library
+        self._leaders = leaders
+        self._under_way = _UnderWay()
+        self._closing = threading.Event()
+
+    @classmethod
+    def connect(
+        cls, make: Callable[[], Library], number: int, leaders: Sequence[Leader], advice: str, deadline: Deadline
+    ) -> "LeaderCollectives":
+        """`make` connects this rank with the others; `advice` is what a user may try where it does not come about.
+
+        Raises DeadlineExceeded or RankFailed where not all hosts can be reached, naming addresses.
+        """
+        others = ", ".join(f"{other} at {other.address}" for k, other in enumerate(leaders) if k != number)
+        who = f"{leaders[number]} at {leaders[number].address}: connecting to {others}"
+        waiting_s = deadline.remaining_s()
+        try:
+            library = within(make, deadline)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{who}: not done within {waiting_s:.1f} s; do the hosts reach each other at these addresses, any "
+                f"port? {advice[0].upper()}{advice[1:]}"
+            ) from error
+        except RuntimeError as error:
+            raise RankFailed(f"{who}: {first_line(error)}; {advice}") from error
+        return cls(library, number, leaders)
+
+    def all_reduce(self, what: str, array: Array) -> "_Pending":
+        number, world_size = self.group.rank, self.group.world_size
+        self.bytes_sent += ring_all_reduce_bytes(number, world_size, array.nbytes, array.itemsize)
+        return self._begun(f"all-reduce {what!r}", lambda: self._library.all_reduce(array))
+
+    def broadcast(self, what: str, array: Array) -> "_Pending":
+        self.bytes_sent += broadcast_bytes(self.group.rank, self.group.world_size, array.nbytes)
+        return self._begun(f"broadcast {what!r}", lambda: self._library.broadcast(array))
+
+    def all_gather(self, what: str, own: Array, gathered: Array) -> "_Pending":
+        assert gathered.shape == (self.group.world_size, *own.shape), (gathered.shape, own.shape)
+        self.bytes_sent += all_gather_bytes(self.group.world_size, own.nbytes)
+        return self._begun(f"all-gather {what!r}", lambda: self._library.all_gather(own, gathered))
+
+    def close(self) -> None:
+        """Let go of the connections; where an operation still hangs, they go with the process instead.
+
+        Waits for operations end at once. Twice is as good as once.
+        """
+        if not self._closing.is_set():
+            self._closing.set()
+            self._library.close(hangs=self._under_way.given_up())
+
+    def _begun(self, what: str, begin: Callable[[], Operation]) -> "_Pending":
+        others = [leader for k, leader in enumerate(self._leaders) if k != self.group.rank]
+        names = _Names(what, self._leaders[self.group.rank].host, others)
+        try:
+            operation = begin()
+        except RuntimeError as error:
+            raise RankFailed(f"{names}: it cannot begin ({_reason(error)}); see the logs of {names.silent}") from error
+        self._under_way.add(operation)
+        return _Pending(names, operation, self._is_called_off)
+
+    def _is_called_off(self) -> bool:
+        return self._closing.is_set() or self._under_way.quiet_s() > self._library.quiet_s
+
+
+class _UnderWay:
+    """Operations that are not over; threads may wait for several at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._operations: list[Operation] = []
+        self._moved_s = time.monotonic()
+
+    def add(self, operation: Operation) -> None:
+        with self._lock:
+            self._forget_those_over()
+            if not self._operations:
+                self._moved_s = time.monotonic()
+            self._operations.append(operation)
+
+    def given_up(self) -> bool:
+        """Whether there are any; they are forgotten."""
+        with self._lock:
+            self._forget_those_over()
+            were_any = bool(self._operations)
+            self._operations = []
+            return were_any
+
+    def quiet_s(self) -> float:
+        """How long ago one was seen to end, or the first of these was begun."""
+        with self._lock:
+            self._forget_those_over()
+            return time.monotonic() - self._moved_s
+
+    def _forget_those_over(self) -> None:
+        left = [operation for operation in self._operations if not operation.is_over()]
+        if len(left) < len(self._operations):
+            self._moved_s = time.monotonic()
+        self._operations = left
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Words for errors: the operation, this rank's host, and the other hosts."""
+
+    what: str
+    own: Host
+    others: Sequence[Leader]
+
+    def __str__(self) -> str:
+        return f"rank {self.own.ranks[0]} on {self.own.name}: {self.what} between hosts"
+
+    @property
+    def silent(self) -> str:
+        return " or ".join(map(str, self.others))
+
+
+class _Pending:
+    """See `samovar.transports.base.Pending`."""
+
+    def __init__(self, names: _Names, operation: Operation, is_called_off: Callable[[], bool]) -> None:
+        self._names = names
+        self._operation = operation
+        self._is_called_off = is_called_off
+        self._began_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        return self._operation.is_over()
+
+    def wait(self, deadline: Deadline) -> None:
+        while True:
+            # An operation that ends while a slice of this wait gives up is asked again how it ended.
+            was_over = self.is_over()
+            try:
+                self._operation.wait(min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _SLICE_S))
+                return
+            except RuntimeError as error:
+                if was_over or deadline.passed() or self._is_called_off():
+                    raise self._failure(error) from error
+
+    def _failure(self, error: RuntimeError) -> SamovarError:
+        """Gloo tells a closed connection by the peer's address, and a silent peer not at all."""
+        after_s = time.monotonic() - self._began_s
+        if not self.is_over() or "imed out" in str(error):
+            return DeadlineExceeded(
+                f"{self._names}: {self._names.silent} did not answer within {after_s:.1f} s; is it stopped, cut off or "
+                "much slower? See its log, or raise timeout_s"
+            )
+        others, found = self._names.others, _PEER.search(str(error))
+        gone = [leader for leader in others if found is not None and leader.address == found[1]] or others
+        named = " or ".join(map(str, gone))
+        return RankFailed(
+            f"{self._names}: {named} closed the connection after {after_s:.1f} s ({_reason(error)}); see its log"
+        )
+
+
+def _reason(error: RuntimeError) -> str:
+    """What torch says, without the place in its source before and the advice behind."""
+    return re.sub(r"^\[[^]]*\] ?", "", first_line(error)).partition(". This is")[0]
