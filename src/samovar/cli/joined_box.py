@@ -24,20 +24,23 @@ from samovar.strategies.stop_rule import MEAN
 from samovar.worker.box_members import BoxMembers, RunSteps, Seats
 from samovar.worker.crew import Crew
 from samovar.worker.free_evaluated import CenterWeights
+from samovar.worker.members import first_left
 
 # A board on this host costs microseconds, one elsewhere a round trip.
 _LOOK_EVERY_S: Final = 0.02
 _LOOK_FAR_EVERY_S: Final = 0.2
 _POLL_S: Final = 0.02
 _DROP_S: Final = 5.0
+_IS_FILLED, _IS_GIVEN_UP = 1, 2  # what BoxWord.IS_READY says; 0 before
 
 
 class JoinedBox:
     """See `samovar.cli.center_box.CenterBox`; this rank's seat at the buffer, which `stack` gives back.
 
-    Without --join rank 0 makes the buffer and fills it with what the run starts from, at `first_step`; with it all
-    ranks start from what others have learned, where these are now. Each rank takes the first row that is free, or
-    again the one of its earlier life. Raises InputError where the buffer is not what the flags say.
+    Without --join rank 0 makes the buffer and fills it with what the run starts from, at `first_step`; with it, or when
+    they were started again, all ranks start from what is learned, where the run is now. Each rank takes the first row
+    that is free, or again the one of its earlier life. Raises InputError where the buffer is not what the flags say,
+    RankFailed where nobody is left to fill it.
     """
 
     def __init__(
@@ -51,14 +54,18 @@ class JoinedBox:
         self._goal = num_steps_of(config, caffe)
         self._terms = Terms.of(config.strategy, layout)
         self._seats = Seats(context.transport)
-        self._is_back = self._seats.own is not None
-        self._has_filled = False
-        if not (config.join or self._is_back):
-            self._make(_shape_for(config.strategy, layout), stack)
-        self._seat = self._take_seat(stack)
-        self._fills = not config.join and context.is_first and not self._is_filled
-        self.goes_on = (config.join or self._is_back) and not self._fills
-        self._start_step = self._step_of_others(layout) if self.goes_on else first_step
+        self._opened: BoxSeat | None = None
+        self._is_to_fill = False
+        stack.callback(self._drop_unfilled)
+        # The same for all of a group, which comes back together, wherever each of them was.
+        self.goes_on = config.join or context.life > 0
+        self._had_seat = self._seats.own is not None
+        if not (config.join or self._had_seat):
+            self._make(_shape_for(config.strategy, layout))
+        self._opened = self._take_seat(stack)
+        self._is_to_fill = not config.join and context.is_first and not self._is_filled
+        is_behind_others = self.goes_on and not self._is_to_fill
+        self._start_step = self._step_of_others(layout) if is_behind_others else first_step
         if self._seat.board.word(BoxWord.GOAL) < self._goal:
             self._seat.board.set_word(BoxWord.GOAL, self._goal)
         self._seats.take(self._seat.member, self._start_step)
@@ -82,17 +89,17 @@ class JoinedBox:
         return self._crew
 
     def seat(self, _strategy: StrategyConfig, _layout: Layout) -> CenterSeat:
-        if self._fills:
+        if self._is_to_fill:
             self._terms.say(self._seat.board)
             self._seat.board.set_word(BoxWord.STEPS, self._start_step)
         else:
             self._wait_until_filled()
-        return CenterSeat(self._seat.center, self._fills, life=self._context.life)
+        return CenterSeat(self._seat.center, self._is_to_fill, life=self._context.life)
 
     def is_filled(self) -> None:
-        if self._fills:
-            self._seat.board.set_word(BoxWord.IS_READY, 1)
-            self._has_filled = True
+        if self._is_to_fill:
+            self._seat.board.set_word(BoxWord.IS_READY, _IS_FILLED)
+            self._is_to_fill = False
 
     def lock_wait_s(self) -> float:
         return self._seat.center.lock_wait_s
@@ -107,9 +114,14 @@ class JoinedBox:
         num_statistics = sum(weights.view(name).numel() for name in statistics)
         self._crew = Crew(context.transport, members, context.is_gone, self._start_step, num_statistics)
         evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, statistics, self._crew, deadline)
-        if self._is_back:
+        if self._had_seat:
             evaluated.take_statistics()
         return evaluated
+
+    @property
+    def _seat(self) -> BoxSeat:
+        assert self._opened is not None, "the seat is taken first"
+        return self._opened
 
     @property
     def _where(self) -> str:
@@ -125,9 +137,9 @@ class JoinedBox:
 
     @property
     def _is_filled(self) -> bool:
-        return self._seat.board.word(BoxWord.IS_READY) != 0
+        return self._seat.board.word(BoxWord.IS_READY) == _IS_FILLED
 
-    def _make(self, shape: BufferShape, stack: contextlib.ExitStack) -> None:
+    def _make(self, shape: BufferShape) -> None:
         """Rank 0 makes the buffer, unless an earlier life has; the others wait for its seat."""
         if not self._context.is_first:
             self._wait(lambda: self._seats.of(0) is not None, "rank 0 did not take its seat")
@@ -136,11 +148,11 @@ class JoinedBox:
         there = create_parts(self._places, self._name, shape, self._who, self._deadline, goes_on=was_making)
         if there is not None:
             raise InputError(there_already(there, self._name))
-        stack.callback(self._drop_unfilled)
+        self._is_to_fill = True
 
     def _drop_unfilled(self) -> None:
         """A run that cannot begin leaves no buffer behind for which others would wait."""
-        if not self._has_filled:
+        if self._is_to_fill:
             with contextlib.suppress(SamovarError):
                 drop_parts(self._places, self._name, self._who, Deadline.after(_DROP_S))
 
@@ -164,6 +176,8 @@ class JoinedBox:
     def _leave(self, seat: BoxSeat) -> None:
         """What this rank learned is in the center by now; without its word the box gives up its place after a while."""
         try:
+            if self._is_to_fill:
+                seat.board.set_word(BoxWord.IS_READY, _IS_GIVEN_UP)
             seat.close()
         except SamovarError as error:
             self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without a word"))
@@ -178,7 +192,7 @@ class JoinedBox:
         self._wait_until_filled()
         self._terms.require_same(self._seat.board, self._where)
         steps = self._seat.board.word(BoxWord.STEPS)
-        if steps >= self._goal and not self._is_back:
+        if steps >= self._goal and not self._context.life:
             raise InputError(
                 f"--join: the run at {self._where} has {steps:,} steps behind it, and this one ends at "
                 f"{self._goal:,}; raise --iterations"
@@ -191,11 +205,31 @@ class JoinedBox:
         )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        if not polled(condition, self._deadline, _POLL_S):
+        if not polled(lambda: condition() or self._is_given_up, self._deadline, _POLL_S):
             raise DeadlineExceeded(
                 f"{what} ({self._context.config.timeout_s:g} s waited; raise --timeout, or delete the buffer with "
                 f"`{drop_command(self._places, self._name)}`, and start anew)"
             )
+        if not condition():
+            self._take_over()
+            raise RankFailed(f"{self._where} gets no first weights: the rank that was to give it some is gone for good")
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether the rank that fills the buffer is gone: the first of this launch, or that of the one to join."""
+        if not self._context.config.join and self._context.is_gone(0):
+            return True
+        return self._opened is not None and self._seat.board.word(BoxWord.IS_READY) == _IS_GIVEN_UP
+
+    def _take_over(self) -> None:
+        """What a dead first rank cannot do, the first that is left does: see `_drop_unfilled`.
+
+        It needs a seat for that: else the buffer may be another run's, which rank 0 did not live to find there.
+        """
+        context = self._context
+        rank, world_size = context.transport.group.rank, context.transport.group.world_size
+        is_first = not context.config.join and rank == first_left(world_size, context.is_gone, rank)
+        self._is_to_fill = is_first and self._opened is not None
 
 
 def _shape_for(strategy: StrategyConfig, layout: Layout) -> BufferShape:

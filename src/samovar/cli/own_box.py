@@ -8,7 +8,7 @@ from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.cli.rank_process import RankContext
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import DeadlineExceeded
+from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.layout import Layout
 from samovar.strategies.box_terms import BoxWord
 from samovar.strategies.center_steps import CenterSeat
@@ -98,11 +98,13 @@ class OwnBox:
             )
 
     def _wait_until_filled(self) -> None:
-        timeout_s = self._context.config.timeout_s
-        if not polled(lambda: self._is_filled, Deadline.after(timeout_s), _POLL_S):
+        timeout_s, is_gone = self._context.config.timeout_s, self._context.is_gone
+        if not polled(lambda: self._is_filled or is_gone(0), Deadline.after(timeout_s), _POLL_S):
             raise DeadlineExceeded(
                 f"rank 0 did not give the center its weights within {timeout_s:g} s; see its log, or raise --timeout"
             )
+        if not self._is_filled:
+            raise RankFailed("the center gets no first weights: rank 0 is gone for good; see its log")
 
     @property
     def _is_filled(self) -> bool:
