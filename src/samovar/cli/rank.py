@@ -10,6 +10,7 @@ from types import ModuleType
 from samovar import _native
 from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS, RankArguments
 from samovar.core.memory import keep_freed_memory
+from samovar.launch.allocator import allocator_is_chosen
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +19,8 @@ def main(arguments: list[str]) -> int:
     end_with_parent(given.parent)
     # Held back until the rank can act on them.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
-    keep_freed_memory(large_too=True)
+    if not allocator_is_chosen():
+        keep_freed_memory(large_too=True)
     # Only now: it imports torch, which takes seconds, and the launcher may be killed meanwhile.
     code: int = _imported("samovar.cli.rank_work").work(given)
     return code

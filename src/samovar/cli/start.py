@@ -22,6 +22,7 @@ from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.launch.numa import numa_nodes, spread
+from samovar.launch.pinning import apart
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record
@@ -32,6 +33,7 @@ from samovar.transports.shm import Board, create_segment
 
 EXIT_PREEMPTED = 75
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
+_LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
 
 
 @dataclass(slots=True)
@@ -65,11 +67,11 @@ def run_job(
 ) -> int:
     """Start the ranks of `config` with their files in `folder`, show what they tell; the exit code.
 
-    `effects` are those of signals that do not stop the job.
+    Ranks that are pinned get the cores that other runs leave. `effects` are those of signals that do not stop the job.
     """
-    write_json_atomic(folder.config, config.to_json())
     told = Told()
     with ExitStack() as stack:
+        config = _begun(config, folder, stack)
         memory = _memory(config, stack)
         board = Board(memory["segment"], config.workers)
         group_size = config.strategy.group_size or 1
@@ -97,6 +99,13 @@ def run_job(
         if told.result is None and ends[0].return_code != 0:
             return _failed(blamed(ends, told.failures), told, board, folder, console)
     return _done(told, survivors, folder, console)
+
+
+def _begun(config: RunConfig, folder: RunFolder, stack: ExitStack) -> RunConfig:
+    """`config` with the cores that are this run's until `stack` closes; it stands in the run folder from now on."""
+    config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
+    write_json_atomic(folder.config, config.to_json())
+    return config
 
 
 def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
@@ -163,7 +172,7 @@ def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
     failure = told.failures.get(end.rank)
     if failure is None or failure.kind != DeadlineExceeded.__name__:
         return 0.0
-    return max(1.0, 0.1 * timeout_s)
+    return max(_LEAST_PATIENCE_S, 0.1 * timeout_s)
 
 
 def _command(folder: RunFolder, memory: Mapping[str, int], survivors: Survivors) -> Callable[[int, int], list[str]]:

@@ -17,6 +17,7 @@ from functools import partial
 
 from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
+from samovar.launch.pinning import apart
 from samovar.launch.placement import place
 from samovar.launch.watch import Outlet, RankEnd, RankProcess, RankWatch
 
@@ -85,6 +86,7 @@ class ScriptLaunch:
         self._grace_s = grace_s
         self._settings = settings
         self._placement = place(num_ranks, None)
+        self._cpus = self._placement.cpus
         self._running: dict[int, _Running] = {}
         self._ends: dict[int, ScriptEnd] = {}
         self._variables: dict[str, str] = {}
@@ -122,6 +124,7 @@ class ScriptLaunch:
         """
         with ExitStack() as stack:
             self._guard = stack.enter_context(Guard())
+            self._cpus = stack.enter_context(apart(self._placement.cpus))
             self._variables = stack.enter_context(self._meeting())
             ends = self._watch.run()
         by_itself = [self._ends[end.rank] for end in ends]
@@ -175,7 +178,7 @@ class ScriptLaunch:
             inherited = (self._listening.fileno(),)
             variables["SAMOVAR_LISTEN_FD"] = str(inherited[0])
         return subprocess.Popen(
-            list(self._command(rank, self._placement.cpus[local_rank])),
+            list(self._command(rank, self._cpus[local_rank])),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
