@@ -87,8 +87,9 @@ class HybridExchange(GradientExchange):
         layout = layout_of(parameters)
         region = float32_region(group, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
-        super().__init__(parameters, optimizer, group, StrategyConfig(collective=config.collective), seat)
-        between = replace(config, name="shm-easgd", group_size=None)
+        inside = StrategyConfig(collective=config.collective, factors=config.factors)
+        super().__init__(parameters, optimizer, group, inside, seat)
+        between = replace(config, name="shm-easgd", group_size=None, factors=None)
         buffers = Buffers(region, region.part(0, 0))
         outer = build_strategy(between, group, layout.buckets(), buffers, shared.deadline, shared.strategy_seat())
         self._outer = _at_center(outer)
@@ -138,12 +139,13 @@ class HybridExchange(GradientExchange):
         return self._weights.named(center)
 
     def state_dict(self) -> State:
-        return self._outer.state_dict()
+        return self._outer.state_dict() | self._factoring.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
-        self._outer.load_state_dict(state)
+        self._factoring.load_state_dict(state)
+        self._outer.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
         self._desk.filled()
 
     @torch.no_grad()

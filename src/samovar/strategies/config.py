@@ -32,7 +32,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "async-measgd": ("sync_period_steps", "moving_rate"),
     "hogwild-easgd": ("sync_period_steps", "moving_rate"),
     "shm-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first"),
-    "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size"),
+    "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size", "factors"),
 }
 _AT_A_CENTER = tuple(name for name in _SETTINGS if name not in ("sync", "local-sgd", "diloco", "sync-easgd"))
 _OVERLAPS = {"sync": ("none", "backward", "full"), "sync-easgd": ("none", "step", "period")}
