@@ -10,7 +10,7 @@ from samovar.box import local_wire
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 
-_ANSWER_S = 10.0
+_ANSWER_S = 30.0  # a keeper that is just started answers when its interpreter is up
 
 
 class KeptMemory:

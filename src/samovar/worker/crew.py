@@ -122,12 +122,13 @@ class Crew:
 
     def show(self, state: WorkerState, distance: float | None = None) -> None:
         """Tell the others how far this worker is; counts are those of this process."""
-        row, earlier, bins = self._row, self._earlier, np.arange(STALENESS_BINS)
+        row, earlier, bins = self._row.copy(), self._earlier, np.arange(STALENESS_BINS)
         if distance is not None:
             row[_DISTANCE] = distance
         row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
         row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s)
         row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
+        self._row[_STEPS:] = row[_STEPS:]  # in one go: who is killed has told all of a step, or nothing of it
         samples, updates, lock_wait_s = row[_COUNTS].tolist()
         progress = Progress(
             steps=state.steps_done,
@@ -141,7 +142,7 @@ class Crew:
             finished=state.is_finished,
         )
         self._members.post(progress)
-        row[_IS_FINISHED] = state.is_finished
+        self._row[_IS_FINISHED] = state.is_finished
 
     def states(self) -> tuple[WorkerState, ...]:
         """Every worker's, by rank; one that has not begun stands where the run starts."""

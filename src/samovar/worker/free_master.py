@@ -46,8 +46,10 @@ class Master:
         self._settle = settle
         self._warn = warn
         self._timeout_s = timeout_s
-        self._outcome = Outcome(schedule.first_step)
-        self._num_samples = 0
+        # Where this worker takes over: what an earlier master left untold is counted, but not told.
+        steps_done, num_samples = self._run_steps(), _samples_of(crew.states())
+        self._outcome = Outcome(steps_done, num_samples=num_samples, num_steps=steps_done - schedule.first_step)
+        self._num_samples = num_samples
         self._told_s = 0.0
         self._snapshots_made = 0
         self._saved_at: int | None = None
@@ -59,13 +61,9 @@ class Master:
             self._test()
 
     def begin(self) -> None:
-        """From now on this worker tells; what was done before an earlier master died is counted, but not told."""
-        states, outcome, now_s = self._crew.states(), self._outcome, time.monotonic()
-        outcome.seconds = now_s - self._crew.begin()
-        outcome.steps_done = self._run_steps()
-        outcome.num_steps = outcome.steps_done - self._schedule.first_step
-        outcome.num_samples = self._num_samples = sum(state.num_samples for state in states)
-        self._told_s = now_s
+        """From now on time counts; others may have begun a moment before, and what they did is told, too."""
+        self._told_s = time.monotonic()
+        self._outcome.seconds = self._told_s - self._crew.begin()
 
     def look(self, num_snapshots: int, times: StepTimes) -> None:
         """Tell how far all are; save and test what is due. `times` are those of the own last step."""
@@ -90,7 +88,7 @@ class Master:
         self._account(times)
         self._settle()
         self._outcome.stop_signal = stop_signal
-        self._outcome.num_samples = sum(state.num_samples for state in self._crew.states())
+        self._outcome.num_samples = _samples_of(self._crew.states())
         if self._schedule.save_at_end:
             self._save_once()
         if self._schedule.test_at_end and not stop_signal:
@@ -100,7 +98,7 @@ class Master:
 
     def _account(self, times: StepTimes) -> None:
         states, outcome = self._crew.states(), self._outcome
-        steps, samples = self._run_steps(), sum(state.num_samples for state in states)
+        steps, samples = self._run_steps(), _samples_of(states)
         if steps <= outcome.steps_done:
             return
         now_s = time.monotonic()
@@ -132,6 +130,10 @@ class Master:
         if self._saved_at != self._outcome.steps_done:
             self._saved_at = self._outcome.steps_done
             self._save(self._outcome.steps_done)
+
+
+def _samples_of(states: Sequence[WorkerState]) -> int:
+    return sum(state.num_samples for state in states)
 
 
 def _add(outcome: Outcome, done: StepDone) -> None:
