@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMOVAR = Path(sys.executable).with_name("samovar")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 COMMAND = re.compile(r"^\s*(?:\$ )?(samovar [^#\n]*|make [a-z-]+)", re.MULTILINE)
-CODE = re.compile(r"^```[a-z]*\n(.*?)^```|^(    \S.*)$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^```[a-z ]*\n(.*?)^```|^(    \S[^\n]*)$", re.MULTILINE | re.DOTALL)
 
 
 def main() -> int:

@@ -31,3 +31,7 @@ def docs_check(repository_root: Path) -> ModuleType:
 )
 def test_flags_are_checked_up_to_the_script_s_own(docs_check: ModuleType, command: str, num_problems: int) -> None:
     assert len(docs_check.wrong(command)) == num_problems
+
+
+def test_an_indented_command_is_a_line_of_code_and_the_text_after_it_is_not(docs_check: ModuleType) -> None:
+    assert docs_check.CODE.findall("    samovar doctor\n\nsamovar is no command here\n") == [("", "    samovar doctor")]

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
-BLOCK = re.compile(r"^```([a-z]*)\n(.*?)^```|^((?:    \S.*\n)+)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```([a-z ]*)\n(.*?)^```|^((?:    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("samovar", "python", "torchrun", "mpiexec", "srun", "sbatch", "make", "git", "pip")
 
 AT_BOX = (
@@ -32,9 +32,8 @@ ELSEWHERE = {
     "samovar box snapshot lenet --out lenet.safetensors": "it needs a server; test_box.py",
     "samovar box load lenet-2 lenet.safetensors": "it needs a server; test_box.py",
     "samovar box drop lenet": "it needs a server; test_box.py",
-    "samovar box serve --listen 192.0.2.1:4711 --key-file box.pem": "it runs until Ctrl-C; test_box.py",
-    "samovar box list --box 192.0.2.1:4711 --key-file box.pem": "it needs a server; test_box.py",
-    "samovar box snapshot lenet --out lenet.safetensors --box 192.0.2.1:4711 --key-file box.pem": (
+    "samovar box list --box 192.0.2.1:4711 --key-file box.key": "it needs a server; test_box.py",
+    "samovar box snapshot lenet --out lenet.safetensors --box 192.0.2.1:4711 --key-file box.key": (
         "it needs a server; test_box.py"
     ),
     "samovar box serve --box-snapshot box": "it runs until Ctrl-C; test_box.py",
@@ -202,17 +201,33 @@ def test_the_lists_above_name_only_what_documents_show() -> None:
     assert {*ELSEWHERE, *QUICK} - shown == set()
 
 
-def python_of(document: Path) -> str:
-    return "\n".join(code_blocks(document, ("python",)))
+def programs_of(document: Path) -> list[str]:
+    """All blocks of a document, one after the other, are one program; a block that says `alone` is another."""
+    together = "\n".join(code_blocks(document, ("python",)))
+    return [program for program in (together, *code_blocks(document, ("python alone",))) if program]
+
+
+def all_programs() -> list[object]:
+    return [
+        pytest.param(program, id=f"{document.name} {number}")
+        for document in DOCUMENTS
+        for number, program in enumerate(programs_of(document), 1)
+    ]
+
+
+def test_an_indented_command_ends_where_the_text_goes_on(tmp_path: Path) -> None:
+    document = tmp_path / "document.md"
+    document.write_text("Text:\n\n    samovar first\n\nmake sure of it:\n\n```python\nimport samovar\n```\n")
+    assert commands_of(document) == ["samovar first"]
+    assert programs_of(document) == ["import samovar\n"]
 
 
 @pytest.mark.parametrize("launched_by", ["python", pytest.param("samovar run -n 2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if python_of(d)], ids=lambda document: document.name)
-def test_the_python_of_a_document_works(document: Path, launched_by: str, tmp_path: Path) -> None:
-    """All blocks of a document, one after the other, are one program."""
+@pytest.mark.parametrize("text", all_programs())
+def test_the_python_of_a_document_works(text: str, launched_by: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program = tmp_path / "program.py"
-    program.write_text(PYTHON_BEFORE + python_of(document))
+    program.write_text(PYTHON_BEFORE + text)
     ended = run(f"{launched_by} {program}", tmp_path)
     assert ended.returncode == 0, ended.stderr
 
@@ -220,15 +235,16 @@ def test_the_python_of_a_document_works(document: Path, launched_by: str, tmp_pa
 # What documents take for granted: any user's script has it.
 PYTHON_BEFORE = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import samovar
 
 torch.manual_seed(1)
-model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-loss_fn = nn.functional.cross_entropy
-data = TensorDataset(torch.randn(32, 4), torch.randint(2, (32,)))
+loss_fn = F.cross_entropy
+data = TensorDataset(torch.randn(32, 6), torch.randint(3, (32,)))
 loader = test_loader = DataLoader(data, 8, shuffle=True)
 """
