@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -76,7 +77,9 @@ def test_two_levels_send_between_hosts_what_one_rank_of_each_must() -> None:
 
 
 def test_verbs_reach_ranks_of_this_host_and_of_others() -> None:
-    def play(transport: HostsTransport) -> list[int]:
+    changes = (1, -1, 1, -1)
+
+    def play(transport: HostsTransport) -> tuple[int, list[int]]:
         rank = transport.group.rank
         window = transport.open_window("words", 8 * WORLD_SIZE, WORLD_SIZE)
         window.put(0, 8 * rank, np.array([rank + 1], np.uint64), Notification(rank, 1))
@@ -87,14 +90,20 @@ def test_verbs_reach_ranks_of_this_host_and_of_others() -> None:
                 window.notify(peer, Notification(0, 2))
         else:
             assert window.wait_any(range(WORLD_SIZE), harness.in_time()) == (0, 2)
-        old = window.fetch_add(0, 0, 2**64 - 1 if rank % 2 else 1)
+        old = window.fetch_add(0, 0, changes[rank] % 2**64)
         assert window.compare_swap(0, 24, 0, 7) == WORLD_SIZE
-        assert -1 <= old - 1 - 2**64 * (old > 2**63) <= 2
         found = np.zeros(WORLD_SIZE, np.uint64)
         window.get(0, 0, found)
-        return found[1:].tolist()
+        return old, found[1:].tolist()
 
-    assert on_hosts(play) == [[2, 3, 4]] * WORLD_SIZE
+    olds, found = zip(*on_hosts(play), strict=True)
+    assert list(found) == [[2, 3, 4]] * WORLD_SIZE
+    assert olds in {olds_of(changes, order) for order in permutations(range(WORLD_SIZE))}
+
+
+def olds_of(changes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
+    """What each rank finds in a word that was 1, if they change it in that order."""
+    return tuple((1 + sum(changes[other] for other in order[: order.index(rank)])) % 2**64 for rank in sorted(order))
 
 
 def test_a_rank_of_another_host_that_goes_is_named_and_what_came_before_counts() -> None:

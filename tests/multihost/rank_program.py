@@ -21,6 +21,7 @@ from samovar.core.errors import SamovarError
 from samovar.transports.base import Region
 
 OPERATION_TIMEOUT_S = float(os.environ.get("OPERATION_TIMEOUT_S", "60"))
+JOIN_TIMEOUT_S = float(os.environ.get("JOIN_TIMEOUT_S", "60"))
 SIZES = (1, 7, 1000, 300_001)
 TRAFFIC_ELEMENTS = (1, 1001, 262_144, 1_000_003)
 
@@ -28,7 +29,7 @@ TRAFFIC_ELEMENTS = (1, 1001, 262_144, 1_000_003)
 def main() -> None:
     _native.die_with_parent()
     try:
-        joined = join_group(float(os.environ.get("JOIN_TIMEOUT_S", "60")))
+        joined = join_group(JOIN_TIMEOUT_S)
         {"exact": exact, "endless": endless}[sys.argv[1]](joined)
     except SamovarError as error:
         print(error, file=sys.stderr)
@@ -163,13 +164,14 @@ def traffic(joined: Joined, found: dict[str, object]) -> None:
 
 
 def endless(joined: Joined) -> None:
+    """The first steps have all the time they need: it is from then on that a test wants an end."""
     buffer = region(joined, "weights", 100_000)
     reduce = joined.collectives.all_reduce("bucket 0", buffer)
     step = 0
     while True:
         step += 1
         reduce.start()
-        reduce.finish(deadline())
+        reduce.finish(deadline() if step > 5 else Deadline.after(JOIN_TIMEOUT_S))
         if step <= 5:
             say(step=step)
 

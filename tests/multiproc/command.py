@@ -11,16 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
-TIMEOUT_S = 100.0
+TIMEOUT_S = 200.0  # on a busy machine what takes 10 s may take 100
 _POLL_S = 0.002
 _RANK = re.compile(r"--rank=(\d+)")
 _TRAIN_STEP = re.compile(rb'{"step": (\d+), "kind": "train".*\n')
 _TAIL_BYTES = 1 << 16
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,25 @@ class Command:
 
     def wait_for_rank(self, rank: int) -> psutil.Process:
         """The process of `rank`, as soon as it is there."""
-        self.until(lambda: rank in self.ranks(), f"rank {rank} starts")
-        return self.ranks()[rank]
+        process = self.until(lambda: self.ranks().get(rank), f"rank {rank} starts")
+        assert process is not None
+        return process
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait for `condition`; the command must not end before."""
-        wait_until(lambda: condition() or self.process.poll() is not None, what, timeout_s)
-        assert condition(), f"ended before: {what}\n{self.wait()}"
+    def until(self, condition: Callable[[], Found], what: str, timeout_s: float = TIMEOUT_S) -> Found:
+        """What `condition` gave when it was first true; the command must not end before.
+
+        It need be true at one look alone: what it sees, a file being written, say, may be over at the next.
+        """
+        seen: list[Found] = []
+
+        def is_over() -> bool:
+            has_ended = self.process.poll() is not None  # before the look: what it did last counts
+            seen[:] = [condition()]
+            return bool(seen[0]) or has_ended
+
+        wait_until(is_over, what, timeout_s)
+        assert seen[0], f"ended before: {what}\n{self.wait()}"
+        return seen[0]
 
     def wait_for_step(self, out: Path, step: int) -> None:
         """Until metrics.jsonl of the run in `out` has the line of training step `step`."""

@@ -1,5 +1,7 @@
 """One rank that joins its job: `join_program.py WHAT [TIMEOUT_S]`; who it is stands in its environment.
 
+With a limit it says "here" first, and joins when it is given a line: others may take long to start.
+
 sums     joins twice and adds up, prints what it found as JSON
 beside   joins after torch's own process group was made, and uses both
 early    as `sums`, but rank 0 ends while the others still work
@@ -25,7 +27,11 @@ TIMEOUT_S = 60.0
 
 def main() -> None:
     _native.die_with_parent()
-    timeout_s = float(sys.argv[2]) if len(sys.argv) > 2 else TIMEOUT_S
+    timeout_s = TIMEOUT_S
+    if len(sys.argv) > 2:
+        timeout_s = float(sys.argv[2])
+        print("here", flush=True)
+        sys.stdin.readline()
     try:
         {"sums": sums, "beside": beside, "early": early}[sys.argv[1]](timeout_s)
     except SamovarError as error:

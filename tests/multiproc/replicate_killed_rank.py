@@ -10,16 +10,18 @@ import torch.nn.functional as F
 
 from samovar.api.replica import Replica
 from samovar.api.team import Team
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.strategies.config import StrategyConfig
 from tests.multiproc.replicate_nets import batches, perceptron, values
-from tests.multiproc.replicate_ranks import serve_rank
+from tests.multiproc.replicate_ranks import RANK_TIMEOUT_S, serve_rank
 
 PATIENCE_S = 5.0
 KILLED_AFTER, STEPS = 5, 12
 
 
 def train(strategy: str, team: Team) -> Any:
+    meet(team)
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     size = {"group_size": 3} if strategy == "hybrid-easgd" else {}
@@ -36,6 +38,13 @@ def train(strategy: str, team: Team) -> Any:
     except SamovarError as error:
         return {"error": str(error)}
     return {"final": values(model)}
+
+
+def meet(team: Team) -> None:
+    """Wait for the others without that little patience: some start much later than the first."""
+    records = team.collectives.records(1)
+    records.post([1.0])
+    records.collect(Deadline.after(RANK_TIMEOUT_S))
 
 
 STRATEGIES = ("shm-easgd", "async-msgd", "hybrid-easgd", "round-robin-easgd")

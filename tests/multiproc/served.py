@@ -1,16 +1,16 @@
 """A box that a test serves, for launches that train there."""
 
 import json
-import re
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from samovar.box.joining import look_at, parse_place
 from samovar.core.clock import Deadline
 from tests.multiproc.command import TIMEOUT_S, Command, succeed
+from tests.multiproc.ports import reserved_port
 
 Arguments = tuple[object, ...]
 
@@ -26,14 +26,14 @@ class Served:
 
     @contextmanager
     def running(self) -> Iterator[Command]:
-        """Its server; the second one listens where the first did."""
-        network = ("--listen", f"127.0.0.1:{self._port}", "--key-file", self.key)
-        with Command("box", "serve", "--box", self.name, *network, folder=self._folder) as server:
-            server.until(lambda: "come in at" in server.output, "the box is served")
-            found = re.search(r"come in at 127\.0\.0\.1:(\d+)", server.output)
-            assert found, server.output
-            self._port = int(found[1])
-            yield server
+        """Its server; one that is started within, when that one is gone, listens where it did."""
+        with ExitStack() as stack:
+            if not self._port:
+                self._port = stack.enter_context(reserved_port())
+            network = ("--listen", f"127.0.0.1:{self._port}", "--key-file", self.key)
+            with Command("box", "serve", "--box", self.name, *network, folder=self._folder) as server:
+                server.until(lambda: f"come in at 127.0.0.1:{self._port}" in server.output, "the box is served")
+                yield server
 
     @property
     def here(self) -> Arguments:

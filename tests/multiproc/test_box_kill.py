@@ -5,7 +5,6 @@ that were made, each of them once. Exact, as they are whole numbers.
 """
 
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from samovar.box.board import Progress
 from samovar.box.buffers import BufferShape
 from samovar.box.joining import BoxSeat, create_buffer, parse_place, read_buffer, take_seat
 from samovar.core.clock import Deadline
+from tests.multiproc.ports import reserved_port
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
 BUFFER = "numbers"
@@ -34,10 +34,10 @@ LOCAL, REMOTE = 1, (2, 3)
 
 
 class Server:
-    """`samovar box serve` for members of this host and others, always at the same port once it is known."""
+    """`samovar box serve` for members of this host and others, always at the same port."""
 
-    def __init__(self, box: str, key: Path) -> None:
-        self.box, self.key, self.port = box, key, 0
+    def __init__(self, box: str, key: Path, port: int) -> None:
+        self.box, self.key, self.port = box, key, port
         self._process = self._start()
 
     def restart(self) -> None:
@@ -66,9 +66,8 @@ class Server:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         greeting = process.stdout.readline() + process.stdout.readline()
-        place = re.search(r"come in at 127\.0\.0\.1:(\d+)$", greeting.strip())
-        assert place, greeting + process.communicate(timeout=WAIT_S)[0]
-        self.port = int(place[1])
+        is_there = greeting.strip().endswith(f"come in at 127.0.0.1:{self.port}")
+        assert is_there, greeting + process.communicate(timeout=WAIT_S)[0]
         return process
 
 
@@ -123,7 +122,7 @@ def working(seats: Sequence[BoxSeat]) -> Iterator[list[Worker]]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_a_server_killed_while_members_work(tmp_path: Path, seed: int) -> None:
     """Several times. The local member goes on while nobody serves, the others as soon as somebody does again."""
-    with Server(f"test-{uuid.uuid4().hex}", tmp_path / "key") as server:
+    with reserved_port() as port, Server(f"test-{uuid.uuid4().hex}", tmp_path / "key", port) as server:
         workers = work_through_kills(server, random.Random(seed), KILLS if seed else FEW_KILLS)
         assert [worker.error for worker in workers] == [None] * len(workers)
         _, arrays = read_buffer(parse_place(server.box, None), BUFFER, "test", Deadline.after(WAIT_S))

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
+from tests.multiproc.ports import reserved_port
+
 PROGRAM = Path(__file__).with_name("join_program.py")
-END_S = 100.0
+END_S = 200.0
 BIN = Path(sys.executable).parent
 Process = subprocess.Popen[str]
 
 
 @pytest.fixture
-def port() -> int:
-    """One that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def port() -> Iterator[int]:
+    """One that is this test's own."""
+    with reserved_port() as reserved:
+        yield reserved
 
 
 @contextmanager
@@ -49,6 +50,21 @@ def started(commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequen
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@contextmanager
+def started_together(rank_variables: Sequence[Mapping[str, str]], limit_s: float) -> Iterator[list[Process]]:
+    """Ranks that add up, which have `limit_s` from the moment at which all are there to join."""
+    program = (sys.executable, PROGRAM, "sums", limit_s)
+    with started([(program, variables, ()) for variables in rank_variables]) as ranks:
+        for process in ranks:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+        for process in ranks:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        yield ranks
 
 
 def variables_of(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -115,10 +131,8 @@ def test_ranks_of_one_host_can_meet_as_if_they_were_far_apart(
 
 @pytest.mark.slow
 def test_transports_that_differ_are_named(port: int) -> None:
-    program = (sys.executable, PROGRAM, "sums", 20)
     chosen = ({"SAMOVAR_TRANSPORT": "tcp"}, {})
-    commands = [(program, variables_of(rank, 2, port) | variables, ()) for rank, variables in enumerate(chosen)]
-    with started(commands) as ranks:
+    with started_together([variables_of(rank, 2, port) | each for rank, each in enumerate(chosen)], 20) as ranks:
         assert "transport is 'tcp' here and 'auto' on rank 1" in failed(ranks[0], 2)
 
 
@@ -146,8 +160,7 @@ def test_the_inherited_socket_becomes_the_store() -> None:
 
 
 def test_the_store_listens_on_loopback_only(port: int) -> None:
-    program = (sys.executable, PROGRAM, "sums", 30)
-    with started([(program, variables_of(0, 2, port), ())]) as ranks:
+    with started_together([variables_of(0, 2, port)], 30) as ranks:
         while not (listening := addresses_of(port)):
             assert ranks[0].poll() is None
         assert listening == {"0100007F"}
@@ -194,8 +207,7 @@ def test_mpiexec(wrapped: bool) -> None:
 
 @pytest.mark.slow
 def test_missing_ranks_are_named(port: int) -> None:
-    program = (sys.executable, PROGRAM, "sums", 8)
-    with started([(program, variables_of(rank, 4, port), ()) for rank in (0, 2)]) as ranks:
+    with started_together([variables_of(rank, 4, port) for rank in (0, 2)], 8) as ranks:
         for rank, process in zip((0, 2), ranks, strict=True):
             error = failed(process, 3)
             assert error.startswith(f"rank {rank} of 4 on {socket.gethostname()}: "), error
@@ -205,16 +217,14 @@ def test_missing_ranks_are_named(port: int) -> None:
 
 
 def test_a_missing_rank_0_is_named(port: int) -> None:
-    with started([((sys.executable, PROGRAM, "sums", 1), variables_of(1, 2, port), ())]) as (process,):
+    with started_together([variables_of(1, 2, port)], 1) as (process,):
         error = failed(process, 3)
     assert re.search(rf"rank 0 did not open its store at 127\.0\.0\.1:{port} within \d\.\d s", error), error
 
 
 @pytest.mark.slow
 def test_ranks_that_disagree_about_their_number(port: int) -> None:
-    program = (sys.executable, PROGRAM, "sums", 8)
-    commands = [(program, variables_of(0, 2, port), ()), (program, variables_of(1, 3, port), ())]
-    with started(commands) as ranks:
+    with started_together([variables_of(0, 2, port), variables_of(1, 3, port)], 8) as ranks:
         assert "world_size is 2 here and 3 on rank 1" in failed(ranks[0], 2)
         failed(ranks[1], 3)
 
@@ -222,8 +232,7 @@ def test_ranks_that_disagree_about_their_number(port: int) -> None:
 @pytest.mark.slow
 def test_two_processes_with_one_rank(port: int) -> None:
     """The second is refused at once; the others miss the one that it should have been."""
-    program = (sys.executable, PROGRAM, "sums", 15)
-    with started([(program, variables_of(rank, 3, port), ()) for rank in (0, 1, 1)]) as ranks:
+    with started_together([variables_of(rank, 3, port) for rank in (0, 1, 1)], 15) as ranks:
         first, *same = (process.communicate(timeout=END_S)[1] for process in ranks)
     assert "rank 2 did not come within " in first
     assert sorted("another process has the same rank" in error for error in same) == [False, True], same

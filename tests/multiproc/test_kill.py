@@ -17,7 +17,7 @@ from tests.multiproc.command import Command, Ended, last_step, wait_until
 from tests.multiproc.leftovers import living, sessions_of, unfinished
 from tests.multiproc.nets import write_net, write_solver
 
-HANG_S = 5.0
+HANG_S = 10.0  # ranks that start or step so much apart are taken for ones that hang
 MOMENTS = ("start", "step", "save", "step")
 NUM_TRIALS, NUM_SLOW_TRIALS = 5, 50
 KILLED = re.compile(r"rank (\d+): killed by signal (\d+) \((SIG\w+)\).* after step (\d+);")

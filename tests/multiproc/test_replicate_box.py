@@ -2,7 +2,7 @@
 
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import uuid
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from samovar.transports.shm import create_segment
+from tests.multiproc.command import wait_until
 from tests.multiproc.replicate_ranks import ROOT
+from tests.multiproc.served import Served
 
 PROGRAM = Path(__file__).with_name("replicate_box_program.py")
 SAMOVAR = Path(sys.executable).with_name("samovar")
@@ -46,28 +48,20 @@ def final(process: "subprocess.Popen[str]") -> list[float]:
     return weights
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_jobs_share_the_center_of_a_box_and_every_step_counts_once(is_remote: bool, tmp_path: Path) -> None:
     """A second job joins the first one's buffer; sums of whole numbers are exact."""
-    box, key = f"test-{uuid.uuid4().hex}", tmp_path / "box.key"
-    place = f"127.0.0.1:{free_port()}" if is_remote else box
-    flags = ["--listen", place, "--key-file", str(key)] if is_remote else []
-    key_file = key if is_remote else "-"
-    with (
-        started(SAMOVAR, "box", "serve", "--box", box, *flags),
-        started(*script(place, key_file, "", 1, 40)) as first,
-    ):
-        twice = subprocess.run(script(place, key_file, "", 1, 40), capture_output=True, text=True, check=False)
-        assert "has a buffer 'sum' already; join=True trains on it" in twice.stderr
-        with started(*script(place, key_file, "join", 100, 30)) as second:
-            shown = subprocess.run([SAMOVAR, "box", "list", "--box", box, "--json"], capture_output=True, check=True)
-            assert isinstance(json.loads(shown.stdout)[0]["members"][0]["loss"], float)
-            assert final(second) == final(first) == [3040.0] * 8
+    box = Served(tmp_path)
+    with box.running() as server:
+        place, key_file = (box.there[1], box.key) if is_remote else (box.name, "-")
+        with started(*script(str(place), key_file, "", 1, 40)) as first:
+            twice = subprocess.run(script(str(place), key_file, "", 1, 40), capture_output=True, text=True, check=False)
+            assert "has a buffer 'sum' already; join=True trains on it" in twice.stderr
+            with started(*script(str(place), key_file, "join", 100, 30)) as second:
+                wait_until(lambda: isinstance(box.members()[0]["loss"], float), "the first one shows its loss")
+                assert final(second) == final(first) == [3040.0] * 8
+        server.send(signal.SIGTERM)
+        assert server.wait().return_code == 0
 
 
 def test_a_job_cannot_join_what_is_not_there() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.multiproc.command import Command, Ended, wait_until
 from tests.multiproc.leftovers import living
-from tests.multiproc.script_run import await_told, start_script
+from tests.multiproc.script_run import await_told, start_script, write_script
 
 # A rank with a child that would live for ever: what a data loader's worker is.
 WITH_CHILD = """
@@ -31,6 +31,11 @@ def family(command: Command, folder: Path, num_ranks: int = 2) -> list[psutil.Pr
     ]
 
 
+def wait_for_ends(processes: list[psutil.Process]) -> None:
+    """What was killed, and is nobody's child here, may take a moment to go, also when its launcher has ended."""
+    wait_until(lambda: not living(processes), "ranks, what they started, and the guard end")
+
+
 def told(ended: Ended) -> list[str]:
     """What was said on stderr, but that ranks share a core."""
     return [line for line in ended.errors.splitlines() if not line.startswith("samovar: warning: ")]
@@ -42,7 +47,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
         processes += psutil.Process(command.process.pid).children()
         command.send(signal.SIGKILL)
         assert command.wait().return_code == -signal.SIGKILL
-        wait_until(lambda: not living(processes), "ranks, their children and the guard end")
+        wait_for_ends(processes)
 
 
 def test_a_launcher_killed_with_a_rank_already_done(tmp_path: Path) -> None:
@@ -53,7 +58,7 @@ def test_a_launcher_killed_with_a_rank_already_done(tmp_path: Path) -> None:
         command.until(lambda: len(living(processes)) == 2, "rank 0 and its child end")
         command.send(signal.SIGKILL)
         command.wait()
-        wait_until(lambda: not living(processes), "rank 1 and its child end")
+        wait_for_ends(processes)
 
 
 def test_a_killed_guard_ends_nothing(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_a_killed_guard_ends_nothing(tmp_path: Path) -> None:
         (tmp_path / "go-9").touch()
         ended = command.wait()
     assert (ended.return_code, ended.output[4:]) == (0, "done\n")
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 @pytest.mark.parametrize("how", ["fails", "is killed", "is stopped"])
@@ -87,7 +92,7 @@ def test_a_rank_that_fails_ends_the_others_though_they_hang(tmp_path: Path, how:
     sentence = ended.errors.splitlines()[-1]
     assert "rank 1 (" in sentence
     assert sentence.endswith("; rank 0 was ended with it")
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 def test_ctrl_c_reaches_each_rank_once_and_they_may_end_in_their_own_way(tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def test_ctrl_c_reaches_each_rank_once_and_they_may_end_in_their_own_way(tmp_pat
         ended = command.wait()
     assert (ended.return_code, told(ended)) == (0, [])
     assert [(tmp_path / f"noted-{rank}").read_text() for rank in range(2)] == ["x", "x"]
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 def test_ctrl_c_ends_a_script_that_knows_nothing_of_it(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_ctrl_c_ends_a_script_that_knows_nothing_of_it(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in ended.errors
     assert "was killed by signal 2 (SIGINT)" in ended.errors.splitlines()[-1]
     assert "SIGINT having been passed on" in ended.errors.splitlines()[-1]
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
@@ -129,7 +134,7 @@ def test_a_second_signal_ends_ranks_that_go_on(tmp_path: Path, second: signal.Si
         ended = command.wait()
     assert ended.return_code == 128 + second
     assert "second signal" in ended.error
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 @pytest.mark.slow
@@ -148,7 +153,7 @@ def test_other_signals_are_passed_on_too(tmp_path: Path, number: signal.Signals)
         ended = command.wait()
     assert ended.return_code == 75
     assert all((tmp_path / f"saved-{rank}").exists() for rank in range(2))
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 def test_ranks_that_do_not_end_in_their_grace_are_ended(tmp_path: Path) -> None:
@@ -160,18 +165,13 @@ def test_ranks_that_do_not_end_in_their_grace_are_ended(tmp_path: Path) -> None:
         ended = command.wait()
     assert ended.return_code == 128 + signal.SIGTERM
     assert ended.error.endswith("SIGTERM having been passed on; rank 0 was ended with it")
-    assert living(processes) == []
+    wait_for_ends(processes)
 
 
 @pytest.mark.slow
 def test_who_starts_it_with_nohup_wants_it_to_go_on(tmp_path: Path) -> None:
     text = WITH_CHILD + "await_all('go', [9])\nprint('done')\n"
-    script = tmp_path / "script.py"
-    with start_script(tmp_path, text, 1):
-        pass  # only to have the script written
-    for path in tmp_path.glob("*-0"):
-        path.unlink()
-    with Command("run", "-n", 2, script, folder=tmp_path, prefix=("nohup",)) as command:
+    with Command("run", "-n", 2, write_script(tmp_path, text), folder=tmp_path, prefix=("nohup",)) as command:
         processes = family(command, tmp_path)
         command.send(signal.SIGHUP)
         for process in processes[2:]:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -78,13 +79,19 @@ def of_processes(processes: Sequence[psutil.Process]) -> Iterator[Try]:
 
 def memory_of(process: psutil.Process) -> list[int]:
     """Descriptors of anonymous files that it has open."""
-    descriptors = Path(f"/proc/{process.pid}/fd").iterdir()
-    return [int(path.name) for path in descriptors if os.readlink(path).startswith("/memfd:")]  # noqa: PTH115
+    return [number for number, target in open_files(process) if target.startswith("/memfd:")]
+
+
+def open_files(process: psutil.Process) -> Iterator[tuple[int, str]]:
+    """Its descriptors and what they are; one that it closes meanwhile is none."""
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield int(path.name), os.readlink(path)  # noqa: PTH115
 
 
 def sockets_of(processes: Sequence[psutil.Process]) -> set[str]:
     """The abstract sockets that they have."""
-    links = [os.readlink(path) for process in processes for path in Path(f"/proc/{process.pid}/fd").iterdir()]  # noqa: PTH115
+    links = [target for process in processes for _, target in open_files(process)]
     inodes = {found[1] for link in links if (found := _INODE.fullmatch(link))}
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {row[7][1:] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@")}

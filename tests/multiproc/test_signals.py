@@ -1,11 +1,16 @@
 """What each signal does to a run, sent to the launcher or to a rank."""
 
+import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from samovar.core.board import BoardWord
+from samovar.transports.shm import Board
 from tests.multiproc.command import Command, Ended, last_step, result_of
+from tests.multiproc.held_import import HeldImport
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 
@@ -18,9 +23,29 @@ def endless(tmp_path: Path, digits: Path) -> Path:
     return write_solver(write_net(tmp_path, digits), 10_000_000)
 
 
-def start(solver: Path, out: Path, workers: int = 2) -> Command:
+def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] = ()) -> Command:
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out)
-    return Command("train", *arguments, folder=out.parent)
+    return Command("train", *arguments, folder=out.parent, prefix=prefix)
+
+
+@pytest.fixture
+def import_of_rank_1(tmp_path: Path) -> HeldImport:
+    """Holds rank 1 when it begins to import what it works with."""
+    return HeldImport(tmp_path, "samovar.cli.rank_work", "--rank=1")
+
+
+def send_and_wait(command: Command, number: signal.Signals) -> None:
+    """Send a signal to the launcher of two ranks; until it shows them that it has taken it."""
+    (segment,) = re.findall(r"--segment=(\d+)", " ".join(command.wait_for_rank(0).cmdline()))
+    descriptor = os.open(f"/proc/{command.process.pid}/fd/{segment}", os.O_RDWR)
+    try:
+        board = Board(descriptor, 2)
+        command.send(number)
+        command.until(
+            lambda: board.read(board.launcher_row, BoardWord.STOP_SIGNAL) == number, f"the launcher takes {number.name}"
+        )
+    finally:
+        os.close(descriptor)
 
 
 def assert_saved_and_stopped(out: Path, ended: Ended, number: signal.Signals, exit_code: int) -> None:
@@ -75,36 +100,40 @@ def test_signals_from_everywhere_are_one_stop(endless: Path, tmp_path: Path) -> 
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
 
 
-def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path) -> None:
+def test_a_signal_before_the_first_step(endless: Path, tmp_path: Path, import_of_rank_1: HeldImport) -> None:
     """It is kept until the ranks, one of which stands still while it is started, can act on it."""
     out = tmp_path / "out"
-    with start(endless, out) as command:
-        rank = command.wait_for_rank(1)
-        rank.suspend()
-        command.when_handled(signal.SIGTERM)
+    with start(endless, out, prefix=import_of_rank_1.prefix) as command:
+        command.until(lambda: import_of_rank_1.is_reached, "rank 1 stands still")
+        send_and_wait(command, signal.SIGTERM)
         assert last_step(out) == 0
-        rank.resume()
+        import_of_rank_1.let_go()
         ended = command.wait()
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
     assert result_of(out)["steps"] <= 2
 
 
-def test_a_signal_to_a_rank_that_is_being_started(endless: Path, tmp_path: Path) -> None:
+def test_a_signal_to_a_rank_that_is_being_started(endless: Path, tmp_path: Path, import_of_rank_1: HeldImport) -> None:
     """It is held back while the rank imports what it works with."""
     out = tmp_path / "out"
-    with start(endless, out) as command:
+    with start(endless, out, prefix=import_of_rank_1.prefix) as command:
+        command.until(lambda: import_of_rank_1.is_reached, "rank 1 stands still")
         rank = command.wait_for_rank(1)
-        command.until(lambda: blocks(rank.pid, signal.SIGTERM), "rank 1 holds signals back")
         rank.send_signal(signal.SIGTERM)
+        assert holds_back(rank.pid, signal.SIGTERM)
+        import_of_rank_1.let_go()
         ended = command.wait()
     assert_saved_and_stopped(out, ended, signal.SIGTERM, PREEMPTED)
     assert result_of(out)["steps"] <= 2
 
 
-def blocks(process_id: int, number: signal.Signals) -> bool:
+def holds_back(process_id: int, number: signal.Signals) -> bool:
+    """Whether the signal was sent to the process, and is blocked there."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    (mask,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")]
-    return bool(mask >> (number - 1) & 1)
+    sent, blocked = (
+        int(line.split()[1], 16) for name in ("ShdPnd:", "SigBlk:") for line in lines if line.startswith(name)
+    )
+    return bool((sent & blocked) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
@@ -115,7 +144,7 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: sig
         command.wait_for_step(out, 3)
         processes = command.ranks().values()
         command.wait_for_rank(1).suspend()
-        command.when_handled(signal.SIGINT)
+        send_and_wait(command, signal.SIGINT)
         command.send(second)
         ended = command.wait()  # sooner than the other rank gives up on the one that hangs
     assert ended.return_code == 128 + second
@@ -144,10 +173,10 @@ def test_hangup_saves_and_goes_on_each_time(endless: Path, tmp_path: Path) -> No
 
 
 def test_ctrl_c_while_the_commands_load_ends_without_a_traceback(tmp_path: Path) -> None:
-    with Command("doctor", folder=tmp_path) as command:
-        maps = Path(f"/proc/{command.process.pid}/maps")
-        command.until(lambda: "numpy" in maps.read_text(encoding="utf-8"), "loading has begun")
-        command.process.send_signal(signal.SIGINT)
+    held = HeldImport(tmp_path, "numpy", "doctor")
+    with Command("doctor", folder=tmp_path, prefix=held.prefix) as command:
+        command.until(lambda: held.is_reached, "loading has begun")
+        command.send(signal.SIGINT)
         ended = command.wait()
     assert ended.return_code == 128 + signal.SIGINT
     assert ended.errors == ""

@@ -16,9 +16,18 @@ from samovar.box.places import Places, create_parts, parse_places, take_parts
 from samovar.core.clock import Deadline
 from tests.multiproc.command import metrics_of, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.ports import reserved_port
 from tests.multiproc.test_box_kill import BUFFER, REMOTE, SIZE, WAIT_S, Server, wait_for_updates, working
 from tests.multiproc.test_replicate_box import final, script, started
-from tests.multiproc.test_train_box import Arguments, arguments_of, start, stop, wait_for_more
+from tests.multiproc.test_train_box import (
+    Arguments,
+    arguments_of,
+    resume,
+    start,
+    stop,
+    suspended,
+    wait_for_more,
+)
 
 NUM_STEPS, ENDLESS = 60, 10_000_000
 NAME = "narrow"
@@ -38,7 +47,8 @@ def pair(tmp_path: Path) -> Iterator[list[Server]]:
 
 def started_servers(folder: Path, count: int) -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(Server(f"test-{uuid.uuid4().hex}", folder / "key")) for _ in range(count)]
+        ports = [stack.enter_context(reserved_port()) for _ in range(count)]
+        servers = [stack.enter_context(Server(f"test-{uuid.uuid4().hex}", folder / "key", port)) for port in ports]
         yield servers
         for server in servers:
             server.end()
@@ -92,8 +102,11 @@ def test_launches_here_and_elsewhere_end_with_one_center(servers: list[Server], 
     solver, outs = write_solver(net, ENDLESS, test_initialization="false", display=1), (tmp_path / "0", tmp_path / "1")
     end = ("--iterations", 1000)
     with start(solver, here(*servers), NAME, outs[0], *end) as first:
-        first.wait_for_step(outs[0], 50)
+        first.wait_for_step(outs[0], 10)
+        ranks = suspended(first)
         with start(solver, there(*servers), NAME, outs[1], *end, "--join", "--workers", 2) as second:
+            second.wait_for_step(outs[1], 1)
+            resume(ranks)
             ends = first.wait(150), second.wait(150)
     assert [ended.return_code for ended in ends] == [0, 0], ends
     results = [result_of(out) for out in outs]

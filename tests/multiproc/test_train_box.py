@@ -64,6 +64,19 @@ def wait_for_more(command: Command, out: Path, count: int = 5) -> None:
     command.until(lambda: len(metrics_of(out, "train")) >= before + count, f"{out.name} goes on")
 
 
+def suspended(command: Command) -> list[psutil.Process]:
+    """All its ranks, which stand still now: it might be at its end before another launch has been started."""
+    ranks = list(command.ranks().values())
+    for rank in ranks:
+        rank.suspend()
+    return ranks
+
+
+def resume(ranks: list[psutil.Process]) -> None:
+    for rank in ranks:
+        rank.resume()
+
+
 def stop(command: Command) -> Ended:
     """Ctrl-C, which must end the launch well and leave nothing."""
     processes = list(command.ranks().values())
@@ -75,21 +88,19 @@ def stop(command: Command) -> Ended:
     return ended
 
 
-@pytest.mark.timeout(240)  # under load: two launches from beginning to end
+@pytest.mark.timeout(700)  # under load: two launches from beginning to end
 def test_a_launch_here_and_one_that_joins_from_elsewhere_end_with_one_center(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
 ) -> None:
     one, two, solver = tmp_path / "one", tmp_path / "two", solvers[ENDLESS]
     with start(solver, served.here, buffer, one, "--iterations", STEPS_OF_TWO) as first:
-        first.wait_for_step(one, 50)
-        # The first one stands still, or it might be at its end before the second one has been started.
-        worker = first.wait_for_rank(0)
-        worker.suspend()
+        first.wait_for_step(one, 10)
+        ranks = suspended(first)
+        reached = served.members()[0]["steps"]  # of the last exchange: what the first one shows may be ahead of it
         with start(solver, served.there, buffer, two, "--iterations", STEPS_OF_TWO, "--join") as second:
             second.until(lambda: served.num_training(buffer) == 2, "the box shows both at work")
-            reached = served.members()[0]["steps"]  # of the last exchange: what the first one shows may be ahead of it
-            worker.resume()
-            ends = first.wait(120), second.wait(120)
+            resume(ranks)
+            ends = first.wait(300), second.wait(300)
     assert [ended.return_code for ended in ends] == [0, 0], ends
     results = [result_of(out) for out in (one, two)]
     assert {result["steps"] for result in results} == {STEPS_OF_TWO}
@@ -140,7 +151,7 @@ def test_a_buffer_that_nobody_fills_is_not_waited_for_without_end(
     served: Served, solvers: dict[int, Path], buffer: str, tmp_path: Path
 ) -> None:
     LocalBox(served.name).create(buffer, BufferShape(8512), Deadline.after(TIMEOUT_S)).close()
-    flags = ("--join", "--timeout", 1)
+    flags = ("--join", "--timeout", 5)
     ended = run(*arguments_of(solvers[NUM_STEPS], served.here, buffer, tmp_path / "out", *flags), folder=tmp_path)
     assert ended.return_code == 3
     assert "did not get its first weights; is its first run still starting?" in ended.errors
@@ -209,8 +220,11 @@ def test_strategies_across_launches(
     more = ("--strategy", strategy, *own, "--workers", 2, "--iterations", 1000)
     outs = tmp_path / "one", tmp_path / "two"
     with start(solvers[ENDLESS], served.there, buffer, outs[0], *more) as first:
-        first.wait_for_step(outs[0], 20)
+        first.wait_for_step(outs[0], 10)
+        ranks = suspended(first)
         with start(solvers[ENDLESS], served.here, buffer, outs[1], *more, "--join") as second:
+            second.wait_for_step(outs[1], 1)
+            resume(ranks)
             ends = first.wait(400), second.wait(400)
     assert [ended.return_code for ended in ends] == [0, 0], ends
     assert "4 workers train at this center now" in ends[1].output
@@ -238,12 +252,12 @@ def test_ctrl_c_of_a_joiner_and_the_death_of_the_creator_leave_the_others_at_wor
                 wait_for_more(third, outs[2])
                 ranks = list(first.ranks().values())
                 first.process.kill()
-                psutil.wait_procs(ranks, 10)
+                psutil.wait_procs(ranks, TIMEOUT_S)
                 assert living(ranks) == []
                 third.until(lambda: metrics_of(outs[2], "test"), "the third launch tests now")
                 assert [member["is_alive"] for member in served.members()] == [False, False, True]
                 ended = stop(third)
-    assert "1 worker trains at this center now, 2 did before" in ended.output
+    assert re.search("1 worker trains at this center now, [23] did before", ended.output), ended.output
     assert result_of(outs[2])["train_loss"] < 1
 
 
@@ -261,7 +275,7 @@ def test_a_launch_that_is_killed_elsewhere_counts_no_more(
             assert "joined" in second.output
             ranks = list(second.ranks().values())
             second.process.kill()
-            psutil.wait_procs(ranks, 10)
+            psutil.wait_procs(ranks, TIMEOUT_S)
         first.until(lambda: "1 worker trains at this center now, 2 did before" in first.output, "it is missed")
         states = [(member["is_alive"], member["away"]) for member in served.members()]
         assert states == [(True, False), (False, True)]
@@ -356,7 +370,7 @@ def test_a_killed_server_is_awaited_by_members_elsewhere_and_not_missed_by_those
 @pytest.mark.slow
 def test_a_server_that_does_not_come_back_ends_those_elsewhere(solvers: dict[int, Path], tmp_path: Path) -> None:
     box, out = Served(tmp_path), tmp_path / "out"
-    with box.running() as server, start(solvers[ENDLESS], box.there, "narrow", out, "--timeout", 3) as there:
+    with box.running() as server, start(solvers[ENDLESS], box.there, "narrow", out, "--timeout", 10) as there:
         there.wait_for_step(out, 20)
         server.send(signal.SIGTERM)
         server.wait()

@@ -1,7 +1,7 @@
 """A rank whose backward pass takes 200 ms longer is named within 12 steps: whole training loops, ranks as threads.
 
-It takes these from the moment when the others have come to the exchange, so that it is the last however busy the
-machine is.
+It takes these from the moment when the others have come to the exchange, and as long again as its step has taken so
+far where that is longer, so that it is the last by a share of the step that counts, however busy the machine is.
 """
 
 import threading
@@ -53,18 +53,18 @@ class Seen:
 
 
 class Slow(torch.autograd.Function):
-    """The identity, whose backward pass takes its time, when all others have arrived."""
+    """The identity, whose backward pass takes its time, when all others have arrived: half of the step or more."""
 
     @staticmethod
     def forward(ctx, x, arrived):
-        ctx.arrived = arrived
+        ctx.arrived, ctx.began_s = arrived, time.monotonic()
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, dy):
         for _ in range(WORLD_SIZE - 1):
             assert ctx.arrived.acquire(timeout=TIMEOUT_S)
-        time.sleep(DELAY_S)
+        time.sleep(max(DELAY_S, time.monotonic() - ctx.began_s))
         return dy, None
 
 

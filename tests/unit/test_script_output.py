@@ -15,6 +15,7 @@ import pytest
 
 from samovar.report.script_lines import MAX_LINE_BYTES, ErrorTail, LineSplitter
 from samovar.report.script_output import STDERR, STDOUT, Doubles, Port, ScriptOutput
+from tests.terminal import read_to_end
 
 
 def split(*pieces: bytes) -> list[bytes]:
@@ -275,21 +276,13 @@ def test_on_a_terminal_the_lowest_rank_s_progress_bar_stands_below_the_lines() -
         output.take(1, STDOUT, b"line\n")
         output.flush_lines()
         output.close()
-        os.set_blocking(screen, False)
-        shown = b"".join(iter(lambda: read_now(screen), b""))
     finally:
-        os.close(screen)
         os.close(terminal)
+        shown = read_to_end(screen)
+        os.close(screen)
     bars, lines = shown.split(b"[1] line")
     assert bars.startswith(b"[0] 10% ###")
     assert b"20%" not in bars
     assert bars.endswith(b"[0] 30%\r\x1b[2K")
     assert lines.split() == [b"[0]", b"30%", b"[1]", b"99%"]
     assert max(len(part) for part in re.split(rb"\r\x1b\[2K|\r\n", shown)) < 20
-
-
-def read_now(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 9999)
-    except BlockingIOError:
-        return b""

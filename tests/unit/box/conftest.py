@@ -12,24 +12,24 @@ from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import Key, make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
+from tests.multiproc.ports import reserved_port
 from tests.unit.box.numpy_host import NumpyCenter, NumpyHost
 
 TIMEOUT_S = 30.0
 
 
 class ServedBox:
-    """Can be stopped and started again at the same port; its centers live on."""
+    """Can be stopped and started again at its port, which stays its own; its centers live on."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, port: int) -> None:
         self.key = key
         self.host = NumpyHost({})
-        self.port = 0
+        self.port = port
         self.start()
 
     def start(self) -> None:
         self.service = Service(self.host, ServingConfig(timeout_s=TIMEOUT_S))
         self.listener = Listener(listen(port=self.port), self.key, self.service.accept)
-        self.port = self.listener.address[1]
 
     def stop(self) -> None:
         self.listener.close()
@@ -52,9 +52,10 @@ def key(tmp_path: Path) -> Key:
 
 @pytest.fixture
 def box(key: Key) -> Iterator[ServedBox]:
-    served = ServedBox(key)
-    yield served
-    served.stop()
+    with reserved_port() as port:
+        served = ServedBox(key, port)
+        yield served
+        served.stop()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import threading
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 from samovar.box.board import Board
@@ -12,12 +13,13 @@ from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
 from samovar.transports.keys import read_key
 from samovar.transports.tcp_listen import Listener, listen
+from tests.multiproc.ports import reserved_port
 
 AWAY_S, ABSENT_S = 100.0, 1000.0
 
 
 class Box:
-    """A box of this host that listens, and can be listened at anew."""
+    """A box of this host that listens, and can be listened at anew: its port stays its own."""
 
     def __init__(self, key_file: Path) -> None:
         self.name = f"test-{uuid.uuid4().hex}"
@@ -27,7 +29,8 @@ class Box:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self.server.serve, args=(self._is_over.is_set,))
         self._thread.start()
-        self.listen(0)
+        self._reserved = ExitStack()
+        self.listen(self._reserved.enter_context(reserved_port()))
 
     def listen(self, port: int) -> None:
         self.service = Service(BufferHost(self.server.buffers), ServingConfig(away_s=AWAY_S, absent_s=ABSENT_S))
@@ -58,3 +61,4 @@ class Box:
         self._is_over.set()
         self._thread.join()
         self.server.close()
+        self._reserved.close()

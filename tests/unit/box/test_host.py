@@ -19,6 +19,7 @@ from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import Key
 from samovar.transports.tcp_listen import Listener, listen
+from tests.multiproc.ports import reserved_port
 
 SIZE, ROUNDS = 10_000, 20
 SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
@@ -27,7 +28,7 @@ SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
 class Server:
     """What `samovar box serve --listen` puts together."""
 
-    def __init__(self, buffers: Buffers, key: Key, port: int = 0) -> None:
+    def __init__(self, buffers: Buffers, key: Key, port: int) -> None:
         self.service = Service(BufferHost(buffers), ServingConfig())
         self.listener = Listener(listen(port=port), key, self.service.accept)
 
@@ -49,10 +50,16 @@ def soon() -> Deadline:
     return Deadline.after(30.0)
 
 
-def test_remote_and_local_members_change_one_center(buffers: Buffers, key: Key) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as reserved:
+        yield reserved
+
+
+def test_remote_and_local_members_change_one_center(buffers: Buffers, key: Key, port: int) -> None:
     buffer = buffers.create("c", SHAPE)
     board = Board(buffer.board)
-    server = Server(buffers, key)
+    server = Server(buffers, key, port)
     address = BoxAddress(server.listener.address, key)
     ones = np.ones(SIZE, np.float32)
     with MappedCenter(buffer.center, board.join()) as local:
@@ -72,7 +79,7 @@ def test_remote_and_local_members_change_one_center(buffers: Buffers, key: Key) 
         assert (found == 2 * ROUNDS).all()
 
         server.stop()
-        server = Server(buffers, key, address.address[1])  # another one at the same place
+        server = Server(buffers, key, port)  # another one at the same place
         x = np.zeros(SIZE, np.float32)
         remote.exchange(ROUNDS + 1, x, 0.25, soon())
         assert (x == ROUNDS / 2).all()

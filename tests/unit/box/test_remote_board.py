@@ -244,9 +244,14 @@ def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) 
     row = board.row(0)
     assert row.is_alive
     assert row.host == "127.0.0.1"
-    center._line.disconnect()  # as its process's death does
     (place,) = box.service._places
-    wait_until(lambda: not place.channels)
+
+    def has_left() -> bool:
+        with box.service._lock:  # when it left is noted with it
+            return not place.channels
+
+    center._line.disconnect()  # as its process's death does
+    wait_until(has_left)
     box.service.expire(place.left_s + AWAY_S / 2)
     assert board.row(0).is_alive
     for _ in range(2):
@@ -257,7 +262,7 @@ def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) 
         assert (board.row(0).is_alive, board.row(0).member) == (True, row.member)
         assert not board.row(0).progress.away
         center._line.disconnect()
-        wait_until(lambda: not place.channels)
+        wait_until(has_left)
     box.service.expire(place.left_s + ABSENT_S)
     assert not board.row(0).is_alive
     assert board.row(0).host == "127.0.0.1"

@@ -27,12 +27,13 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 
 ORIGIN = Origin("192.0.2.7", 7)
 SHAPE = BufferShape(1000, max_members=3, chunk_elements=64)
-KEEP_S = 20.0
+KEEP_S, WAIT_S = 100.0, 100.0
+pytestmark = pytest.mark.timeout(300)  # starts processes
 KEEPERS: list["subprocess.Popen[bytes]"] = []  # of servers that went without a word
 
 
 def soon() -> Deadline:
-    return Deadline.after(20.0)
+    return Deadline.after(WAIT_S)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def end(box: str) -> None:
 def wait_for_keeper(box: str) -> None:
     """Until it is gone."""
     while KEEPERS:
-        KEEPERS.pop().wait(20)
+        KEEPERS.pop().wait(WAIT_S)
     assert local_wire.connect(keeper_address(box), soon()) is None
 
 
@@ -250,7 +251,7 @@ import os, socket, sys
 os.setgid(65534)
 os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-connection.settimeout(20)
+connection.settimeout(100)
 connection.connect("\\0" + sys.argv[1])
 try:
     connection.send(b'{"do": "attach", "name": "a"}')

@@ -31,7 +31,6 @@ def net_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def thorough(num_examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=num_examples,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=(Phase.explicit, Phase.generate, Phase.shrink),

@@ -18,7 +18,7 @@ from samovar.frontends.caffe.net import CaffeNet
 Function = Callable[[torch.Tensor], torch.Tensor]
 FORMATS = (torch.contiguous_format, torch.channels_last)
 LAST = torch.channels_last
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 def images(seed: int, shape: tuple[int, ...], memory_format: torch.memory_format, scale: float = 1.0) -> torch.Tensor:

@@ -1,8 +1,6 @@
 """Saving, loading, replacing, pruning and cleaning of snapshots."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,8 @@ from safetensors.numpy import load_file
 from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
+
+DEAD_PROCESS = 2**22 + 1  # no process has this number
 
 
 def state(step: int) -> State:
@@ -184,15 +184,9 @@ def test_a_state_that_cannot_be_kept_is_our_bug_and_leaves_nothing(store: Snapsh
     assert names(store) == []
 
 
-def dead_process_id() -> int:
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
 def test_clean_removes_what_dead_processes_and_this_one_left(store: SnapshotStore) -> None:
     store.save(1, {"model": state(1)})
-    for process_id in (dead_process_id(), os.getpid()):
+    for process_id in (DEAD_PROCESS, os.getpid()):
         (store.folder / f".tmp-step_00000002-{process_id}").mkdir()
         (store.folder / f".tmp-step_00000002-{process_id}" / "model.safetensors").write_bytes(b"half")
         (store.folder / f".tmp-latest-{process_id}").write_bytes(b"ste")
@@ -206,7 +200,7 @@ def test_a_snapshot_moved_aside_by_a_killed_save_is_found_and_gets_its_name_back
     store: SnapshotStore,
 ) -> None:
     folder = store.save(1, {"model": state(1)})
-    folder.rename(store.folder / f".old-step_00000001-{dead_process_id()}")
+    folder.rename(store.folder / f".old-step_00000001-{DEAD_PROCESS}")
     assert store.load("latest").step == 1
     assert store.clean() == ()
     assert names(store) == ["latest", "step_00000001"]

@@ -70,7 +70,7 @@ two_level_settings = st.tuples(
 world_sizes, sizes, seeds = st.integers(1, 13), st.integers(0, 50), st.integers(0, 2**32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(two_level_settings, st.integers(1, 4), world_sizes, sizes, seeds)
 def test_two_levels_of_any_host_size_in_any_number_of_segments(
     choice: tuple[int, tuple[PlanFunction, Order]], num_segments: int, world_size: int, size: int, seed: int
@@ -82,7 +82,7 @@ def test_two_levels_of_any_host_size_in_any_number_of_segments(
     assert_exact(segmented(two_level(host_size, between), num_segments), order, world_size, size, seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 14), st.integers(1, 5), world_sizes, sizes, seeds)
 def test_trees_of_any_arity_in_any_number_of_segments(
     arity: int, num_segments: int, world_size: int, size: int, seed: int
@@ -91,7 +91,7 @@ def test_trees_of_any_arity_in_any_number_of_segments(
     assert_exact(function, partial(orders.kary_tree, arity=arity), world_size, size, seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["ring", "tree", "halving-doubling", "direct"]), st.integers(1, 6), world_sizes, sizes, seeds)
 def test_segments_of_these_plans_change_no_bit(
     collective: str, num_segments: int, world_size: int, size: int, seed: int

@@ -57,7 +57,7 @@ def newest_meta_offset(folder: Path) -> int:
 # Reading
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.dictionaries(
         st.binary(min_size=1, max_size=60),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.core.errors import InputError
@@ -12,7 +12,6 @@ from samovar.core.group import Group
 from samovar.data.order import SampleOrder, below, member_portions, sample_draws, sample_indices, shares
 
 
-@settings(deadline=None)
 @given(
     order=st.builds(SampleOrder, st.integers(1, 60), st.integers(-1, 2**63), st.booleans()),
     world_size=st.integers(1, 9),
@@ -35,7 +34,6 @@ def test_ranks_together_read_every_record_once_an_epoch(
         assert Counter(read[epoch * num_samples : (epoch + 1) * num_samples]) == Counter(range(num_samples))
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.integers(1, 30),
     start=st.integers(0, 10**12),
@@ -65,7 +63,6 @@ def test_shuffled_order_is_fixed_for_all_time() -> None:
     np.testing.assert_array_equal(sample_indices(SampleOrder(8, 1, True), 0, 8), [4, 0, 5, 6, 2, 7, 3, 1])
 
 
-@settings(deadline=None)
 @given(global_batch=st.integers(1, 10**6), world_size=st.integers(1, 200))
 def test_shares_are_contiguous_and_even(global_batch: int, world_size: int) -> None:
     if global_batch < world_size:
@@ -81,7 +78,6 @@ def test_shares_are_contiguous_and_even(global_batch: int, world_size: int) -> N
     assert max(counts) - min(counts) <= 1
 
 
-@settings(deadline=None)
 @given(seed=st.integers(-1, 2**64), start=st.integers(0, 2**62), skip=st.integers(0, 20))
 def test_draws_of_a_sample_do_not_depend_on_where_reading_starts(seed: int, start: int, skip: int) -> None:
     np.testing.assert_array_equal(sample_draws(seed, start, 25)[skip:], sample_draws(seed, start + skip, 25 - skip))

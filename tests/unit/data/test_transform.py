@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.core.errors import InputError
@@ -87,7 +87,6 @@ def test_equals_the_definition(
     assert tuple(found.shape[1:]) == transform.output_shape
 
 
-@settings(deadline=None)
 @given(cut=st.integers(0, 12), first_sample=st.integers(0, 10**15))
 def test_a_sample_is_the_same_in_any_slice(cut: int, first_sample: int) -> None:
     transform = Transform(config(crop_size=4, mirror=True), SHAPE, SEED)

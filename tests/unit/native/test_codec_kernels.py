@@ -52,7 +52,7 @@ def test_against_the_reference(name: str, size: int) -> None:
 
 
 @codecs
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(source=FLOATS)
 def test_any_values(name: str, source: np.ndarray) -> None:
     check(name, source, np.zeros_like(source))

@@ -99,7 +99,7 @@ for turn in range(300):
         programs.append(program)
         progress.submit(program)
     if turn % 3 > 0:
-        assert progress.wait(programs[0], 20.0)
+        assert progress.wait(programs[0], 200.0)
     if turn % 3 > 1:
         del program, programs
     del progress
@@ -115,7 +115,5 @@ print("ends with a thread at work")
 
 def test_it_ends_in_the_middle_of_everything_and_with_the_interpreter() -> None:
     """The thread must not need Python's lock while somebody who holds it waits for the thread's end."""
-    ended = subprocess.run(
-        [sys.executable, "-c", MANY_ENDS], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", MANY_ENDS], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ends with a thread at work\n", "")

@@ -16,6 +16,7 @@ from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
+from tests.terminal import read_to_end
 
 from .examples import FAILED, FINISHED, PROGRESS, RESULT, SNAPSHOT_WRITTEN, STARTED, TESTED, VALUED, WARNING, WORKER
 
@@ -242,10 +243,10 @@ def test_a_real_terminal_shows_the_bar() -> None:
     try:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
         subprocess.run([sys.executable, "-c", program], stdout=slave, env=environment, check=True)
-        shown = os.read(master, 65536).decode()
     finally:
-        os.close(master)
         os.close(slave)
+        shown = read_to_end(master).decode()
+        os.close(master)
     assert "\x1b[2K" in shown
     assert "━" * 38 in shown
     assert "loss 1.0000 · 10 samples/s" in shown

@@ -1,0 +1,13 @@
+"""What is seen on a terminal that a test has made."""
+
+import os
+from contextlib import suppress
+
+
+def read_to_end(screen: int) -> bytes:
+    """What was written to a terminal whose other end is closed; the kernel brings it in its own time."""
+    shown = b""
+    with suppress(OSError):  # which is the end
+        while piece := os.read(screen, 1 << 16):
+            shown += piece
+    return shown
