@@ -7,8 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from samovar.box.board import Board
 from samovar.box.joining import look_at, parse_place
+from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
+from samovar.strategies.box_terms import BoxWord
 from tests.multiproc.command import TIMEOUT_S, Command, succeed
 from tests.multiproc.ports import reserved_port
 
@@ -49,6 +52,14 @@ class Served:
         (buffer,) = json.loads(listed.output)
         members: list[dict[str, Any]] = buffer["members"]
         return members
+
+    def run_steps(self, buffer: str) -> int:
+        """How many steps the run at `buffer` has behind it, as its members say; 0 before there is one."""
+        deadline = Deadline.after(TIMEOUT_S)
+        if buffer not in LocalBox(self.name).names(deadline):
+            return 0
+        with LocalBox(self.name).attach(buffer, deadline) as attached:
+            return Board(attached.board).word(BoxWord.STEPS)
 
     def num_training(self, buffer: str) -> int:
         """How many members of `buffer` are there and get on."""

@@ -247,8 +247,10 @@ def test_places_of_members_that_stay_away_are_given_up(box: ServedBox, attach: A
     center._line.disconnect()
     while place.channels:
         assert not closed.wait(0.01)
-    box.service.expire(place.left_s + 1.0)
+    with box.service._lock:  # when it left is noted with it
+        left_s = place.left_s
+    box.service.expire(left_s + 1.0)
     assert not closed.is_set(), "it has a while to come back"
-    box.service.expire(place.left_s + 1000.0)
+    box.service.expire(left_s + 1000.0)
     assert closed.is_set()
     center.read(np.zeros(10, np.float32), in_time())

@@ -263,7 +263,7 @@ def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) 
         assert not board.row(0).progress.away
         center._line.disconnect()
         wait_until(has_left)
-    box.service.expire(place.left_s + ABSENT_S)
+    box.service.expire(place.left_s + ABSENT_S + 1.0)  # their sum is rounded
     assert not board.row(0).is_alive
     assert board.row(0).host == "127.0.0.1"
     board.join(0)
