@@ -46,7 +46,7 @@ CONTESTS = (
     ),
     Contest(
         Net("alexnet", "AlexNet", 16, 3, 227, 2, 12),
-        ("full:16000000", DEFAULT),
+        (DEFAULT, "full:16000000"),
         ("ddp:25", "ddp:100"),
         0.94,
         None,
