@@ -61,8 +61,8 @@ class Library(Protocol):
     def broadcast(self, array: Array) -> Operation: ...
     def all_gather(self, own: Array, gathered: Array) -> Operation: ...
 
-    def close(self, *, hangs: bool) -> None:
-        """Let go of the connections; `hangs`: although an operation is not over."""
+    def close(self, left: Sequence[Operation]) -> None:
+        """Let go of the connections, although the operations in `left` are not over."""
         ...
 
 
@@ -126,7 +126,7 @@ class LeaderCollectives:
         """
         if not self._closing.is_set():
             self._closing.set()
-            self._library.close(hangs=self._under_way.given_up())
+            self._library.close(self._under_way.given_up())
 
     def _begun(self, what: str, begin: Callable[[], Operation]) -> "_Pending":
         others = [leader for k, leader in enumerate(self._leaders) if k != self.group.rank]
@@ -157,13 +157,12 @@ class _UnderWay:
                 self._moved_s = time.monotonic()
             self._operations.append(operation)
 
-    def given_up(self) -> bool:
-        """Whether there are any; they are forgotten."""
+    def given_up(self) -> list[Operation]:
+        """Those there are; they are forgotten."""
         with self._lock:
             self._forget_those_over()
-            were_any = bool(self._operations)
-            self._operations = []
-            return were_any
+            left, self._operations = self._operations, []
+            return left
 
     def quiet_s(self) -> float:
         """How long ago one was seen to end, or the first of these was begun."""

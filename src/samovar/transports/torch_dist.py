@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import Work
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
 from samovar.transports.base import Array
+from samovar.transports.leaders import Operation
 from samovar.transports.meeting import Meeting, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
@@ -121,9 +122,11 @@ class Gloo:
         parts = [torch.from_numpy(part) for part in gathered]
         return _InPlace(self._group.allgather([parts], [torch.from_numpy(own)]))
 
-    def close(self, *, hangs: bool) -> None:
-        if hangs:
-            _keep(self._group)  # its destructor would wait for the operation, which nothing can call off
+    def close(self, left: Sequence[Operation]) -> None:
+        if left:
+            _keep(self._group)  # its destructor would wait for the operations, which nothing can call off
+        for operation in left:  # a thread of gloo's would free the arrays, with an interpreter that may be ending
+            _keep(operation)
         del self._group
 
 
@@ -172,10 +175,10 @@ class Staged:
             work = self._group.allgather([list(near)], [self._place.copy_of(own)])
             return _Copied(work, near, gathered, self._place)
 
-    def close(self, *, hangs: bool) -> None:
-        if hangs:
+    def close(self, left: Sequence[Operation]) -> None:
+        if left:
             self._place.failure = "closed before it was over"
-        self._let_go(self._group, hangs)
+        self._let_go(self._group, bool(left))
         del self._group
 
     def _let_go(self, group: _Group, hangs: bool) -> None:
@@ -251,9 +254,9 @@ class Nccl(Staged):
                 _keep(group)  # its destructor would wait on
 
 
-def _keep(group: _Group) -> None:
+def _keep(thing: object) -> None:
     """Have it go with the process."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def nccl_card(device: torch.device | None) -> tuple[str, str]:
