@@ -13,9 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from samovar.api.center import BoxChoice
 from samovar.api.replica import Replica
 from samovar.api.team import Team
+from samovar.box.board import Board
 from samovar.box.joining import BoxPlace, look_at
+from samovar.box.local import LocalBox
 from samovar.box.places import Places
 from samovar.core.clock import Deadline
+from samovar.core.errors import RankFailed
+from samovar.strategies.box_terms import BoxWord, Readiness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box
@@ -71,3 +75,18 @@ def test_others_see_its_loss_and_speed(team: Team, places: list[BoxPlace]) -> No
         assert (row.progress.steps, row.progress.samples) == (3 * SAMPLES // BATCH, 3 * SAMPLES)
         assert row.progress.samples_per_s > 0
         assert math.isfinite(row.progress.loss)
+
+
+def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: Team, places: list[BoxPlace]) -> None:
+    """Zeros are no weights: who was to fill it has said that it cannot."""
+    trained(team, "async-easgd", places[:1], "given-up")
+    name = places[0].name
+    assert name is not None
+    with LocalBox(name).attach("given-up", Deadline.after(20)) as buffer:
+        Board(buffer.board).set_word(BoxWord.IS_READY, Readiness.GIVEN_UP)
+    model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = StrategyConfig(name="async-easgd", sync_period_steps=2)
+    choice = BoxChoice(Places(tuple(places[:1])), "given-up", joins=True)
+    with pytest.raises(RankFailed, match="gets no first weights: the rank that was to give it some is gone for good"):
+        Replica(model, optimizer, team, config, 20.0, choice)

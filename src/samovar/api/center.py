@@ -13,9 +13,9 @@ from samovar.box.buffers import BufferShape
 from samovar.box.joining import BoxSeat
 from samovar.box.places import Places, create_parts, parse_places, take_parts
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.core.layout import Layout
-from samovar.strategies.box_terms import BoxWord, word_of
+from samovar.strategies.box_terms import BoxWord, Readiness, word_of
 from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
 
@@ -98,7 +98,7 @@ class SharedCenter:
     def filled(self) -> None:
         """The first rank has given the center its weights. Waits for all ranks of the job."""
         if self._rank == 0:
-            self.seat.board.set_word(BoxWord.IS_READY, 1)
+            self.seat.board.set_word(BoxWord.IS_READY, Readiness.FILLED)
         self._table.show()
 
     def look(self, strategy: CenterSteps, step: int) -> str:
@@ -192,10 +192,15 @@ class SharedCenter:
             )
 
     def _wait_until_ready(self, seat: BoxSeat, choice: BoxChoice) -> None:
+        where = f"buffer {choice.buffer!r} of {choice.places}"
         if not polled(lambda: seat.board.word(BoxWord.IS_READY) != 0, self.deadline(), _POLL_S):
             raise DeadlineExceeded(
-                f"{self._name}: nobody gives buffer {choice.buffer!r} of {choice.places} its first weights; did "
-                "who made it die before? Drop it, and start without join"
+                f"{self._name}: nobody gives {where} its first weights; did who made it die before? Drop it, and start "
+                "without join"
+            )
+        if seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP:
+            raise RankFailed(
+                f"{self._name}: {where} gets no first weights: the rank that was to give it some is gone for good"
             )
 
     def _post(self, strategy: CenterSteps, step: int, *, is_finished: bool = False) -> None:

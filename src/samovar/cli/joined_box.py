@@ -17,7 +17,7 @@ from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, Samova
 from samovar.core.layout import Layout
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.records import Notice
-from samovar.strategies.box_terms import BoxWord, Terms
+from samovar.strategies.box_terms import BoxWord, Readiness, Terms
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.stop_rule import MEAN
@@ -31,7 +31,6 @@ _LOOK_EVERY_S: Final = 0.02
 _LOOK_FAR_EVERY_S: Final = 0.2
 _POLL_S: Final = 0.02
 _DROP_S: Final = 5.0
-_IS_FILLED, _IS_GIVEN_UP = 1, 2  # what BoxWord.IS_READY says; 0 before
 
 
 class JoinedBox:
@@ -98,7 +97,7 @@ class JoinedBox:
 
     def is_filled(self) -> None:
         if self._is_to_fill:
-            self._seat.board.set_word(BoxWord.IS_READY, _IS_FILLED)
+            self._seat.board.set_word(BoxWord.IS_READY, Readiness.FILLED)
             self._is_to_fill = False
 
     def lock_wait_s(self) -> float:
@@ -137,7 +136,7 @@ class JoinedBox:
 
     @property
     def _is_filled(self) -> bool:
-        return self._seat.board.word(BoxWord.IS_READY) == _IS_FILLED
+        return self._seat.board.word(BoxWord.IS_READY) == Readiness.FILLED
 
     def _make(self, shape: BufferShape) -> None:
         """Rank 0 makes the buffer, unless an earlier life has; the others wait for its seat."""
@@ -177,7 +176,7 @@ class JoinedBox:
         """What this rank learned is in the center by now; without its word the box gives up its place after a while."""
         try:
             if self._is_to_fill:
-                seat.board.set_word(BoxWord.IS_READY, _IS_GIVEN_UP)
+                seat.board.set_word(BoxWord.IS_READY, Readiness.GIVEN_UP)
             seat.close()
         except SamovarError as error:
             self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without a word"))
@@ -219,7 +218,7 @@ class JoinedBox:
         """Whether the rank that fills the buffer is gone: the first of this launch, or that of the one to join."""
         if not self._context.config.join and self._context.is_gone(0):
             return True
-        return self._opened is not None and self._seat.board.word(BoxWord.IS_READY) == _IS_GIVEN_UP
+        return self._opened is not None and self._seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
 
     def _take_over(self) -> None:
         """What a dead first rank cannot do, the first that is left does: see `_drop_unfilled`.

@@ -10,7 +10,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.layout import Layout
-from samovar.strategies.box_terms import BoxWord
+from samovar.strategies.box_terms import BoxWord, Readiness
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.stop_rule import MEAN
@@ -63,7 +63,7 @@ class OwnBox:
 
     def is_filled(self) -> None:
         if self._context.is_first:
-            self._board.set_word(BoxWord.IS_READY, 1)
+            self._board.set_word(BoxWord.IS_READY, Readiness.FILLED)
 
     def lock_wait_s(self) -> float:
         assert self._center is not None
@@ -108,4 +108,4 @@ class OwnBox:
 
     @property
     def _is_filled(self) -> bool:
-        return self._board.word(BoxWord.IS_READY) != 0
+        return self._board.word(BoxWord.IS_READY) == Readiness.FILLED

@@ -150,7 +150,7 @@ class PlannedCollectives:
         rank, world_size = self.group.rank, self.group.world_size
         region = float32_region(self, name, world_size * num_elements)
         parts = region.array.reshape(world_size, num_elements)
-        return AllGather(parts[rank], list(parts), self.planned(name, ring_all_gather(rank, world_size), region))
+        return AllGather(parts[rank], list(parts), self.all_gather_parts(name, region))
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
         return self.planned(name, rooted(tree_reduce, root, self.group.rank, self.group.world_size), buffer)

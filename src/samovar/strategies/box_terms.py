@@ -15,13 +15,20 @@ _PARTS_PER_UNIT = 10**9  # of a momentum as it stands in a word
 class BoxWord(IntEnum):
     """What the words of a buffer's board mean to those who train there; 0 is not said yet."""
 
-    IS_READY = 0  # 1: the center holds what the run starts from
+    IS_READY = 0  # a Readiness: whether the center holds what the run starts from
     STEPS = 1  # of the run as a whole, so far
     GOAL = 2  # the most steps that anybody who trains here was asked for
     STRATEGY = 3
     MOMENTUM = 4  # of the center
     # 12 and 13 say which part of a center the buffer is (samovar.box.parts)
     NET = 14  # as `samovar.replicate` says it, too
+
+
+class Readiness(IntEnum):
+    """What BoxWord.IS_READY says; 0 is not yet."""
+
+    FILLED = 1
+    GIVEN_UP = 2  # who was to fill the center is gone for good
 
 
 @dataclass(frozen=True, slots=True)
