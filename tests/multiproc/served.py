@@ -53,12 +53,23 @@ class Served:
         members: list[dict[str, Any]] = buffer["members"]
         return members
 
+    def names(self) -> list[str]:
+        """Its buffers'."""
+        return LocalBox(self.name).names(Deadline.after(TIMEOUT_S))
+
+    @contextmanager
+    def buffer(self) -> Iterator[str]:
+        """A name for a buffer, which is deleted afterwards."""
+        name = f"narrow-{uuid.uuid4().hex[:8]}"
+        yield name
+        if name in self.names():
+            LocalBox(self.name).drop(name, Deadline.after(TIMEOUT_S))
+
     def run_steps(self, buffer: str) -> int:
         """How many steps the run at `buffer` has behind it, as its members say; 0 before there is one."""
-        deadline = Deadline.after(TIMEOUT_S)
-        if buffer not in LocalBox(self.name).names(deadline):
+        if buffer not in self.names():
             return 0
-        with LocalBox(self.name).attach(buffer, deadline) as attached:
+        with LocalBox(self.name).attach(buffer, Deadline.after(TIMEOUT_S)) as attached:
             return Board(attached.board).word(BoxWord.STEPS)
 
     def num_training(self, buffer: str) -> int:

@@ -1,8 +1,6 @@
 """The rank that makes a buffer of a box and gives it its first weights, killed before it has."""
 
 import signal
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,6 @@ import psutil
 import pytest
 
 from samovar.box.joining import look_at, parse_place
-from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel
 from tests.multiproc.command import TIMEOUT_S, Command, metrics_of, result_of
@@ -24,27 +21,9 @@ GROUPS_OF_TWO: Arguments = ("--strategy", "hybrid-easgd", "--group-size", 2)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    box = Served(tmp_path_factory.mktemp("box"))
-    with box.running() as server:
-        yield box
-        server.send(signal.SIGTERM)
-        assert server.wait().return_code == 0
-
-
-@pytest.fixture(scope="module")
 def solver(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
     net = write_net(tmp_path_factory.mktemp("nets"), digits)
     return write_solver(net, ENDLESS, test_initialization="false", display=1)
-
-
-@pytest.fixture
-def buffer(served: Served) -> Iterator[str]:
-    """A name for a buffer, which is deleted afterwards."""
-    name = f"narrow-{uuid.uuid4().hex[:8]}"
-    yield name
-    if name in names_in(served):
-        LocalBox(served.name).drop(name, Deadline.after(TIMEOUT_S))
 
 
 @pytest.fixture
@@ -61,13 +40,18 @@ def start(solver: Path, where: Arguments, buffer: str, out: Path, *more: object)
     return Command("train", *flags, *more, folder=out.parent)
 
 
-def names_in(served: Served) -> list[str]:
-    return LocalBox(served.name).names(Deadline.after(TIMEOUT_S))
+def kill_for_good(command: Command) -> None:
+    """Rank 0, and once more what it is started again as, which nothing follows."""
+    before = command.ranks()
+    before[0].kill()
+    command.until(lambda: is_another(command, 0, before), "it is back")
+    command.ranks()[0].kill()
+    command.until(lambda: 0 not in command.ranks(), "it is gone")
 
 
 def num_seated(served: Served, buffer: str) -> int:
     """How many living members the buffer has."""
-    if buffer not in names_in(served):
+    if buffer not in served.names():
         return 0
     rows = look_at(parse_place(served.name, None), buffer, "test", Deadline.after(TIMEOUT_S)).rows
     return sum(row.is_alive for row in rows)
@@ -126,18 +110,14 @@ def test_a_first_rank_that_is_gone_for_good_ends_all_who_wait_for_its_weights(
         first.until(lambda: file.is_wanted and num_seated(served, buffer) == 2, "both have their seats")
         with start(solver, served.there, buffer, tmp_path / "two", *patient, "--join") as second:
             second.until(lambda: num_seated(served, buffer) == 4, "others have joined")
-            before = first.ranks()
-            before[0].kill()
-            first.until(lambda: is_another(first, 0, before), "it is back")
-            first.ranks()[0].kill()
-            first.until(lambda: 0 not in first.ranks(), "it is gone")
+            kill_for_good(first)
             file.let_go()
             ends = first.wait(), second.wait()
     assert [ended.return_code for ended in ends] == [3, 3], ends
     assert "rank 0: killed by signal 9" in ends[0].errors
     assert f"buffer {buffer!r} of the box at" in ends[1].errors
     assert "gets no first weights: the rank that was to give it some is gone for good" in ends[1].errors
-    assert buffer not in names_in(served)
+    assert buffer not in served.names()
 
 
 @pytest.mark.slow
@@ -151,11 +131,7 @@ def test_a_first_rank_that_is_gone_for_good_ends_a_run_at_its_own_center(
         Command("train", "--solver", solver, "--weights", weights, *flags, folder=tmp_path) as run,
     ):
         run.until(lambda: file.is_wanted, "they begin")
-        before = run.ranks()
-        before[0].kill()
-        run.until(lambda: is_another(run, 0, before), "it is back")
-        run.ranks()[0].kill()
-        run.until(lambda: 0 not in run.ranks(), "it is gone")
+        kill_for_good(run)
         file.let_go()
         ended = run.wait()
     assert ended.return_code == 3

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,29 +21,10 @@ ENDLESS = 10_000_000
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    box = Served(tmp_path_factory.mktemp("box"))
-    with box.running() as server:
-        yield box
-        server.send(signal.SIGTERM)
-        assert server.wait().return_code == 0
-
-
-@pytest.fixture(scope="module")
 def solvers(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> dict[int, Path]:
     """A short run and one of hours."""
     net = write_net(tmp_path_factory.mktemp("nets"), digits)
     return {steps: write_solver(net, steps, test_initialization="false", display=1) for steps in (NUM_STEPS, ENDLESS)}
-
-
-@pytest.fixture
-def buffer(served: Served) -> Iterator[str]:
-    """A name for a buffer, which is deleted afterwards."""
-    name = f"narrow-{uuid.uuid4().hex[:8]}"
-    yield name
-    box, deadline = LocalBox(served.name), Deadline.after(TIMEOUT_S)
-    if name in box.names(deadline):
-        box.drop(name, deadline)
 
 
 def arguments_of(solver: Path, where: Arguments, buffer: str, out: Path, *more: object) -> Arguments:

@@ -1,4 +1,4 @@
-"""Segments that end with their test."""
+"""Segments that end with their test, and stores."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ import pytest
 
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
+from tests.unit.transports.three_hosts import serve
 
 MakeSegment = Callable[[int], int]
 MakeTransports = Callable[[int], list[ShmTransport]]
@@ -35,3 +36,9 @@ def make_transports(make_segment: MakeSegment) -> MakeTransports:
         return [ShmTransport(descriptor, Group(r, world_size), oversubscribed=True) for r in range(world_size)]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def first_store() -> None:
+    """A process's first store opens a pipe that libuv keeps: before the police takes stock."""
+    serve()

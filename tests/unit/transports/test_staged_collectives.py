@@ -18,48 +18,33 @@ from samovar.core.hosts import Host
 from samovar.launch.identity import Identity
 from samovar.launch.nccl import raised_nccl_errors
 from samovar.transports import torch_dist
-from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.meeting import listen_at
-from samovar.transports.torch_dist import JobStore, nccl_card, open_store
+from samovar.transports.leaders import LeaderCollectives, Library
+from samovar.transports.torch_dist import nccl_card
 from tests.nccl_stand_in import StandIn, stand_in_nccl
+from tests.unit.transports.three_hosts import (
+    ADDRESSES,
+    HOSTS,
+    LEADERS,
+    TIMEOUT_S,
+    Hosts,
+    assert_named_and_nothing_lost,
+    in_time,
+    on_all,
+    opened,
+    serve,
+)
 
-TIMEOUT_S = 20.0
-LEADERS = [
-    Leader(Host(name, ranks), "127.0.0.1") for name, ranks in (("left", (0, 1)), ("mid", (2,)), ("right", (3, 4)))
-]
-HOSTS = range(len(LEADERS))
-ADDRESSES = [leader.address for leader in LEADERS]
-Hosts = list[LeaderCollectives]
 Connect = Callable[[str, Callable[[torch_dist.Gloo], Library]], Hosts]
 
 
-def _opened(port: int, descriptor: int | None = None) -> JobStore:
-    deadline = Deadline.after(TIMEOUT_S)
-    serves = descriptor is not None
-    return open_store("127.0.0.1", port, serves=serves, listen_descriptor=descriptor, who="a test", deadline=deadline)
-
-
-def _serve() -> tuple[JobStore, int]:
-    listener = listen_at("127.0.0.1", 0)
-    assert listener is not None
-    port = int(listener.getsockname()[1])
-    return _opened(port, listener.detach()), port
-
-
-@pytest.fixture(scope="module")
-def _first_store() -> None:
-    """A process's first store opens a pipe that libuv keeps: before the police takes stock."""
-    _serve()
-
-
 @pytest.fixture
-def connect(_first_store: None) -> Iterator[Connect]:
+def connect(first_store: None) -> Iterator[Connect]:
     """connect(name, make) gives the collectives of three hosts; `make` makes of gloo's what is to be tested."""
-    server, port = _serve()
+    server, port = serve()
     open_hosts: Hosts = []
 
     def lead(name: str, make: Callable[[torch_dist.Gloo], Library], number: int) -> LeaderCollectives:
-        store = _opened(port)
+        store = opened(port)
         library = partial(store.gloo, name, number, ADDRESSES, (), TIMEOUT_S)
         deadline = Deadline.after(TIMEOUT_S)
         return LeaderCollectives.connect(lambda: make(library()), number, LEADERS, "look again", deadline)
@@ -79,15 +64,6 @@ def connect(_first_store: None) -> Iterator[Connect]:
 @pytest.fixture
 def staged(connect: Connect) -> Hosts:
     return connect("staged", partial(stand_in_nccl, quiet_s=TIMEOUT_S))
-
-
-def in_time() -> Deadline:
-    return Deadline.after(TIMEOUT_S)
-
-
-def on_all(hosts: Hosts, work: Callable[[LeaderCollectives], None]) -> None:
-    with ThreadPoolExecutor(len(hosts)) as threads:
-        list(threads.map(work, hosts))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -131,17 +107,7 @@ def test_an_array_changes_in_the_wait_for_it_and_the_operations_may_be_waited_fo
 
 
 def test_hosts_that_do_not_come_are_named_and_nothing_is_lost_by_a_deadline(staged: Hosts) -> None:
-    arrays = [np.ones(10, np.float32) for _ in HOSTS]
-    pending = staged[0].all_reduce("bucket 7", arrays[0])
-    with pytest.raises(DeadlineExceeded) as raised:
-        pending.wait(Deadline.after(0.05))
-    assert str(raised.value).startswith(
-        "rank 0 on left: all-reduce 'bucket 7' between hosts: mid (rank 2) or right (ranks 3, 4) did not answer within"
-    )
-    others = [staged[k].all_reduce("bucket 7", arrays[k]) for k in (1, 2)]
-    for one in (pending, *others):
-        one.wait(in_time())
-    assert [array.tolist() for array in arrays] == [[3.0] * 10] * 3
+    assert_named_and_nothing_lost(staged)
 
 
 def test_an_operation_that_stands_still_fails_though_its_deadline_is_far(connect: Connect) -> None:

@@ -9,56 +9,34 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
-from samovar.core.hosts import Host
 from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
-from samovar.transports.leaders import Leader, LeaderCollectives
-from samovar.transports.meeting import listen_at
-from samovar.transports.torch_dist import JobStore, open_store
-
-TIMEOUT_S = 20.0
-LEADERS = [
-    Leader(Host(name, ranks), "127.0.0.1") for name, ranks in (("left", (0, 1)), ("mid", (2,)), ("right", (3, 4)))
-]
-HOSTS = range(len(LEADERS))
-
+from samovar.transports.leaders import LeaderCollectives
+from samovar.transports.torch_dist import JobStore
+from tests.unit.transports.three_hosts import (
+    ADDRESSES,
+    HOSTS,
+    LEADERS,
+    TIMEOUT_S,
+    Hosts,
+    assert_named_and_nothing_lost,
+    on_all,
+    opened,
+    serve,
+)
 
 Open = Callable[[], JobStore]
 
 
-@pytest.fixture(scope="module")
-def _first_store() -> None:
-    """A process's first store opens a pipe that libuv keeps: before the police takes stock."""
-    _serve()
-
-
-def _serve() -> tuple[JobStore, int]:
-    listener = listen_at("127.0.0.1", 0)
-    assert listener is not None
-    port, descriptor = listener.getsockname()[1], listener.detach()
-    return _opened(port, descriptor), port
-
-
-def _opened(port: int, descriptor: int | None = None) -> JobStore:
-    return open_store(
-        "127.0.0.1",
-        port,
-        serves=descriptor is not None,
-        listen_descriptor=descriptor,
-        who="a test",
-        deadline=Deadline.after(TIMEOUT_S),
-    )
-
-
 @pytest.fixture
-def open_client(_first_store: None) -> Iterator[Open]:
+def open_client(first_store: None) -> Iterator[Open]:
     """Opens a connection of its own to one store."""
-    server, port = _serve()
-    yield lambda: _opened(port)
+    server, port = serve()
+    yield lambda: opened(port)
     del server
 
 
 @pytest.fixture
-def hosts(open_client: Open) -> Iterator[list[LeaderCollectives]]:
+def hosts(open_client: Open) -> Iterator[Hosts]:
     def connect(number: int) -> LeaderCollectives:
         return lead(open_client(), number, TIMEOUT_S)
 
@@ -71,19 +49,13 @@ def hosts(open_client: Open) -> Iterator[list[LeaderCollectives]]:
 
 def lead(store: JobStore, number: int, timeout_s: float) -> LeaderCollectives:
     """Host `number`'s."""
-    addresses = [leader.address for leader in LEADERS]
-    make = partial(store.gloo, "gloo", number, addresses, (), timeout_s)
+    make = partial(store.gloo, "gloo", number, ADDRESSES, (), timeout_s)
     return LeaderCollectives.connect(make, number, LEADERS, "look again", Deadline.after(timeout_s))
-
-
-def on_all(hosts: list[LeaderCollectives], work: Callable[[LeaderCollectives], object]) -> None:
-    with ThreadPoolExecutor(len(hosts)) as threads:
-        list(threads.map(work, hosts))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("count", [1, 5, 1000, 400_001])
-def test_all_three_are_exact_and_counted(hosts: list[LeaderCollectives], dtype: type, count: int) -> None:
+def test_all_three_are_exact_and_counted(hosts: Hosts, dtype: type, count: int) -> None:
     arrays = [np.arange(count, dtype=dtype) + host for host in HOSTS]
     gathered = [np.empty((len(LEADERS), count), dtype) for _ in HOSTS]
     num_bytes = arrays[0].nbytes
@@ -109,7 +81,7 @@ def test_all_three_are_exact_and_counted(hosts: list[LeaderCollectives], dtype: 
         assert np.array_equal(everything, [3 * np.arange(count) + 3 + host for host in HOSTS])
 
 
-def test_many_under_way_at_once(hosts: list[LeaderCollectives]) -> None:
+def test_many_under_way_at_once(hosts: Hosts) -> None:
     def work(host: LeaderCollectives) -> None:
         arrays = [np.full(100, host.group.rank + k, np.float32) for k in range(20)]
         pending = [host.all_reduce(f"{k}", array) for k, array in enumerate(arrays)]
@@ -120,22 +92,11 @@ def test_many_under_way_at_once(hosts: list[LeaderCollectives]) -> None:
     on_all(hosts, work)
 
 
-def test_hosts_that_do_not_come_are_named(hosts: list[LeaderCollectives]) -> None:
-    """The same wait can be taken up again: nothing is lost by a deadline."""
-    arrays = [np.ones(10, np.float32) for _ in HOSTS]
-    pending = hosts[0].all_reduce("bucket 7", arrays[0])
-    with pytest.raises(DeadlineExceeded) as raised:
-        pending.wait(Deadline.after(0.05))
-    assert str(raised.value).startswith(
-        "rank 0 on left: all-reduce 'bucket 7' between hosts: mid (rank 2) or right (ranks 3, 4) did not answer within"
-    )
-    others = [hosts[k].all_reduce("bucket 7", arrays[k]) for k in (1, 2)]
-    for one in (pending, *others):
-        one.wait(Deadline.after(TIMEOUT_S))
-    assert [array.tolist() for array in arrays] == [[3.0] * 10] * 3
+def test_hosts_that_do_not_come_are_named_and_nothing_is_lost_by_a_deadline(hosts: Hosts) -> None:
+    assert_named_and_nothing_lost(hosts)
 
 
-def test_a_connection_that_closes_ends_the_wait(hosts: list[LeaderCollectives]) -> None:
+def test_a_connection_that_closes_ends_the_wait(hosts: Hosts) -> None:
     pending = hosts[0].all_reduce("bucket 7", np.ones(10, np.float32))
     for gone in hosts[1:]:
         gone.close()
