@@ -8,6 +8,8 @@ from samovar.transports.shm import create_segment
 from tests.conformance import cases
 from tests.conformance.processes import Reports, assert_as_documented, run_processes
 
+SIZES_BY_DEFAULT = (1, 2, 3, 5, 8)
+
 
 def run_ranks(world_size: int) -> Reports:
     segment = create_segment(world_size)
@@ -20,7 +22,10 @@ def run_ranks(world_size: int) -> Reports:
 
 @pytest.mark.parametrize(
     "world_size",
-    [pytest.param(size, marks=[pytest.mark.slow] if size in (4, 6, 7, 9, 16) else []) for size in cases.WORLD_SIZES],
+    [
+        pytest.param(size, marks=[] if size in SIZES_BY_DEFAULT else [pytest.mark.slow])
+        for size in (*cases.WORLD_SIZES, 32, 64)
+    ],
 )
 def test_every_plan_is_exact_and_costs_what_it_says(world_size: int) -> None:
     reports = run_ranks(world_size)
