@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from samovar.core.processor import models
+
 _PACKAGES = ("samovar", "torch", "numpy")
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
@@ -83,8 +85,7 @@ def _text(path: Path) -> str:
 
 
 def _cpu_model(root: Path) -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)
-    return found.group(1) if found else platform.machine()
+    return next(iter(models(root / "proc/cpuinfo")), platform.machine())
 
 
 def _memory(root: Path) -> dict[str, int]:

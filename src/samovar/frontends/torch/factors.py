@@ -2,12 +2,10 @@
 
 import hashlib
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -16,10 +14,9 @@ from torch import nn
 from samovar.collectives.codecs import Floats
 from samovar.collectives.records import digest_record
 from samovar.core.errors import SamovarError
+from samovar.core.processor import models
 from samovar.frontends.torch.products import Graph, Use
 from samovar.strategies.factors import LEAST_BYTES, WHOLE, Arithmetic, FactoredSum
-
-_PROCESSORS = Path("/proc/cpuinfo")
 
 
 def matrices(parameters: Mapping[str, nn.Parameter], least_bytes: int = LEAST_BYTES) -> tuple[str, ...]:
@@ -41,10 +38,9 @@ def scaled_product(left: Floats, right: Floats, scale: float, gradient: Floats) 
 
 def own_arithmetic() -> Arithmetic:
     """That of this process: processor, PyTorch and its libraries, threads."""
-    names = re.findall(r"^model name\s*:\s*(.+)$", _PROCESSORS.read_text(), re.MULTILINE)
     num_threads = torch.get_num_threads()
     libraries = (torch.__config__.show(), torch.backends.cpu.get_cpu_capability())
-    described = repr((platform.machine(), sorted(set(names)), libraries, num_threads))
+    described = repr((platform.machine(), sorted(set(models())), libraries, num_threads))
     digest = hashlib.sha256(described.encode()).digest()
     return Arithmetic(tuple(digest_record(digest)), num_threads)
 
