@@ -29,8 +29,9 @@ def loaded(*words: str) -> list[str]:
         (("convert", "a", "b"), HEAVY),
         (("inspect", "a"), HEAVY),
         (("train", "--solver", "a"), ("torch", "PIL", "lmdb", "h5py", "greenlet")),
+        (("--help",), ("torch",)),
     ],
-    ids=["version", "convert", "inspect", "train"],
+    ids=["version", "convert", "inspect", "train", "help"],
 )
 def test_a_command_loads_what_it_needs(words: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
     assert set(unneeded).isdisjoint(loaded(*words))

@@ -12,9 +12,9 @@ import rich.table
 import typer
 
 from samovar.cli.calibrate import calibrate
+from samovar.cli.placing import torch_devices
 from samovar.core.calibration import CalibrationRecord
 from samovar.core.errors import InputError
-from samovar.model.device import described
 from samovar.report.diagnosis import Finding, diagnose
 from samovar.report.host import Host, read_host
 from samovar.report.plain import to_plain
@@ -36,7 +36,7 @@ def doctor(
     """Measure this machine, tell what is here and what is wrong."""
     if save is not None:
         _require_writable(save)
-    host, devices = read_host(), described()
+    host, devices = read_host(), torch_devices().described()
     record = calibrate(host) if host.memfd_error is None else None
     findings = diagnose(host, record)
     if save is not None and record is not None:

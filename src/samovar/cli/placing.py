@@ -37,13 +37,14 @@ def on_device(config: RunConfig, device: str, devices: Path = Path("/dev")) -> R
     """
     config = replace(config, device=device)
     if device.startswith(CUDA):
-        _choices().require(device)
+        torch_devices().require(device)
     if device != AUTO:
         return config
     has_driver = any(True for pattern in _GPUS for _ in devices.glob(pattern))
-    takes_cuda = has_driver and config.needs_cpu is None and _choices().count_devices() > 0
+    takes_cuda = has_driver and config.needs_cpu is None and torch_devices().count_devices() > 0
     return replace(config, device=CUDA if takes_cuda else CPU)
 
 
-def _choices() -> ModuleType:
+def torch_devices() -> ModuleType:
+    """`samovar.model.device`, loaded now: PyTorch comes with it."""
     return importlib.import_module("samovar.model.device")
