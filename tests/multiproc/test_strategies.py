@@ -20,7 +20,7 @@ STRATEGIES = {
     "local-sgd": ("--strategy", "local-sgd", "--sync-period", 8),
     "sync-easgd step": ("--strategy", "sync-easgd", "--sync-period", 4, "--overlap", "step", "--moving-rate", 0.4),
 }
-SELDOM = ("local-sgd", "sync-easgd step")
+SELDOM = ("local-sgd", "sync-easgd", "sync-easgd step")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in STRATEGIES]
 
 Arguments = tuple[object, ...]

@@ -91,8 +91,7 @@ def test_alone(alone: float) -> None:
     ("name", "num_ranks"),
     [
         ("samovar", 2),
-        ("mpiexec", 2),
-        pytest.param("torchrun", 2, marks=pytest.mark.slow),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("torchrun", "mpiexec")),
         *(pytest.param(name, 4, marks=pytest.mark.slow) for name in ("samovar", "torchrun", "mpiexec")),
     ],
 )

@@ -41,6 +41,7 @@ def test_a_calibration_that_is_given_is_what_auto_stands_on_and_is_kept(train: T
     assert kept.transports["shm"].spinning_latency_s == 1.0
 
 
+@pytest.mark.slow
 def test_where_no_worker_has_a_core_to_spare_the_model_is_exchanged_whole(train: Trainer) -> None:
     auto, whole = train(WORKERS, BATCH), train(WORKERS, BATCH, "--bucket", "model")
     assert (auto.result["buckets"], whole.result["buckets"]) == ("1 bucket (auto)", "1 bucket")

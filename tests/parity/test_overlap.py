@@ -9,7 +9,6 @@ BATCH = 12
 TOLERANCE = 1e-6  # of the smooth net; see test_workers
 SLOW = pytest.mark.slow
 COMBINATIONS = [
-    (2, "none", "direct", "4096"),
     (2, "backward", "ring", "layer"),
     (3, "full", "auto", "layer"),
     *(

@@ -58,6 +58,7 @@ def test_a_net_with_maxima_learns_as_well(tmp_path: Path, digits: Path, seed: in
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.02)
 
 
+@pytest.mark.slow
 def test_testing_in_bfloat16(half: Trained, digits: Path, tmp_path: Path) -> None:
     net = write_net(tmp_path, digits, BATCH, smooth=True)
     weights = next(half.out.glob("snapshots/*/*.caffemodel"))

@@ -46,6 +46,7 @@ def faults_a_round(**variables: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+@pytest.mark.slow
 def test_replicate_keeps_freed_memory_unless_the_user_said_otherwise() -> None:
     assert faults_a_round() < 1_000
     assert faults_a_round(MALLOC_MMAP_THRESHOLD_="1000000") > 5_000
