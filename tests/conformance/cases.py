@@ -75,7 +75,6 @@ COLLECTIVES: dict[str, Collective] = {
     ),
     "reduce-scatter in 2": Collective(segmented(ring_reduce_scatter, 2), orders.reduce_scatter),
 }
-NEED_MAPPED_MEMORY = ("direct", "direct in parts")  # which only the native executor uses
 WORLD_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16)
 NUM_RUNS = 3
 
@@ -96,8 +95,7 @@ def cases() -> list[Case]:
             continue
         found += [Case(name, "native", size, "float32") for size in (0, 1, 3, 1001, 262_144)]
         found.append(Case(name, "native", 1001, "float64"))
-        if name not in NEED_MAPPED_MEMORY:
-            found.append(Case(name, "python", 1001, "float32"))
+        found.append(Case(name, "python", 1001, "float32"))
     return found
 
 

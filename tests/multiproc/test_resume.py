@@ -48,6 +48,8 @@ def assert_same_run(out: Path, unbroken: Path, num_steps: int = NUM_STEPS) -> No
     assert mine["weights_sha256"] == theirs["weights_sha256"]
     assert mine["steps"] == theirs["steps"] == num_steps
     assert mine["stopped_by"] is None
+    assert len(mine["peak_memory_bytes"]) == mine["workers"]
+    assert min(mine["peak_memory_bytes"]) > 100 << 20  # PyTorch alone takes more
     assert (mine["test_loss"], mine["test_accuracy"]) == (theirs["test_loss"], theirs["test_accuracy"])
     for name in ("weights", "momentum"):
         files = [run / "snapshots" / f"step_{num_steps:08}" / f"{name}.safetensors" for run in (out, unbroken)]

@@ -23,6 +23,8 @@ def test_auto_is_the_chosen_plan_bit_for_bit(train: Trainer) -> None:
     num_bytes = 4 * sum(array.size for array in auto.weights.values())
     chosen = choose_all_reduce(NOMINAL, WORKERS, num_bytes, True, config.oversubscribed)
     assert auto.result["collective"] == f"{chosen} (auto)"
+    assert len(auto.result["peak_memory_bytes"]) == WORKERS
+    assert min(auto.result["peak_memory_bytes"]) > num_bytes
     named = train(WORKERS, BATCH, "--collective", chosen)
     assert named.result["collective"] == chosen
     assert named.sha256 == auto.sha256

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from samovar.collectives.barrier import dissemination_barrier
+from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter
 from samovar.collectives.execute import Channel
-from samovar.collectives.plan import Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
 from samovar.collectives.ring import ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce, tree_broadcast
 from samovar.transports.sim.races import Race
 from samovar.transports.sim.scheduler import Deadlock
 from samovar.transports.sim.window import SimWindow
+from tests.conformance.cases import in_parts
 from tests.sim.harness import Parts, WrongResult
 
 Change = Callable[[Plan], tuple[Operation, ...]]
@@ -150,6 +152,23 @@ def told_before_awaited(plan: Plan) -> tuple[Operation, ...]:
     return tuple(waits + [one for one in plan.operations if isinstance(one, Notify)])
 
 
+def without_all_ready(plan: Plan) -> tuple[Operation, ...]:
+    """Sums what others may still be writing."""
+    return tuple(one for one in plan.operations if not (isinstance(one, Wait) and one.slot < plan.num_chunks))
+
+
+def without_all_done(plan: Plan) -> tuple[Operation, ...]:
+    """Leaves while others still read its buffer, or write into it."""
+    return tuple(one for one in plan.operations if not (isinstance(one, Wait) and one.slot >= plan.num_chunks))
+
+
+def without_first_rank(plan: Plan) -> tuple[Operation, ...]:
+    return tuple(
+        replace(one, ranks=one.ranks[1:]) if isinstance(one, Combine) and len(one.ranks) > 1 else one
+        for one in plan.operations
+    )
+
+
 MISTAKES = {
     "notify before data": Mistake("tree", Parts(channel=NotifyFirst), (Race,)),
     "staging reused before it is read": Mistake("ring", changed(ring_all_reduce, one_staging), (Race,)),
@@ -165,5 +184,11 @@ MISTAKES = {
     "one element off": Mistake("tree", Parts(channel=OneElementOff), (WrongResult,)),
     "broadcast without readiness": Mistake("broadcast", changed(tree_broadcast, without_readiness), (Race,)),
     "epoch not advanced": Mistake("tree", Parts(channel=OldEpoch), (Race, WrongResult)),
+    "summed before all are ready": Mistake("direct", changed(direct_all_reduce, without_all_ready), (Race,)),
+    "left before all are done": Mistake("direct", changed(direct_all_reduce, without_all_done), (Race, WrongResult)),
+    "parts summed before all are ready": Mistake(
+        "direct in parts", changed(in_parts(direct_reduce_scatter), without_all_ready), (Race, WrongResult)
+    ),
+    "a rank left out": Mistake("direct", changed(direct_all_reduce, without_first_rank), (WrongResult,)),
     "children share a slot": Mistake("tree", changed(tree_all_reduce, one_slot_for_all_children), (Race,)),
 }

@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 
 from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
@@ -24,7 +25,7 @@ RATE = np.float32(0.125)
 WORLD_SIZES = (1, 2, 3, 4, 5, 7)
 IN_PARTS = "none, in parts"
 OVERLAPS = ("none", IN_PARTS, "backward", "full", "full, one owner")
-COLLECTIVES = ("tree", "ring", "kary-tree", "halving-doubling", "server")
+COLLECTIVES = ("tree", "ring", "kary-tree", "halving-doubling", "server", "direct")
 BUCKET_BYTES = (1, 128)
 LAYER_S = 1e-5
 BuildStrategy = Callable[..., Strategy]
@@ -48,7 +49,8 @@ class StepsCase:
     def of_seed(cls, seed: int) -> "StepsCase":
         draw = Random(seed)
         overlap, collective = draw.choice(OVERLAPS), draw.choice(COLLECTIVES)
-        collective = "ring" if overlap == IN_PARTS else collective  # the others' sums are made whole
+        if overlap == IN_PARTS and collective not in REDUCE_SCATTERS:  # sums that are made whole
+            collective = draw.choice(sorted(REDUCE_SCATTERS))
         return cls(seed, overlap, collective, draw.choice(WORLD_SIZES), draw.choice(BUCKET_BYTES))
 
     @property

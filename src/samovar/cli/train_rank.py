@@ -4,6 +4,7 @@ import contextlib
 import platform
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ from samovar.cli.train_tests import TestPart, evaluate_function, forward_functio
 from samovar.collectives.choose import ELEMENT_BYTES
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
+from samovar.core.memory import peak_memory_bytes
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
@@ -178,14 +180,17 @@ def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: T
     context = opened.context
     config = context.config
     sent_bytes = context.transport.bytes_sent + center_bytes(learner, _num_updates(learner))
-    moved_bytes = [float(sent_bytes), float(opened.reader.fetched_bytes)]
+    own_bytes = [float(sent_bytes), float(opened.reader.fetched_bytes), float(peak_memory_bytes())]
     with learner.evaluated.in_place():
         sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
     require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
-    moved_per_step = gather(context.transport, moved_bytes, config.timeout_s).mean(axis=0) / max(1, outcome.num_steps)
+    all_bytes = gather(context.transport, own_bytes, config.timeout_s)
+    moved_per_step = all_bytes[:, :2].mean(axis=0) / max(1, outcome.num_steps)
     tracing.merge(outcome.steps_done)
     if context.is_first:
-        context.writer.write(Finished(result=result_of(opened, learner, outcome, sha256, *moved_per_step.tolist())))
+        result = result_of(opened, learner, outcome, sha256, *moved_per_step.tolist())
+        peaks = tuple(map(int, filter(None, all_bytes[:, 2])))
+        context.writer.write(Finished(result=replace(result, peak_memory_bytes=peaks)))
 
 
 def _num_updates(learner: build.Learner) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from samovar import _native
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, MappedWindow, Notification, Pending, Region, Spawning, Transport, Window
 
 # A notification's value is (run number << _STEP_BITS) | step number of the sender.
@@ -142,9 +142,21 @@ class Channel(StepByStep):
             case Wait(peer=peer, slot=slot):
                 return partial(self._wait, peer, slot)
             case Combine():
-                raise SamovarError(f"plan {memory.plan.name!r} needs memory that all ranks map; this executor has none")
+                return partial(self._combine, operation, memory.chunk(operation.chunk))
             case _:
                 assert_never(operation)
+
+    def _combine(self, combine: Combine, own: Array) -> None:
+        """Reads a copy of every other rank's chunk first, which the native executor reads where it lies."""
+        window, offset = self._memory.buffer.window, self._memory.chunk_offset(combine.chunk)
+        own_rank = self._transport.group.rank
+        copies = {rank: np.empty_like(own) for rank in combine.ranks if rank != own_rank}
+        for rank, copy in copies.items():
+            window.get(rank, offset, copy)
+        total = np.empty_like(own)
+        self._transport.reduce(total, [copies.get(rank, own) for rank in combine.ranks])
+        for rank in combine.into:
+            window.put(rank, offset, total)
 
     def _destination(self, put: Put) -> tuple[Window, int, Array]:
         """Window and offset to put at, and the chunk to put."""

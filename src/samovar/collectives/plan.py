@@ -51,7 +51,7 @@ class Wait:
 class Combine:
     """The chunk of every rank in `into` = (that of ranks[0] + that of ranks[1]) + ..., read and written in place.
 
-    Only for windows whose memory all ranks map. The plan must order it after every rank's readiness.
+    Worth its while where all ranks map windows' memory. The plan must order it after every rank's readiness.
     """
 
     chunk: int

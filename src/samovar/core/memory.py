@@ -1,6 +1,9 @@
-"""What the process does with memory that it has freed."""
+"""How much memory the process takes, and what it does with what it has freed."""
 
+import contextlib
 import ctypes
+import re
+from pathlib import Path
 from typing import Final
 
 _TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
@@ -9,6 +12,17 @@ _MMAP_MAX: Final = -4
 _NEVER: Final = -1
 # The largest that glibc takes from its heap where it maps any block by itself.
 _LARGEST_BYTES: Final = 32 << 20
+
+
+def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """The most that was resident so far, with memory that it shares with others; 0 where the system does not tell.
+
+    Not getrusage's, which begins with that of the process that started this one.
+    """
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE):
+            return int(found[1]) << 10
+    return 0
 
 
 def keep_freed_memory(*, large_too: bool) -> bool:

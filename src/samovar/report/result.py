@@ -54,6 +54,8 @@ class RunResult:
 
     `transport` is what weights and gradients went by: "shm" (mapped memory), "tcp", or "shm, tcp" where some did by
     each. `box` is where the center was, as --box names it, and `buffer` its name there; None: with the run itself.
+    `peak_memory_bytes` is the most memory that each rank had, what it shares with others included; empty where workers
+    wait for nobody, or the system does not tell.
     """
 
     net: str
@@ -87,6 +89,7 @@ class RunResult:
     is_compressed: bool | None = None
     box: str | None = None
     buffer: str | None = None
+    peak_memory_bytes: tuple[int, ...] = ()
 
 
 def write_result(path: Path, result: RunResult) -> None:

@@ -50,7 +50,7 @@ def test_line(tested: Tested) -> str:
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:
     """How the run ended; `files` are those that lie in the run folder."""
     parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
-    parts += [*_quality(result), _weights(result), *_workers_of(result), _took(result.seconds)]
+    parts += [*_quality(result), _weights(result), *_workers_of(result), _took(result.seconds), *_memory(result)]
     lines = [" · ".join(parts)]
     if run_folder is not None:
         lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
@@ -157,6 +157,11 @@ def _workers_of(result: RunResult) -> list[str]:
     range_of = f"{steps[0]}" if min(steps) == max(steps) else f"{least} to {most}"
     restarts = sum(worker.restarts for worker in result.by_worker)
     return [f"{range_of} steps a worker", *([counted(restarts, "restart")] if restarts else [])]
+
+
+def _memory(result: RunResult) -> list[str]:
+    """What the largest worker had: "312 MiB a worker"."""
+    return [f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker"] if result.peak_memory_bytes else []
 
 
 def _took(seconds: float) -> str:

@@ -1,9 +1,12 @@
-"""Memory that was freed stays with the process."""
+"""How much memory a process took, and that freed memory stays with it."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from samovar.core.memory import peak_memory_bytes
 
 # Ten rounds of blocks, the first of which make the process as large as it gets.
 PROGRAM = """
@@ -39,3 +42,24 @@ def test_no_page_comes_from_the_kernel_twice() -> None:
 def test_large_blocks_go_back_where_they_are_not_named() -> None:
     assert faults_a_round("small", 1, 10, 20) < 1_000
     assert 12_000 < faults_a_round("small", 1, 20, 50) < 14_000  # 50 MiB
+
+
+# More than this process has, whose own peak must not pass for that of a child.
+PEAK_PROGRAM = """
+from samovar.core.memory import peak_memory_bytes
+before = peak_memory_bytes()
+block = b"x" * (200 << 20)
+del block
+print(before, peak_memory_bytes())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_peak_is_that_of_the_process_itself() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK_PROGRAM], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before + (190 << 20) < after < before + (260 << 20)
+
+
+def test_where_the_system_does_not_tell_there_is_no_peak(tmp_path: Path) -> None:
+    assert peak_memory_bytes(tmp_path / "status") == 0

@@ -119,6 +119,10 @@ def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_
         ),
         ({"workers": 1}, "test accuracy 0.9861 · weights 3f9c12ab… · 13.2 s"),
         (
+            {"peak_memory_bytes": (300 << 20, 312 << 20)},
+            "test accuracy 0.9861 · weights 3f9c12ab… equal on both ranks · 13.2 s · 312 MiB a worker",
+        ),
+        (
             {"workers": 4, "replicas_equal": False},
             "test accuracy 0.9861 · weights 3f9c12ab… NOT equal on all 4 ranks · 13.2 s",
         ),
