@@ -200,6 +200,24 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
             samovar.replicate(model, sgd(model), strategy, box="mine")
 
 
+@pytest.mark.parametrize(
+    ("strategy", "settings", "sentence"),
+    [
+        ("sync", {"sync_period_steps": 8}, "sync_period_steps is no setting of strategy sync: leave it out"),
+        ("sync", {"bucket_size": "some"}, "bucket_size: got 'some'"),
+        ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
+        ("sync", {"collective": "star"}, "collective"),
+        ("sync-easgd", {"moving_rate": 2.0}, "moving_rate"),
+        ("sync-easgd", {"compress": "bf16", "variant": "broadcast"}, "compress bf16: variant broadcast sends weights"),
+    ],
+)
+def test_settings_are_refused_by_their_names_in_python(strategy: str, settings: dict, sentence: str) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=sentence) as refused:
+        samovar.replicate(model, sgd(model), strategy, **settings)
+    assert "--" not in str(refused.value)
+
+
 def test_importing_samovar_does_not_import_torch() -> None:
     program = "import samovar, sys; assert 'torch' not in sys.modules; samovar.replicate; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

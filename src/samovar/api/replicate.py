@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from samovar.core.errors import InputError
 from samovar.core.memory import keep_freed_memory
 from samovar.launch.allocator import allocator_is_chosen
 from samovar.strategies import defaults
-from samovar.strategies.config import AUTO, StrategyConfig, parse_bucket
+from samovar.strategies.config import AUTO, StrategyConfig, in_python, parse_bucket
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _KNOWN = (
@@ -97,15 +98,25 @@ def replicate(
     """
     if not 0 < timeout_s < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
-    config = _config(strategy, collective, bucket_size, settings)
-    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
-    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
-    joined, team = _process.team(collective, transport, key_file, _device_of(model), timeout_s)
-    config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
-    replica = Replica(model, optimizer, team, config, timeout_s, choice)
-    if replica.is_first:
-        _describe(replica, joined)
+    with _errors_in_python():
+        config = _config(strategy, collective, bucket_size, settings)
+        key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
+        choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
+        joined, team = _process.team(collective, transport, key_file, _device_of(model), timeout_s)
+        config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
+        replica = Replica(model, optimizer, team, config, timeout_s, choice)
+    _describe(replica, joined)
     return replica
+
+
+@contextmanager
+def _errors_in_python() -> Iterator[None]:
+    """Sentences about settings, which commands share, name the arguments."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (in_python(str(error)),)
+        raise
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
@@ -164,8 +175,10 @@ def _config(strategy: str, collective: str, bucket_size: int | str | None, setti
 
 
 def _describe(replica: Replica, joined: Joined) -> None:
+    if not replica.is_first:
+        return
     for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
-        warnings.warn(sentence, stacklevel=3)
+        warnings.warn(in_python(sentence), stacklevel=3)
     if replica.world_size > 1:
         hosts = "; ".join(str(host) for host in joined.hosts)
         sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}\n")

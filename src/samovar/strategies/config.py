@@ -1,6 +1,7 @@
 """The settings of a strategy, as flags and files spell them."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from samovar.collectives.codecs import CODECS
@@ -51,6 +52,13 @@ _FLAGS = {
     "center_momentum": "--center-momentum",
     "compress": "--compress",
     "factors": "factors",
+}
+_PYTHON_NAMES = {
+    **{flag: name for name, flag in _FLAGS.items()},
+    "--strategy": "strategy",
+    "--collective": "collective",
+    "--bucket": "bucket_size",
+    "--compress-always": "always_compresses",
 }
 STRATEGIES = tuple(_SETTINGS)
 
@@ -224,6 +232,11 @@ class StrategyConfig:
                 f"--overlap {self.overlap}: --variant broadcast needs the center before it can go on; "
                 "leave --overlap out, or choose --variant reduce"
             )
+
+
+def in_python(sentence: str) -> str:
+    """A sentence about flags as one about arguments: "--sync-period: got 0" becomes "sync_period_steps: got 0"."""
+    return re.sub(r"--[a-z-]*[a-z]", lambda found: _PYTHON_NAMES.get(found[0], found[0]), sentence)
 
 
 def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
