@@ -5,7 +5,7 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
+.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
 
 setup: $(GROUND)
 
@@ -26,6 +26,7 @@ bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
 bench-sync: $(GROUND) ; $(BIN)/python benchmarks/run.py sync
 bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
+bench-collectives: $(GROUND) ; $(BIN)/python benchmarks/run.py collectives
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults

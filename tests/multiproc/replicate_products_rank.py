@@ -116,7 +116,7 @@ def large_rows(team: Team) -> Any:
 
     def net() -> nn.Sequential:
         torch.manual_seed(2)
-        return nn.Sequential(nn.Linear(6, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 3))
+        return nn.Sequential(nn.Linear(6, 1800), nn.Tanh(), nn.Linear(1800, 1800), nn.Tanh(), nn.Linear(1800, 3))
 
     model = net()
     replica = replicated(team, model, optimizer := sgd(model))
@@ -145,8 +145,8 @@ def noted(scenario: Callable[[Team], Any], least_bytes: int | None = 0) -> Calla
             add(self, name, found)
 
         DEFAULTS.pop("factors", None)
-        least = choosing.LEAST_BYTES if least_bytes is None else least_bytes
-        with replaced(choosing, "LEAST_BYTES", least), replaced(FlatGradients, "add_product", noting):
+        least = choosing.LEAST_IN_PLACE_BYTES if least_bytes is None else least_bytes
+        with replaced(choosing, "LEAST_IN_PLACE_BYTES", least), replaced(FlatGradients, "add_product", noting):
             return {"result": scenario(team), "made": sorted(made)}
 
     return run

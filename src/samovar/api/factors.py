@@ -9,19 +9,23 @@ from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.frontends.torch.factors import matrices, own_arithmetic
-from samovar.strategies.config import ALWAYS, NONE, StrategyConfig
+from samovar.strategies.config import ALWAYS, AUTO, NONE, StrategyConfig
 from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
+
+# Where nothing travels. Of smaller ones the copy that is saved costs less than looking through the loss's graph.
+LEAST_IN_PLACE_BYTES = 12 << 20
 
 
 def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
-    """The parameters whose gradients are looked for among the products of a loss's graph; small ones too where factors
-    always travel.
+    """The parameters whose gradients are looked for among the products of a loss's graph: those of 12 MiB and more,
+    where factors may travel of 1 MiB, and all where they always do.
 
     Raises InputError where they always should, and there is none.
     """
     if config.factors == NONE:
         return ()
-    names = matrices(parameters, 0 if config.factors == ALWAYS else LEAST_BYTES)
+    least_bytes = {ALWAYS: 0, AUTO: LEAST_BYTES}.get(config.factors or "", LEAST_IN_PLACE_BYTES)
+    names = matrices(parameters, least_bytes)
     if config.factors == ALWAYS and not names:
         raise InputError(
             f"replicate: factors='always': the model has no matrix of float32 on the CPU; choose 'auto' or '{NONE}'"
