@@ -1,10 +1,13 @@
-"""Every plan on simulated machines: many seeds, one seed again, or how long many ranks take to simulate.
+"""Every plan, or whole steps, on simulated machines: many seeds, one seed again, or how long many ranks take.
 
     python tools/simulate.py --seeds N [--first-seed S]        N seeds; exits 1 at the first that fails
     python tools/simulate.py --seed S [--collective NAME] [--world-size P] [--size N] [--dtype TYPE]
+    python tools/simulate.py --steps [--seeds N] [--first-seed S]
+    python tools/simulate.py --steps --seed S [--overlap NAME] [--collective NAME] [--world-size P] [--bucket-bytes N]
     python tools/simulate.py --ranks P [--runs N] [--collective NAME] [--bytes N]
 
-The last times the simulator itself: unsegmented all-reduces on P ranks, their bytes only counted.
+With --steps a case is some steps of `sync`, from gradients to updated weights. The last line times the simulator
+itself: unsegmented all-reduces on P ranks, their bytes only counted.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +31,12 @@ from samovar.transports.base import Region  # noqa: E402
 from samovar.transports.sim.transport import SimTransport  # noqa: E402
 from samovar.transports.sim.world import SimConfig, SimRun, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
+from tests.sim import steps  # noqa: E402
 from tests.sim.harness import COLLECTIVES, DTYPES, SimCase, run_case  # noqa: E402
 
 CLUSTER = MachineModel(Link(latency_s=1e-6, bandwidth_bytes_per_s=5e9, overhead_s=1e-6), reduce_bytes_per_s=1e10)
 PROGRESS_EVERY = 1000
+Case = SimCase | steps.StepsCase
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return show_timing(options.collective or "tree", options.ranks, options.runs, options.bytes)
     if options.seed is not None:
         return run_all([chosen(options)])
-    return run_all([SimCase.of_seed(options.first_seed + index) for index in range(options.seeds)])
+    return run_all([drawn(options, options.first_seed + index) for index in range(options.seeds)])
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -47,35 +53,41 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--collective", choices=COLLECTIVES)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--collective", choices=steps.COLLECTIVES if "--steps" in arguments else COLLECTIVES)
     parser.add_argument("--world-size", type=int)
     parser.add_argument("--size", type=int, help="elements")
     parser.add_argument("--dtype", choices=DTYPES)
+    parser.add_argument("--overlap", choices=steps.OVERLAPS)
+    parser.add_argument("--bucket-bytes", type=int)
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--bytes", type=int, default=28_000_000)
     return parser.parse_args(arguments)
 
 
-def chosen(options: argparse.Namespace) -> SimCase:
-    """What the seed draws, where no option says otherwise."""
-    drawn = SimCase.of_seed(options.seed)
-    return SimCase(
-        options.seed,
-        options.collective or drawn.collective,
-        drawn.world_size if options.world_size is None else options.world_size,
-        drawn.size if options.size is None else options.size,
-        options.dtype or drawn.dtype,
-    )
+def drawn(options: argparse.Namespace, seed: int) -> Case:
+    return steps.StepsCase.of_seed(seed) if options.steps else SimCase.of_seed(seed)
 
 
-def run_all(wanted: Sequence[SimCase]) -> int:
+def chosen(options: argparse.Namespace) -> Case:
+    """What the seed draws, where no option of a field's name says otherwise."""
+    case = drawn(options, options.seed)
+    given = {field.name: getattr(options, field.name) for field in fields(case)}
+    return replace(case, **{name: value for name, value in given.items() if value is not None})
+
+
+def run_one(case: Case) -> SimRun:
+    return steps.run_steps(case) if isinstance(case, steps.StepsCase) else run_case(case)
+
+
+def run_all(wanted: Sequence[Case]) -> int:
     """Stops at the first case that fails, and says how to repeat it."""
     began_s = time.monotonic()
     num_messages = 0
     for index, case in enumerate(wanted, start=1):
         try:
-            run = run_case(case)
+            run = run_one(case)
         except Exception:
             traceback.print_exc()
             return 1

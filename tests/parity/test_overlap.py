@@ -17,6 +17,12 @@ COMBINATIONS = [
         for overlap, plan in (("none", "direct"), ("backward", "tree"), ("backward", "direct"), ("full", "auto"))
         for bucket in ("layer", "4096", "100000")
     ),
+    *(
+        pytest.param(workers, "backward", plan, "layer", marks=SLOW)
+        for workers in (2, 3)
+        for plan in ("halving-doubling", "kary-tree", "server", "ring")
+        if (workers, plan) != (2, "ring")  # above
+    ),
 ]
 
 
@@ -62,6 +68,16 @@ def test_the_same_settings_give_the_same_bits_and_the_solvers_whole_state(train:
     assert found.keys() == whole.keys()
     for name, values in found.items():
         assert abs(values - whole[name]).max() <= 1e-4 * abs(whole[name]).max(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["tree", "ring"])
+def test_sums_made_during_backward_give_the_same_bits_every_time(train: Trainer, plan: str) -> None:
+    flags = flags_of("backward", plan, "layer")
+    first, second = (train(3, BATCH, *flags, turn=turn) for turn in (1, 2))
+    assert first.out != second.out
+    assert first.result["weights_sha256"] == second.result["weights_sha256"] == second.sha256
+    assert first.losses == second.losses
 
 
 def momentum_of(trained: Trained) -> dict:

@@ -77,9 +77,17 @@ def test_uneven_shares_of_a_global_batch(train: Trainer) -> None:
     assert together.result["samples"] == 64 * NUM_STEPS
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_iter_size_two_is_twice_the_batch(train: Trainer, workers: int) -> None:
-    parts = train(workers, 2 * BATCH // workers, iter_size=2)
+@pytest.mark.parametrize(
+    ("workers", "flags"),
+    [
+        (2, ()),
+        pytest.param(1, (), marks=pytest.mark.slow),
+        pytest.param(2, ("--overlap", "backward", "--bucket", "layer"), marks=pytest.mark.slow),
+        pytest.param(2, ("--overlap", "full", "--bucket", "layer"), marks=pytest.mark.slow),
+    ],
+)
+def test_iter_size_two_is_twice_the_batch(train: Trainer, workers: int, flags: tuple[str, ...]) -> None:
+    parts = train(workers, 2 * BATCH // workers, *flags, iter_size=2)
     whole = train(1, 4 * BATCH)
     assert_equal_to_rounding(parts, whole)
     assert parts.result["effective_batch"] == 4 * BATCH

@@ -53,6 +53,13 @@ class StepsCase:
             collective = draw.choice(sorted(REDUCE_SCATTERS))
         return cls(seed, overlap, collective, draw.choice(WORLD_SIZES), draw.choice(BUCKET_BYTES))
 
+    def command(self) -> str:
+        """What repeats it."""
+        return (
+            f"python tools/simulate.py --steps --seed {self.seed} --overlap '{self.overlap}' "
+            f"--collective {self.collective} --world-size {self.world_size} --bucket-bytes {self.bucket_bytes}"
+        )
+
     @property
     def strategy(self) -> StrategyConfig:
         overlap, _, who = self.overlap.partition(", ")
@@ -72,7 +79,7 @@ def run_steps(case: StepsCase, build: BuildStrategy = build_strategy) -> SimRun[
         if any(weights != wanted for weights in run.results):
             raise WrongWeights("after the last step")
     except Exception as error:
-        error.add_note(f"to repeat: run_steps({case})")
+        error.add_note(f"to repeat: {case.command()}")
         raise
     return run
 

@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/zoo/README.md")]
+DOCUMENTS = sorted([*BESIDE, *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```([a-z ]*)\n(.*?)^```|^((?:    \S[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("samovar", "python", "torchrun", "mpiexec", "srun", "sbatch", "make", "git", "pip")
 
@@ -57,7 +58,8 @@ ELSEWHERE = {
         ],
         "it needs a LevelDB; test_leveldb.py",
     ),
-    "make demo": "it makes an environment first; benchmarks and tests of `samovar train` run what it trains",
+    "make demo": "it makes an environment first; test_demo.py",
+    "samovar train --solver examples/zoo/cifar10_quick/solver.prototxt": "4,000 iterations take too long",
     "make test": "it runs this very test",
     "srun --ntasks 2 python examples/torch/mnist.py --epochs 1": "test_torch_example.py starts a cluster for it",
     "sbatch examples/slurm/train.sbatch examples/torch/mnist.py --strategy sync-easgd --checkpoint checkpoints": (
@@ -118,11 +120,16 @@ def all_shown() -> list[Shown]:
     return [Shown(document, command) for document in DOCUMENTS for command in dict.fromkeys(commands_of(document))]
 
 
+def named(document: Path) -> str:
+    """Two are called README.md."""
+    return document.name if document.parent in (ROOT, ROOT / "docs") else str(document.relative_to(ROOT))
+
+
 def parameters() -> list[object]:
     marked = []
     for shown in all_shown():
         marks = [] if shown.command in QUICK else [pytest.mark.slow, pytest.mark.timeout(400)]
-        marked.append(pytest.param(shown, marks=marks, id=f"{shown.document.name}: {shown.command}"[:90]))
+        marked.append(pytest.param(shown, marks=marks, id=f"{named(shown.document)}: {shown.command}"[:90]))
     return marked
 
 
@@ -209,7 +216,7 @@ def programs_of(document: Path) -> list[str]:
 
 def all_programs() -> list[object]:
     return [
-        pytest.param(program, id=f"{document.name} {number}")
+        pytest.param(program, id=f"{named(document)} {number}")
         for document in DOCUMENTS
         for number, program in enumerate(programs_of(document), 1)
     ]

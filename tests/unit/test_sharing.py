@@ -46,15 +46,34 @@ def test_updates_are_divided_where_sums_are_made_where_they_lie(
     assert owner_of(caffe, collective, workers, **settings) == owner
 
 
-def test_clipping_needs_the_whole_gradient(caffe: CaffeSolver) -> None:
+@pytest.mark.parametrize(
+    ("asked", "settings", "instead", "fields"),
+    [
+        ("--owner parts", {"owner": "parts"}, "--owner all", {"owner": "all"}),
+        (
+            "--overlap full",
+            {"overlap": "full", "bucket_size_bytes": 1},
+            "--overlap backward",
+            {"overlap": "backward", "owner": None},
+        ),
+    ],
+)
+def test_clipping_needs_the_whole_gradient(
+    caffe: CaffeSolver, asked: str, settings: dict[str, Any], instead: str, fields: dict[str, Any]
+) -> None:
     clipping = replace(caffe, clip_gradients=1.0)
-    assert owner_of(clipping, "direct") is None
-    strategy, notices = possible(resolved(StrategyConfig(owner="parts"), 2), clipping)
-    assert strategy.owner == "all"
+    wanted = resolved(StrategyConfig(**settings), 2)
+    assert possible(wanted, caffe) == (wanted, ())
+    strategy, notices = possible(wanted, clipping)
+    assert strategy == replace(wanted, **fields)
     assert notices == (
-        "--owner parts: clip_gradients needs the norm of the whole gradient before anything is updated; every rank "
-        "updates everything then, as with --owner all",
+        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; every rank "
+        f"updates everything then, as with {instead}",
     )
+
+
+def test_clipping_leaves_updates_whole(caffe: CaffeSolver) -> None:
+    assert owner_of(replace(caffe, clip_gradients=1.0), "direct") is None
 
 
 def test_plans_that_make_whole_sums_are_refused(caffe: CaffeSolver) -> None:
