@@ -24,7 +24,7 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
     """
     if config.factors == NONE:
         return ()
-    least_bytes = {ALWAYS: 0, AUTO: LEAST_BYTES}.get(config.factors or "", LEAST_IN_PLACE_BYTES)
+    least_bytes = {None: LEAST_IN_PLACE_BYTES, AUTO: LEAST_BYTES, ALWAYS: 0}[config.factors]
     names = matrices(parameters, least_bytes)
     if config.factors == ALWAYS and not names:
         raise InputError(

@@ -15,8 +15,7 @@ _GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # as the drivers of NVIDIA, of AMD, and 
 def placed(config: RunConfig, workers: int, threads_per_worker: int | None) -> RunConfig:
     """`config` with so many workers; they get cores to spare where an exchange is to run behind the computation.
 
-    Where other runs may train beside this one (--box), workers are not pinned: who comes later needs
-    cores, too.
+    Where other runs may train beside this one (--box), workers are not pinned: who joins later needs cores, too.
     """
     overlaps = config.strategy.overlap in ("backward", "full")
     placement = place(max(1, workers), threads_per_worker, with_spare=overlaps)

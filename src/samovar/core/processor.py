@@ -4,15 +4,15 @@ import contextlib
 import re
 from pathlib import Path
 
-PROCESSORS = Path("/proc/cpuinfo")
+_PROCESSORS = Path("/proc/cpuinfo")
 
 
-def vendor(path: Path = PROCESSORS) -> str:
-    """ "GenuineIntel", "AuthenticAMD", ..., or an empty string."""
+def vendor(path: Path = _PROCESSORS) -> str:
+    """The maker, such as "GenuineIntel" or "AuthenticAMD"; an empty string where it is not told."""
     return next(iter(_values("vendor_id", path)), "")
 
 
-def models(path: Path = PROCESSORS) -> list[str]:
+def models(path: Path = _PROCESSORS) -> list[str]:
     """The name of every core's model."""
     return _values("model name", path)
 

@@ -16,10 +16,10 @@ from samovar.collectives.records import digest_record
 from samovar.core.errors import SamovarError
 from samovar.core.processor import models
 from samovar.frontends.torch.products import Graph, Use
-from samovar.strategies.factors import LEAST_BYTES, WHOLE, Arithmetic, FactoredSum
+from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
 
 
-def matrices(parameters: Mapping[str, nn.Parameter], least_bytes: int = LEAST_BYTES) -> tuple[str, ...]:
+def matrices(parameters: Mapping[str, nn.Parameter], least_bytes: int) -> tuple[str, ...]:
     """The names of those whose gradients may be products: float32 (m, n) on the CPU, not smaller than that."""
     return tuple(name for name, p in parameters.items() if _is_matrix(p) and p.numel() * 4 >= least_bytes)
 
