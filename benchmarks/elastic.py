@@ -4,22 +4,27 @@
 elastic strategy against the one that adds up steps instead, `elastic-plain` all of these. Hosts are namespaces around
 a switch, one worker each; the box is on the first host, whose worker maps the center, and the others come to it over
 TLS; workers in step use gloo. First the links' rate is set so that round-robin-easgd communicates for 85 % of its
-time. Hosts that share a core compute as much slower, and in `elastic-turns` three times as much, so that most of the
-machine is left for what exchanges cost it; rate and computing go together, so the share stays. Needs root.
+time. Hosts here share cores and are slowed down: computing takes each of them the same time in every step, so much
+longer than on this machine that all have room on its cores, and in `elastic-turns` five times that, so that most of
+the machine is left for what exchanges cost it; rate and computing go together, so the share stays. Needs root.
 
-Of a net of N bytes 2 (P - 1) N go over the first host's link in a round of round-robin-easgd, and 2 (P - 1) / P N over
-every link in a step of sync-easgd: with P = 4, and nothing but links, it cannot be more than 4 times as fast, 5.3 times
-if the center had a host of its own. With `--compress int8` hosts gather each other's messages, (P - 1) N / 4 over every
-link, half as much with P = 4.
+Who is in step, or takes turns, learns the same bits however long links take. So `elastic-turns` counts the steps to
+the goal on fast links, for several seeds, times a step of each on the slow ones, in turns, and compares the weights
+that both have after as many steps. Who waits for nobody is timed on the slow links until the goal.
+
+Of a net of N bytes 2 (P - 1) N go over the first host's link in a round of round-robin-easgd, one after the other, and
+2 (P - 1) / P N over every link in a step of sync-easgd, behind the next step's computing: with P = 4 it cannot be more
+than 4.7 times as fast. With `--compress int8` hosts gather each other's messages, (P - 1) N / 4 over every link, half
+as much with P = 4, which is less than computing takes: it cannot be more than 6.7 times as fast.
 """
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from figures import Figure
 from hosts import ETHERNET_MTU, ranks_on, require_namespaces
@@ -31,8 +36,10 @@ WORLD_SIZE, BATCH, RATE = 4, 16, 0.01
 SHARE, SHARE_ERROR = 0.85, 0.01
 CALIBRATION_STEPS, MOST_TRIALS = 30, 6
 STEPS_TO_A_TEST = 50
-TURNS_BAR, TURNS_SEEDS, SEED = 5.0, (1,), 1
-TURNS_SLACK = 3.0
+TURNS_BAR, TURNS_SEEDS, SEED = 5.0, (1, 2, 3), 1
+TURNS_SLACK = 5.0
+BLOCK_STEPS, TURNS_BLOCKS = 50, 5
+FAST = "10gbit"
 IN_TURN, IN_STEP, IN_BYTES = "round-robin-easgd", "sync-easgd", "sync-easgd-int8"
 REPLICATED: dict[str, dict[str, object]] = {
     "sync": {"strategy": "sync"},
@@ -50,35 +57,60 @@ ENOUGH = 1.5
 
 @dataclass(frozen=True)
 class Task:
-    """The hosts, what they learn, and how well; computing takes `slack` times as long as sharing cores makes it."""
+    """The hosts, what they learn, and how well; computing takes each of them `host_step_s`, if that is not zero."""
 
     network: Network
     data: str
     goal: float
     calibration_steps: int
     most_trials: int
-    slack: float
+    host_step_s: float = 0.0
 
     @contextmanager
-    def ranks(self, strategy: str, seed: int) -> Iterator[Ranks]:
-        settings: dict[str, object] = {"kind": "center", "strategy": strategy, "sync_period_steps": 1}
-        if strategy in REPLICATED:
-            settings = {"kind": "replicated", **REPLICATED[strategy]}
+    def ranks(self, seed: int, *strategies: str) -> Iterator[Ranks]:
+        """Processes in which the strategies take turns, each with a net of its own."""
+        sides = {name: settings_of(name) for name in strategies}
         job = {"net": "lenet", "batch": BATCH, "rate": RATE, "data": self.data, "seed": seed, "warm_steps": {}}
-        # A core for each worker, and one for the box and the network.
-        stretch = self.slack * max(1.0, (WORLD_SIZE + 1) / len(os.sched_getaffinity(0)))
-        sides = {"sides": {strategy: settings}, "stretch": stretch}
-        with ranks_on(self.network.hosts, job | sides, settings["kind"] == "center") as ranks:
+        with_box = any(settings["kind"] == "center" for settings in sides.values())
+        with ranks_on(self.network.hosts, {**job, "sides": sides, "host_step_s": self.host_step_s}, with_box) as ranks:
             yield ranks
 
-    def seconds(self, strategy: str, seed: int, most_s: float = float("inf")) -> float:
-        """Of training until the goal, or until it takes longer than `most_s`."""
-        with self.ranks(strategy, seed) as ranks:
+    def trained(self, strategy: str, seed: int, most_s: float = float("inf")) -> tuple[float, int]:
+        """Seconds, and steps of a worker, until the goal, or until it takes longer than `most_s`."""
+        with self.ranks(seed, strategy) as ranks:
             spent_s, steps, accuracy = seconds_to(self.goal, strategy, ranks, STEPS_TO_A_TEST, most_s)
             check(strategy, ranks)
         end = "" if accuracy >= self.goal else ", given up"
         say(f"{strategy}, seed {seed}: {steps} steps of a worker, {spent_s:.1f} s to {accuracy:.4f}{end}")
-        return spent_s
+        return spent_s, steps
+
+    def steps_in_turns(self, strategies: Sequence[str], num_blocks: int) -> tuple[dict[str, float], dict[str, str]]:
+        """Seconds of a step of each, the median of blocks in turns, and digests of the weights they have then."""
+        found: dict[str, list[float]] = {name: [] for name in strategies}
+        with self.ranks(SEED, *strategies) as ranks:
+            for block in range(num_blocks + 1):  # the first one connects
+                for name in sorted(strategies, reverse=block % 2 == 1):
+                    wall_s = max(wall_s for wall_s, _ in ranks.ask(f"{name} {BLOCK_STEPS}"))
+                    found[name] += [wall_s / BLOCK_STEPS] if block else []
+            digests = {name: check(name, ranks) for name in strategies}
+        for name, seconds in found.items():
+            say(f"a step of {name}: {', '.join(f'{1000 * each:.1f}' for each in seconds)} ms")
+        return {name: median(seconds) for name, seconds in found.items()}, digests
+
+    def digest(self, strategy: str, num_steps: int) -> str:
+        """Of the weights after so many steps."""
+        with self.ranks(SEED, strategy) as ranks:
+            ranks.ask(f"{strategy} {num_steps}")
+            return check(strategy, ranks)
+
+    def slowed_down(self, slack: float) -> "Task":
+        """Hosts on which computing takes `slack` times what it takes where each has a core, and the box one."""
+        with self.ranks(0, IN_TURN) as ranks:
+            ranks.ask(f"{IN_TURN} {self.calibration_steps}")  # the first ones connect
+            _, computed_s = (fmean(times) for times in zip(*ranks.ask(f"{IN_TURN} {BLOCK_STEPS}"), strict=True))
+        stretch = slack * max(1.0, (WORLD_SIZE + 1) / len(os.sched_getaffinity(0)))
+        say(f"computing takes {1000 * computed_s / BLOCK_STEPS:.1f} ms of a step, on the hosts {stretch:g} times that")
+        return replace(self, host_step_s=stretch * computed_s / BLOCK_STEPS)
 
     def calibrate(self) -> float:
         """Set the links' rate; the share of its time that round-robin-easgd then communicates.
@@ -86,7 +118,7 @@ class Task:
         A step takes a + b / rate seconds, and computing is no part of what the rate changes.
         """
         rate_mbit, found = 1000.0, []
-        with self.ranks(IN_TURN, 0) as ranks:
+        with self.ranks(0, IN_TURN) as ranks:
             ranks.ask(f"{IN_TURN} {self.calibration_steps}")  # the first ones connect
             while True:
                 self.network.set_rate(f"{rate_mbit:.0f}mbit")
@@ -115,17 +147,28 @@ def next_rate(found: list[tuple[float, float]], wanted_s: float) -> float:
     return 1 / max(last + (wanted_s - wall_s) / slope, last / 4) if slope > 0 else 1 / (last * 1.5)
 
 
+def settings_of(strategy: str) -> dict[str, object]:
+    if strategy in REPLICATED:
+        return {"kind": "replicated", **REPLICATED[strategy]}
+    return {"kind": "center", "strategy": strategy, "sync_period_steps": 1}
+
+
 def run_turns(mnist: Path | None, short: bool = False) -> list[Figure]:
     """The exchange as it is, by gloo's ring, and with compressed differences; both behind the next step."""
-    sides = {IN_STEP: None, IN_BYTES: None if short else TURNS_BAR}
-    times: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    num_blocks, seeds = (1, TURNS_SEEDS[:1]) if short else (TURNS_BLOCKS, TURNS_SEEDS)
+    sides = (IN_STEP, IN_BYTES, IN_TURN)
     with calibrated(mnist, short, TURNS_SLACK) as task:
-        for seed in TURNS_SEEDS[: 1 if short else None]:
-            ours = {side: task.seconds(side, seed) for side in sides}
-            in_turn_s = task.seconds(IN_TURN, seed)
-            for side, ours_s in ours.items():
-                times[side].append((ours_s, in_turn_s))
-    return [compared(side, IN_TURN, times[side], bar) for side, bar in sides.items()]
+        step_s, digests = task.steps_in_turns(sides, num_blocks)
+        task.network.set_rate(FAST)
+        fast = replace(task, host_step_s=0.0)
+        for name, digest in digests.items():
+            if fast.digest(name, (num_blocks + 1) * BLOCK_STEPS) != digest:
+                raise SystemExit(f"{name} learns other weights on fast links than on slow ones")
+        times = {
+            name: [step_s[name] * steps for steps in (fast.trained(name, seed)[1] for seed in seeds)] for name in sides
+        }
+    bars = {IN_STEP: None, IN_BYTES: None if short else TURNS_BAR}
+    return [compared(name, IN_TURN, list(zip(times[name], times[IN_TURN], strict=True)), bars[name]) for name in bars]
 
 
 def run_plain(mnist: Path | None, short: bool = False, names: Sequence[str] = tuple(PAIRS)) -> list[Figure]:
@@ -133,8 +176,8 @@ def run_plain(mnist: Path | None, short: bool = False, names: Sequence[str] = tu
     figures = []
     with calibrated(mnist, short) as task:
         for elastic, plain in (PAIRS[name] for name in names):
-            ours_s = task.seconds(elastic, SEED)
-            theirs_s = task.seconds(plain, SEED, ENOUGH * ours_s)
+            ours_s, _ = task.trained(elastic, SEED)
+            theirs_s, _ = task.trained(plain, SEED, ENOUGH * ours_s)
             figures.append(compared(elastic, plain, [(ours_s, theirs_s)], None if short else 1.0))
     return figures
 
@@ -144,7 +187,8 @@ def calibrated(mnist: Path | None, short: bool, slack: float = 1.0) -> Iterator[
     require_namespaces()
     data = data_of(mnist, short)
     with switched_hosts(WORLD_SIZE, ETHERNET_MTU) as network:
-        task = Task(network, data, *((0.3, 5, 2) if short else (GOAL, CALIBRATION_STEPS, MOST_TRIALS)), slack)
+        task = Task(network, data, *((0.3, 5, 2) if short else (GOAL, CALIBRATION_STEPS, MOST_TRIALS)))
+        task = task.slowed_down(slack)
         share = task.calibrate()
         if not short and abs(share - SHARE) > SHARE_ERROR:
             raise SystemExit(
@@ -153,14 +197,15 @@ def calibrated(mnist: Path | None, short: bool, slack: float = 1.0) -> Iterator[
         yield task
 
 
-def check(strategy: str, ranks: Ranks) -> None:
-    """Finite weights, the same center for all; with locks every update is in it."""
+def check(strategy: str, ranks: Ranks) -> str:
+    """Finite weights, the same center for all; with locks every update is in it. Their digest."""
     found = ranks.ask(f"verify {strategy}")
     if not all(rank["is_finite"] for rank in found) or len({rank["sha256"] for rank in found}) != 1:
         raise SystemExit(f"{strategy}: weights that are not finite, or differ between ranks")
     updates: Mapping[int, int] = {rank: each["updates"] for rank, each in enumerate(found) if "updates" in each}
     if updates and (not all(updates.values()) or found[0]["versions"] != [sum(updates.values())] * 2):
         raise SystemExit(f"{strategy}: updates by rank {updates}, in the center {found[0]['versions']}")
+    return str(found[0]["sha256"])
 
 
 def compared(ours: str, theirs: str, times: list[tuple[float, float]], bar: float | None) -> Figure:

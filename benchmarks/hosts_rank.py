@@ -109,14 +109,15 @@ class Rank:
             self._step(side)
 
     def _step(self, side: Side) -> float:
-        """The seconds that computing takes on this host, which may be slower than the machine's cores."""
+        """The seconds that computing takes on this host: where it is a slower one, `host_step_s`, always the same."""
         began_s = time.thread_time()
         side.step()
         computed_s = side.computed_at_s - began_s
-        stretch = self._job["stretch"]
-        if stretch > 1:
-            time.sleep((stretch - 1) * computed_s)
-        return stretch * computed_s
+        rest_s = self._job["host_step_s"] - computed_s
+        if rest_s <= 0:
+            return computed_s
+        time.sleep(rest_s)
+        return self._job["host_step_s"]
 
     def _accuracy(self, side: Side) -> list[int]:
         assert self._images is not None

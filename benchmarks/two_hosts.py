@@ -112,7 +112,7 @@ def pair_of_ranks(rate: str, job: Mapping[str, object], sides: Mapping[str, Sett
     with_box = any(settings["kind"] == "center" for settings in sides.values())
     with (
         two_hosts(rate, ETHERNET_MTU) as hosts,
-        ranks_on(hosts, {"data": None, "seed": 1, "stretch": 1.0, **job}, with_box) as ranks,
+        ranks_on(hosts, {"data": None, "seed": 1, "host_step_s": 0.0, **job}, with_box) as ranks,
     ):
         yield ranks
 

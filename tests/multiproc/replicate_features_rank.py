@@ -1,5 +1,6 @@
 """Rank program: what a training script may do, each against one process on all the data."""
 
+from itertools import product
 from typing import Any
 
 import torch
@@ -122,17 +123,17 @@ def odd_parameters(team: Team) -> Any:
     }
 
 
-def several_types(team: Team) -> Any:
-    """A bfloat16 layer between float32 ones, and an integer buffer."""
+def several_types(team: Team, other: torch.dtype = torch.bfloat16) -> Any:
+    """A bfloat16 layer after a float32 one, and an integer buffer."""
 
     def net() -> nn.Sequential:
         model = perceptron()
-        model[2].to(torch.bfloat16)
+        model[2].to(other)
         model.register_buffer("count", torch.tensor([3 + team.group.rank]))
         return model
 
     def loss(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model[2](torch.tanh(model[0](x)).bfloat16()).float(), y)
+        return F.cross_entropy(model[2](torch.tanh(model[0](x)).to(other)).float(), y)
 
     model, alone = net(), net()
     replica = replicated(team, model, optimizer := sgd(model))
@@ -147,6 +148,10 @@ def several_types(team: Team) -> Any:
         theirs.step()
     types = sorted({str(p.grad.dtype) for p in model.parameters()})  # type: ignore[union-attr]
     return {"distance": distance(model, alone), "values": values(model), "types": types, "count": int(model.count)}
+
+
+def float16(team: Team) -> Any:
+    return several_types(team, torch.float16)
 
 
 def two_optimizers(team: Team) -> Any:
@@ -216,11 +221,11 @@ def overflow(team: Team) -> Any:
 
 
 def compiled(team: Team) -> Any:
-    """Traced before `replicate`, and after it."""
+    """Traced before `replicate`, and after it; also with the compiler that users get by default."""
     distances = []
-    for is_traced_before in (True, False):
+    for is_traced_before, backend in product((True, False), ("aot_eager", "inductor")):
         model = perceptron()
-        fast = torch.compile(model, backend="aot_eager")
+        fast = torch.compile(model, backend=backend)
         if is_traced_before:
             fast(next(iter(batches(team.group.rank, STEPS)))[0])
         replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
@@ -279,6 +284,7 @@ SCENARIOS = {
     for function in (
         *REPEATED,
         several_types,
+        float16,
         compiled,
         checkpointed_reentrant,
         checkpointed_anew,

@@ -20,14 +20,19 @@ from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.watched import WatchedBox
 
 WORKERS, PERIOD = 4, 2
-KILLS, FEW_KILLS, AT_ONCE = 10, 4, 3  # in one run
+KILLS, AT_ONCE = 10, 3  # in one run
 STRATEGIES = ("async-easgd", "shm-easgd", "async-sgd", "hogwild-easgd", "async-measgd")
 LEARNED, ACCURACY = (1, 2, 3), 0.93
-STOP_S, STOPS = 10.0, 10
+STOP_S, STOPS = 10.0, 10  # in one run
 TOLD_OF_GROUPS = re.compile(
     r"rank (\d+) was killed by signal 9 .* the other groups go on, and its own, .*, starts again"
 )
 TOLD = re.compile(r"rank (\d+) was killed by signal 9 \(SIGKILL\).* after step (\d+); the others go on, and (.*)")
+
+trials = pytest.mark.parametrize(
+    ("strategy", "seed"),
+    [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for seed, name in enumerate(STRATEGIES)],
+)
 
 
 @pytest.fixture
@@ -118,19 +123,15 @@ def assert_learned(solver: Path, out: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("strategy", "seed"),
-    [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for seed, name in enumerate(STRATEGIES)],
-)
+@trials
 def test_killed_workers_come_back_and_the_others_go_on(endless: Path, tmp_path: Path, strategy: str, seed: int) -> None:
     """Many kills, three at about the same time, the master's too; and one that stands still keeps nobody."""
     rng, out, kills = random.Random(seed), tmp_path / "out", []
-    num_kills = KILLS if seed else FEW_KILLS
     with start(endless, out, strategy) as command, WatchedBox(command) as box:
         processes = []
-        while len(kills) < num_kills:
+        while len(kills) < KILLS:
             processes += command.ranks().values()
-            kills += kill_some(command, box, rng, min(AT_ONCE, num_kills - len(kills)))
+            kills += kill_some(command, box, rng, min(AT_ONCE, KILLS - len(kills)))
         stop_one(command, box, rng)
         if seed in LEARNED:
             wait_for_steps(command, box, range(WORKERS), 300)
@@ -164,15 +165,14 @@ def test_a_worker_that_gets_nowhere_is_gone_and_another_one_shows_and_saves(endl
     assert [worker["restarts"] for worker in workers] == [MOST_FRUITLESS_LIVES, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("strategy", "seed"), [(name, seed) for seed, name in enumerate(STRATEGIES)])
+@trials
 def test_workers_stopped_for_ten_seconds_keep_nobody(endless: Path, tmp_path: Path, strategy: str, seed: int) -> None:
-    """Two at a time, five times."""
+    """Up to three at a time."""
     rng, out = random.Random(seed), tmp_path / "out"
     with start(endless, out, strategy) as command, WatchedBox(command) as box:
-        for _ in range(STOPS // 2):
-            victims = rng.sample(range(WORKERS), 2)
+        for begun_stops in range(0, STOPS, AT_ONCE):
+            victims = rng.sample(range(WORKERS), min(AT_ONCE, STOPS - begun_stops))
             wait_for_steps(command, box, victims, rng.randrange(1, 30))
             processes = [suspend(command, victim) for victim in victims]
             begun = [box.progress(victim) for victim in victims]

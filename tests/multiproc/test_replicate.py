@@ -17,7 +17,7 @@ def results() -> dict[str, list[Any]]:
 
 
 def _names() -> tuple[str, ...]:
-    return (*SAME, "several_types", "autocast", "overflow", "checkpointed_too_late")
+    return (*SAME, "several_types", "float16", "autocast", "overflow", "checkpointed_too_late")
 
 
 SAME = (
@@ -61,11 +61,15 @@ def test_a_parameter_that_no_rank_used_has_no_gradient_and_no_momentum() -> None
         assert result["sometimes"]  # only rank 0 used it
 
 
-def test_parameters_of_other_types_are_rounded_alike_on_all_ranks() -> None:
-    first, second = of("several_types")
+@pytest.mark.parametrize(
+    ("scenario", "other", "distance"),
+    [("several_types", "torch.bfloat16", 1e-3), ("float16", "torch.float16", 1e-3 / 8)],  # 8 and 11 bits
+)
+def test_parameters_of_other_types_are_rounded_alike_on_all_ranks(scenario: str, other: str, distance: float) -> None:
+    first, second = of(scenario)
     assert first["values"] == second["values"]
-    assert first["distance"] < 1e-3  # bfloat16 has 8 bits
-    assert first["types"] == ["torch.bfloat16", "torch.float32"]
+    assert first["distance"] < distance
+    assert first["types"] == [other, "torch.float32"]
     assert first["count"] == second["count"] == 3  # rank 0's buffer
 
 
