@@ -65,6 +65,7 @@ class Crew:
         self.own_statistics = Region.of(self._window, 8 * num_words, num_statistics, np.float32).array
         self._statistics_offset = 8 * num_words
         self._earlier = self._row.copy()
+        self.has_shown = bool(self._earlier[_IS_READY])  # in an earlier life, what its layers count too
         self._row[_IS_FINISHED] = 0.0
 
     @property

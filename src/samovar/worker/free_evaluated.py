@@ -81,8 +81,9 @@ class CenterWeights:
             start += view.size
 
     def take_statistics(self) -> None:
-        """Go on from what this worker's earlier life showed."""
-        self._put_statistics(self._crew.own_statistics)
+        """Go on from what this worker's earlier life showed, if it came so far."""
+        if self._crew.has_shown:
+            self._put_statistics(self._crew.own_statistics)
 
     def distance(self) -> float:
         """||x - c|| / ||c||, x being this worker's weights. Cost: a read of the center."""
