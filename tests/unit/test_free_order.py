@@ -21,23 +21,26 @@ HEAD = LogHead(0, 2, 40, 16)
 
 
 def a_run(seed: int, num_entries: int = 30) -> list[OrderLog]:
-    """The logs of workers that read and update chunks in a random order, chunk by chunk."""
+    """The logs of workers that read and update chunk by chunk, in a random order; each begins updates at its own."""
     rng = random.Random(seed)
     logs = [OrderLog(LogHead(rank, NUM_WORKERS, NUM_CHUNKS * 4, 4)) for rank in range(NUM_WORKERS)]
     versions = np.zeros(NUM_CHUNKS, np.int64)
-    under_way: dict[int, list[int]] = {}  # what each worker's entry has of the chunks so far
+    under_way: dict[int, dict[int, int]] = {}  # what each worker's entry has of the chunks so far
     while under_way or sum(len(log.versions) for log in logs) < num_entries:
         rank = rng.randrange(NUM_WORKERS)
         if rank not in under_way:
             if sum(len(log.versions) for log in logs) + len(under_way) >= num_entries:
                 continue
-            under_way[rank] = []
+            under_way[rank] = {}
             logs[rank].is_update.append(rng.random() < 0.5)
         entry = under_way[rank]
-        versions[len(entry)] += logs[rank].is_update[-1]
-        entry.append(int(versions[len(entry)]))
+        is_update = logs[rank].is_update[-1]
+        chunk = (is_update * rank + len(entry)) % NUM_CHUNKS
+        versions[chunk] += is_update
+        entry[chunk] = int(versions[chunk])
         if len(entry) == NUM_CHUNKS:
-            logs[rank].versions.append(np.array(under_way.pop(rank), np.int64))
+            logs[rank].versions.append(np.array([entry[chunk] for chunk in range(NUM_CHUNKS)], np.int64))
+            del under_way[rank]
     return logs
 
 
@@ -95,12 +98,10 @@ def test_workers_that_take_turns_meet_each_chunk_as_recorded(seed: int) -> None:
         turns, deadline = Turns(logs, rank, windows[rank]), Deadline.after(20)
         for is_update in logs[rank].is_update:
             tickets, versions = turns.take(is_update)
-            for chunk, ticket in enumerate(tickets):
-                turns.wait(chunk, int(ticket), deadline)
+            for chunk in turns.each(tickets, deadline):
                 center[chunk] += is_update
                 if center[chunk] != versions[chunk]:
                     wrong.append((rank, chunk))
-                turns.done(chunk)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(NUM_WORKERS)]
     for thread in threads:

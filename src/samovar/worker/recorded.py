@@ -58,6 +58,9 @@ class RecordingCenter(WatchedCenter):
         self._log.update(versions)
         return versions
 
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "RecordedPush":
+        return RecordedPush(self._center.exchange_in_background(sequence, weights, moving_rate), self._log)
+
 
 class RecordedPush:
     """A push that is written down when it has been waited for: before that nobody knows its place."""

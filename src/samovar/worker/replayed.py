@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -52,18 +52,28 @@ class Turns:
             return versions - 1 + self._reads_up_to[chunks, versions], versions
         return versions + self._reads_up_to[chunks, versions], versions
 
-    def wait(self, chunk: int, ticket: int, deadline: Deadline) -> None:
-        """Return when the chunk has had `ticket` reads and updates. Raises DeadlineExceeded."""
-        pause_s = _FIRST_POLL_S
-        while self._window.fetch_add(0, 8 * chunk, 0) < ticket:
+    def each(self, tickets: Versions, deadline: Deadline) -> Iterator[int]:
+        """Every chunk, when it has had as many reads and updates as its ticket says; it has one more at the next call.
+
+        In whatever order that comes: members begin their updates at different chunks, so who waited for the first one
+        could be waited for at another. Raises DeadlineExceeded.
+        """
+        left, pause_s = dict(enumerate(tickets.tolist())), _FIRST_POLL_S
+        while left:
+            come = [chunk for chunk, ticket in left.items() if self._window.fetch_add(0, 8 * chunk, 0) >= ticket]
+            for chunk in come:
+                yield chunk
+                self._window.fetch_add(0, 8 * chunk, 1)
+                del left[chunk]
+            if come:
+                pause_s = _FIRST_POLL_S
+                continue
             if deadline.passed():
-                raise DeadlineExceeded(f"--replay: chunk {chunk} did not come to its turn; see the other ranks' logs")
+                raise DeadlineExceeded(
+                    f"--replay: chunk {min(left)} did not come to its turn; see the other ranks' logs"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_POLL_S)
-
-    def done(self, chunk: int) -> None:
-        """The chunk has had one more."""
-        self._window.fetch_add(0, 8 * chunk, 1)
 
 
 class ReplayedCenter(WatchedCenter):
@@ -106,6 +116,17 @@ class ReplayedCenter(WatchedCenter):
             lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
         )
 
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
+        tickets = self._turns.take(True)
+        deadline, center = self._deadline(), self._center
+        return ReplayedPush(
+            lambda: self._do(
+                tickets,
+                deadline,
+                lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
+            )
+        )
+
     def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)
 
@@ -114,10 +135,8 @@ class ReplayedCenter(WatchedCenter):
     ) -> Versions:
         tickets, expected = entry
         size, versions = self._center.chunk_elements, np.zeros_like(expected)
-        for chunk, ticket in enumerate(tickets):
-            self._turns.wait(chunk, int(ticket), deadline)
+        for chunk in self._turns.each(tickets, deadline):
             (versions[chunk],) = act(chunk, slice(chunk * size, (chunk + 1) * size))
-            self._turns.done(chunk)
         if (versions != expected).any():
             raise SamovarError("--replay: the center took other versions than recorded; please report both runs")
         return versions
