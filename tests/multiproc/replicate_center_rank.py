@@ -73,19 +73,21 @@ def round_robin(team: Team) -> Any:
 def whole_numbers(team: Team) -> Any:
     """Steps add whole numbers, a moving rate of 1/2 halves them: every sum is exact."""
     results = {}
-    for name in ("async-sgd", "async-easgd", "shm-easgd", "hybrid-easgd"):
+    for title in ("async-sgd", "async-easgd", "async-easgd behind", "shm-easgd", "hybrid-easgd"):
+        name, *behind = title.split()
         model = nn.Linear(3, 2)
         with torch.no_grad():
             nn.utils.vector_to_parameters(torch.arange(8.0), model.parameters())
         rate = {} if name == "async-sgd" else {"moving_rate": 0.5}
-        size = {"group_size": 1} if name == "hybrid-easgd" else {}
-        replica = replicated(again(team), model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **size)
+        more = {"group_size": 1} if name == "hybrid-easgd" else {"overlap": "period"} if behind else {}
+        replica = replicated(again(team), model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **more)
         for number in range(4):
             replica.backward(model(torch.ones(1, 3)).sum())
             replica.step(partial(add, model, (number + 1) * (1 + 4 * replica.rank)))
-        own = values(model)
+        own = nn.utils.parameters_to_vector(replica.state_dict()["model"].values()).tolist()
+        assert own == values(model)
         replica.finish()
-        results[name] = {"own": own, "center": values(model)}
+        results[title] = {"own": own, "center": values(model)}
     return results
 
 

@@ -50,7 +50,7 @@ def test_the_sum_of_workers_and_center_changes_by_steps_alone(world_size: int) -
     made = sum(10 * (1 + 4 * rank) for rank in range(world_size))
     before = np.arange(8.0)
     ranks = of("whole_numbers", world_size)
-    for strategy in ("async-easgd", "shm-easgd", "hybrid-easgd"):
+    for strategy in ("async-easgd", "async-easgd behind", "shm-easgd", "hybrid-easgd"):
         total = np.array(ranks[0][strategy]["center"]) + sum(np.array(rank[strategy]["own"]) for rank in ranks)
         assert (total == (world_size + 1) * before + made).all(), strategy
     assert (np.array(ranks[0]["async-sgd"]["center"]) == before + made).all()

@@ -6,7 +6,7 @@ import numpy as np
 
 from samovar.box import window_center
 from samovar.box.window_center import WindowCenter
-from samovar.strategies.async_easgd import RoundRobinEasgd
+from samovar.strategies.async_easgd import AsyncEasgd, RoundRobinEasgd
 from samovar.strategies.async_sgd import AsyncSgd
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import HybridEasgd
@@ -134,6 +134,35 @@ class WorkerStays(ShmEasgd):
         self._weights[:] = before
 
 
+class TakenAtOnce(AsyncEasgd):
+    """What comes back is put in the place of the weights, with the steps that were made meanwhile."""
+
+    def drain(self):
+        if self._under_way is not None:
+            self._under_way.wait(self._deadline())
+            self._under_way = None
+            self._weights[:] = self._pulled
+
+
+class TakenTwice(AsyncEasgd):
+    """The difference is taken off twice."""
+
+    def drain(self):
+        was_under_way = self._under_way is not None
+        super().drain()
+        if was_under_way:
+            self._weights -= self._sent
+
+
+class SentAgain(AsyncEasgd):
+    """The weights travel as they were before the last difference was taken off."""
+
+    def _exchange(self):
+        before = self._weights.copy()
+        super()._exchange()
+        self._sent[:] = before
+
+
 class OldPull(AsyncSgd):
     """What a step is measured from is the center before the last."""
 
@@ -167,6 +196,7 @@ class CenterMistake:
     parts: Parts
     caught_by: tuple[type[Exception], ...]
     tries_again: bool = False
+    overlaps: bool = False
 
 
 def at_center(rule: str, center: type[WindowCenter], *caught_by: type[Exception]) -> CenterMistake:
@@ -175,6 +205,10 @@ def at_center(rule: str, center: type[WindowCenter], *caught_by: type[Exception]
 
 def at_worker(rule: str, strategy: type[CenterSteps], *caught_by: type[Exception]) -> CenterMistake:
     return CenterMistake(rule, Parts(strategy=strategy), caught_by)
+
+
+def behind_steps(strategy: type[AsyncEasgd]) -> CenterMistake:
+    return CenterMistake("async-easgd", Parts(strategy=strategy), (WrongSum,), overlaps=True)
 
 
 CENTER_MISTAKES = {
@@ -192,5 +226,8 @@ CENTER_MISTAKES = {
     "worker keeps what it gave": at_worker("shm-easgd", WorkerStays, WrongSum),
     "pulled, but measured from before": at_worker("async-sgd", OldPull, WrongSum),
     "turn not awaited": at_worker("round-robin-easgd", TurnNotAwaited, WrongOrder),
+    "steps made meanwhile forgotten": behind_steps(TakenAtOnce),
+    "a difference taken twice": behind_steps(TakenTwice),
+    "sent with the last difference": behind_steps(SentAgain),
     "members of a group forgotten": at_worker("hybrid-easgd", MembersForgotten, WrongSum),
 }

@@ -4,6 +4,7 @@ Weights, gradients and rates are such that float32 rounds nothing: sums are comp
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
@@ -30,6 +31,7 @@ SIZE = LAYOUT.num_elements
 RATE = np.float32(0.125)
 ELASTIC = ("round-robin-easgd", "async-easgd", "async-measgd", "shm-easgd", "hybrid-easgd")
 RULES = ("async-sgd", *ELASTIC)
+OVERLAPPING = ("async-easgd", "async-measgd")
 # Workers, and their exchanges: each exchange may take one bit more, and float32 has 24.
 SHAPES = ((1, 8), (2, 4), (3, 3), (4, 3), (6, 2))
 CHUNKS = (16, 31, 4096)
@@ -55,18 +57,22 @@ class CenterCase:
     period: int
     chunk_elements: int
     tries_again: bool
+    overlaps: bool = False
 
     @classmethod
     def of_seed(cls, seed: int, rule: str | None = None) -> "CenterCase":
         draw = Random(seed)
         drawn, shape = draw.choice(RULES), draw.choice(SHAPES)
         period, chunk_elements = draw.choice((1, 2, 3)), draw.choice(CHUNKS)
-        return cls(seed, rule or drawn, *shape, period, chunk_elements, draw.random() < 0.5)
+        tries_again, overlaps = draw.random() < 0.5, draw.random() < 0.5
+        return cls(seed, rule or drawn, *shape, period, chunk_elements, tries_again, overlaps)
 
     @property
     def strategy(self) -> StrategyConfig:
         settings: dict[str, object] = {} if self.rule == "async-sgd" else {"moving_rate": 0.5}
         draw = Random(self.seed + 2)
+        if self.overlaps and self.rule in OVERLAPPING:
+            settings["overlap"] = "period"
         if self.rule in ("shm-easgd", "hybrid-easgd"):
             settings |= {"read_first": draw.random() < 0.5, "max_staleness_steps": draw.choice((None, 0, 2))}
         if self.rule == "hybrid-easgd":
@@ -117,13 +123,21 @@ class Retried:
         return self._center.accumulate(sequence, difference, deadline, momentum)
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
-        push = self._center.accumulate_in_background(sequence, difference)
-        return PushedAgain(self._center, push, sequence, difference) if self._loses_answer() else push
+        def begin() -> Push:
+            return self._center.accumulate_in_background(sequence, difference)
+
+        return PushedAgain(begin) if self._loses_answer() else begin()
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         if self._loses_answer():
             self._center.exchange(sequence, weights, moving_rate, deadline)
         return self._center.exchange(sequence, weights, moving_rate, deadline)
+
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
+        def begin() -> Push:
+            return self._center.exchange_in_background(sequence, weights, moving_rate)
+
+        return PushedAgain(begin) if self._loses_answer() else begin()
 
     def _loses_answer(self) -> bool:
         return self._tries_again and self._random.random() < 0.5
@@ -132,9 +146,9 @@ class Retried:
 class PushedAgain:
     """A push whose answer is lost."""
 
-    def __init__(self, center: WindowCenter, push: Push, sequence: int, difference: Array) -> None:
-        self._push = push
-        self._again = lambda: center.accumulate_in_background(sequence, difference)
+    def __init__(self, begin: Callable[[], Push]) -> None:
+        self._push = begin()
+        self._begin = begin
 
     @property
     def versions(self) -> Versions:
@@ -142,7 +156,7 @@ class PushedAgain:
 
     def wait(self, deadline: Deadline) -> None:
         self._push.wait(deadline)
-        self._push = self._again()
+        self._push = self._begin()
         self._push.wait(deadline)
 
 

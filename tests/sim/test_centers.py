@@ -28,7 +28,10 @@ def test_seeds_cover_every_rule_and_repeat() -> None:
 @pytest.mark.parametrize("name", CENTER_MISTAKES)
 def test_a_mistake_is_caught_and_only_by_what_is_meant_to(name: str) -> None:
     mistake = CENTER_MISTAKES[name]
-    cases = [CenterCase(seed, mistake.rule, *SHAPES[seed % 3], 1, 16, mistake.tries_again) for seed in range(100)]
+    cases = [
+        CenterCase(seed, mistake.rule, *SHAPES[seed % 3], 1, 16, mistake.tries_again, mistake.overlaps)
+        for seed in range(100)
+    ]
     delayed = [case for case in cases if case.config().max_delay_s == max(MAX_DELAYS_S)][:NUM_MISTAKEN_SEEDS]
     found = [error for error in (_ending(case, mistake.parts) for case in delayed) if error is not None]
     assert len(found) > NUM_MISTAKEN_SEEDS // 2

@@ -53,10 +53,12 @@ class CenterExchange(WeightExchange):
 
     def level(self, step: int, highest: int) -> None:
         super().level(step, highest)
-        self._desk.drain()
+        with torch.no_grad(), self._weights.in_buffer():
+            self._desk.drain()
 
     def finish(self, step: int) -> None:
-        self._desk.finish(step)
+        with torch.no_grad(), self._weights.in_buffer():
+            self._desk.finish(step)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)

@@ -251,7 +251,7 @@ class WeightExchange:
         last = step if event is Event.STEP else step - 1
         self._go_through(own_step, last + 1)
         if event is Event.EVALUATING:
-            self._strategy.drain()
+            self._drain()
         return max(own_step, last + 1)
 
     def level(self, step: int, highest: int) -> None:
@@ -273,8 +273,7 @@ class WeightExchange:
 
     def evaluated(self) -> AbstractContextManager[None]:
         self._weights.require_in_place()
-        self._weights.gather()
-        self._strategy.drain()
+        self._drain()
         center = self._strategy.center()
         return nullcontext() if center is None else self._weights.replaced(center.copy())
 
@@ -286,12 +285,18 @@ class WeightExchange:
         return None if center is None else self._weights.named(center)
 
     def state_dict(self) -> State:
+        self._drain()
         return self._strategy.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
         self._strategy.load_state_dict(state)
+
+    def _drain(self) -> None:
+        """Complete what is under way; it may move these weights."""
+        with torch.no_grad(), self._weights.in_buffer():
+            self._strategy.drain()
 
     def _announce(self, step: int) -> None:
         if self._announced < step and self._strategy.exchanges_at(step):

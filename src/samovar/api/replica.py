@@ -178,6 +178,8 @@ class Replica:
         Every rank saves and loads its own. Generators of random numbers are the caller's.
         """
         self._require_training("state_dict()")
+        # Before the weights: what is under way may move them.
+        strategy_state = from_arrays(self._exchange.state_dict())
         return {
             "rank": self.rank,
             "world_size": self.world_size,
@@ -186,7 +188,7 @@ class Replica:
             "epochs": [shard.epoch for shard in self._shards],
             "model": {name: value.detach().clone() for name, value in self._model.state_dict().items()},
             "optimizer": from_arrays(self._optimizer.state_dict()),
-            "strategy_state": from_arrays(self._exchange.state_dict()),
+            "strategy_state": strategy_state,
             "center": self._exchange.center(),
         }
 

@@ -62,6 +62,10 @@ class Center(Protocol):
         """
         ...
 
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
+        """Begin `exchange`; waits for nothing. The array must not be touched until the wait for it is over."""
+        ...
+
 
 @runtime_checkable
 class CenterWithVelocity(Center, Protocol):

@@ -23,6 +23,7 @@ from samovar.transports.base import Array
 # 256 KiB: a chunk of the center, the spare and the member's own fit into a core's second-level cache of 1 MiB together;
 # of 64 KiB, 15 % less is added in a second.
 DEFAULT_CHUNK_ELEMENTS: Final = 65_536
+_AT_ONCE_S: Final = 60.0
 
 
 def create_center(
@@ -235,6 +236,10 @@ class MappedCenter:
         self._pushed[ticket] = difference  # the thread reads it, whoever forgets to wait
         return MappedPush(self, ticket)
 
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "MappedExchange":
+        """It is over when the call returns: in mapped memory that takes no longer than the copy that a thread needs."""
+        return MappedExchange(self.exchange(sequence, weights, moving_rate, Deadline.after(_AT_ONCE_S)))
+
     def wait_for_push(self, ticket: int, deadline: Deadline) -> Versions:
         """The versions of a push; see `MappedPush`."""
         versions = np.zeros(self.num_chunks, np.int64)
@@ -284,3 +289,13 @@ class MappedPush:
     def wait(self, deadline: Deadline) -> None:
         if self._versions is None:
             self._versions = self._center.wait_for_push(self._ticket, deadline)
+
+
+class MappedExchange:
+    """An exchange that is over (see `samovar.box.base.Push`)."""
+
+    def __init__(self, versions: Versions) -> None:
+        self.versions = versions
+
+    def wait(self, _deadline: Deadline) -> None:
+        """Nothing is under way."""

@@ -95,16 +95,14 @@ class RemoteCenter:
         return self._run(self._operation(Kind.ACCUMULATE, sequence, momentum), difference, None, deadline)
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> "_Push":
-        if self._pusher is None:
-            self._pusher = _Pusher()
-        operation = self._operation(Kind.ACCUMULATE, sequence)
-        return self._pusher.submit(
-            _Push(self._who, lambda: self._run(operation, difference, None, Deadline.after(self._background_s)))
-        )
+        return self._in_background(self._operation(Kind.ACCUMULATE, sequence), difference, None)
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         self._settle(deadline)
         return self._run(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights, deadline)
+
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "_Push":
+        return self._in_background(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.READ_VELOCITY), None, destination, deadline)
@@ -128,6 +126,13 @@ class RemoteCenter:
 
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
         return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
+
+    def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> "_Push":
+        if self._pusher is None:
+            self._pusher = _Pusher()
+        return self._pusher.submit(
+            _Push(self._who, lambda: self._run(operation, outgoing, incoming, Deadline.after(self._background_s)))
+        )
 
     def _line_to_read(self, deadline: Deadline) -> Line:
         if self._pusher is None or self._pusher.is_idle:

@@ -63,6 +63,11 @@ class SplitCenter:
             self._on_all(lambda part, own: part.exchange(sequence, weights[own], moving_rate, deadline))
         )
 
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "SplitPush":
+        return SplitPush(
+            [part.exchange_in_background(sequence, weights[own], moving_rate) for part, own in self._parts]
+        )
+
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         self._on_all(lambda part, own: part.read_velocity(destination[own], deadline))
 

@@ -79,26 +79,14 @@ class WindowCenter:
         return self._update(_OWN, sequence, deadline, self._adding(difference, momentum))
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
-        assert self._pushing is None or self._pushing.is_awaited, "the push before comes first"
-        push = _Push(lambda deadline: self._update(_PUSH, sequence, deadline, self._adding(difference, 0.0)))
-        if isinstance(self._transport, Spawning):
-            push.work = self._transport.spawn("push to the center", push.run)
-        else:
-            self._thread = self._thread or ThreadPoolExecutor(1, "samovar-push")
-            push.work = _Job(self._thread.submit(lambda: push.run(Deadline.after(_BACKGROUND_S))), self._rank)
-        self._pushing = push
-        return push
+        return self._in_background(sequence, self._adding(difference, 0.0))
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         self._settle(deadline)
-        differences = np.empty(self.chunk_elements, np.float32)
+        return self._update(_OWN, sequence, deadline, self._pulling(weights, moving_rate))
 
-        def pull(part: slice, center: Array) -> None:
-            difference = differences[: len(center)]
-            _native.elastic_pull(weights[part], center, difference, moving_rate)
-            np.add(center, difference, out=center)
-
-        return self._update(_OWN, sequence, deadline, pull)
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
+        return self._in_background(sequence, self._pulling(weights, moving_rate))
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         """destination = v; for snapshots, while nobody pushes."""
@@ -118,6 +106,17 @@ class WindowCenter:
     def _settle(self, deadline: Deadline) -> None:
         if self._pushing is not None:
             self._pushing.wait(deadline)
+
+    def _in_background(self, sequence: int, change: _Change) -> Push:
+        assert self._pushing is None or self._pushing.is_awaited, "the push before comes first"
+        push = _Push(lambda deadline: self._update(_PUSH, sequence, deadline, change))
+        if isinstance(self._transport, Spawning):
+            push.work = self._transport.spawn("push to the center", push.run)
+        else:
+            self._thread = self._thread or ThreadPoolExecutor(1, "samovar-push")
+            push.work = _Job(self._thread.submit(lambda: push.run(Deadline.after(_BACKGROUND_S))), self._rank)
+        self._pushing = push
+        return push
 
     def _update(self, lane: int, sequence: int, deadline: Deadline, change: _Change) -> Versions:
         """Every chunk that does not hold the update yet: read, change, put back, count."""
@@ -157,6 +156,17 @@ class WindowCenter:
             np.add(center, velocity, out=center)
 
         return add_with_momentum if momentum else add
+
+    def _pulling(self, weights: Array, moving_rate: float) -> _Change:
+        """d = alpha (x - c); x -= d; c += d"""
+        differences = np.empty(self.chunk_elements, np.float32)
+
+        def pull(part: slice, center: Array) -> None:
+            difference = differences[: len(center)]
+            _native.elastic_pull(weights[part], center, difference, moving_rate)
+            np.add(center, difference, out=center)
+
+        return pull
 
     def _read(self, offset: int, destination: Array, deadline: Deadline) -> Versions:
         versions = np.zeros(self.num_chunks, np.int64)

@@ -22,7 +22,8 @@ class Rates(NamedTuple):
     overlap: Annotated[
         str | None,
         typer.Option(
-            help="Behind what an exchange runs. sync: none, backward, full; sync-easgd: none, step, period (default)."
+            help="Behind what an exchange runs. sync: none, backward, full; sync-easgd: none, step, period (default); "
+            "async-easgd, async-measgd, hogwild-easgd: none (default), period."
         ),
     ] = None
     variant: Annotated[

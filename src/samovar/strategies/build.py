@@ -126,9 +126,8 @@ def _at_center(
         case "round-robin-easgd":
             ring = _planned(config, collectives).transport.open_window("turns", 0, 1)
             return RoundRobinEasgd(place, rate, ring, collectives.group)
-    return {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}[config.name](
-        place, rate
-    )
+    one_by_one = {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}
+    return one_by_one[config.name](place, rate, config.overlap == "period")
 
 
 def _plain(config: StrategyConfig, place: Workplace) -> AsyncSgd:

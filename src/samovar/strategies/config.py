@@ -29,14 +29,18 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "async-msgd": ("sync_period_steps", "max_staleness_steps", "center_momentum"),
     "hogwild-sgd": ("sync_period_steps", "max_staleness_steps"),
     "round-robin-easgd": ("sync_period_steps", "moving_rate"),
-    "async-easgd": ("sync_period_steps", "moving_rate"),
-    "async-measgd": ("sync_period_steps", "moving_rate"),
-    "hogwild-easgd": ("sync_period_steps", "moving_rate"),
+    "async-easgd": ("sync_period_steps", "moving_rate", "overlap"),
+    "async-measgd": ("sync_period_steps", "moving_rate", "overlap"),
+    "hogwild-easgd": ("sync_period_steps", "moving_rate", "overlap"),
     "shm-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first"),
     "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size", "factors"),
 }
 _AT_A_CENTER = tuple(name for name in _SETTINGS if name not in ("sync", "local-sgd", "diloco", "sync-easgd"))
-_OVERLAPS = {"sync": ("none", "backward", "full"), "sync-easgd": ("none", "step", "period")}
+_OVERLAPS = {
+    "sync": ("none", "backward", "full"),
+    "sync-easgd": ("none", "step", "period"),
+    **dict.fromkeys(("async-easgd", "async-measgd", "hogwild-easgd"), ("none", "period")),
+}
 _FLAGS = {
     "bucket_size_bytes": "--bucket",
     "overlap": "--overlap",

@@ -57,6 +57,13 @@ def test_every_operation_does_what_it_says(
     assert (held.values == c + difference).all()
     assert (center.read(got, in_time()) == 4).all()
     assert (got == held.values).all()
+    difference = np.float32(0.5) * (weights - got)
+    pulled = weights - difference
+    exchange = center.exchange_in_background(5, weights, 0.5)
+    exchange.wait(in_time())
+    assert (exchange.versions == 5).all()
+    assert (weights == pulled).all()
+    assert (held.values == got + difference).all()
 
 
 def test_pushes_are_applied_in_their_order_and_before_what_comes_later(box: ServedBox, attach: Attach) -> None:
@@ -158,8 +165,14 @@ def test_a_member_outlives_the_server(box: ServedBox, attach: Attach) -> None:
     push.wait(in_time())
     assert (center.accumulate(2, ones, in_time()) == 2).all(), "an update that is there already is not made again"
     assert (held.values == 2).all()
+    box.stop()
+    exchange = center.exchange_in_background(3, weights := ones.copy(), 0.5)
+    box.start()
+    exchange.wait(in_time())
+    assert (weights == 1.5).all()
+    assert (held.values == 1.5).all()
     assert center.member == member
-    assert center.num_reconnects == 1
+    assert center.num_reconnects == 2
 
 
 def test_a_member_whose_place_is_gone_is_told_to_join_again(box: ServedBox, attach: Attach) -> None:

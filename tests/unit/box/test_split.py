@@ -52,11 +52,12 @@ def history(count: int) -> bytes:
     with parts_of(count) as (parts,):
         center = SplitCenter(parts)
         center.write(weights[::-1].copy(), soon())
-        for sequence in range(1, 20, 3):
+        for sequence in range(1, 25, 4):
             weights += generator.standard_normal(SIZE).astype(np.float32)
             center.exchange(sequence, weights, 0.3, soon())
             center.accumulate(sequence + 1, weights, soon(), momentum=0.9)
             center.accumulate_in_background(sequence + 2, weights).wait(soon())
+            center.exchange_in_background(sequence + 3, weights, 0.2).wait(soon())
         center.read(got, soon())
         velocity = np.empty_like(got)
         center.read_velocity(velocity, soon())

@@ -64,7 +64,7 @@ def calls(centers: list[Center], seed: int) -> Iterator[object]:
         index = random.randrange(len(centers))
         sequences[index] += random.random() < 0.8 or sequences[index] == 0
         difference = values.standard_normal(SIZE).astype(np.float32)
-        yield call(centers[index], random.randrange(5), sequences[index], weights[index], difference)
+        yield call(centers[index], random.randrange(6), sequences[index], weights[index], difference)
         yield weights[index].tobytes()
     found = np.zeros(SIZE, np.float32)
     yield centers[1].read(found, soon()).tolist(), found.tobytes()
@@ -82,6 +82,10 @@ def call(center: Center, kind: int, sequence: int, weights: np.ndarray, differen
             return center.accumulate(sequence, difference, soon(), momentum=0.9).tolist()
         case 3:
             push = center.accumulate_in_background(sequence, difference)
+            push.wait(soon())
+            return push.versions.tolist()
+        case 4:
+            push = center.exchange_in_background(sequence, weights, 0.3)
             push.wait(soon())
             return push.versions.tolist()
     return center.exchange(sequence, weights, 0.3, soon()).tolist()

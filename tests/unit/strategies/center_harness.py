@@ -101,10 +101,17 @@ class RecordingCenter:
     def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
         return RecordedPush(self._center.accumulate_in_background(sequence, difference), self._note)
 
-    def _note(self, kind: str, versions: Versions) -> Versions:
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
+        """Noted where it is awaited, with the steps that had been made when it was sent."""
+        sent_after = self._center.num_steps
+        push = self._center.exchange_in_background(sequence, weights, moving_rate)
+        return RecordedPush(push, lambda _kind, versions: self._note("exchange", versions, sent_after))
+
+    def _note(self, kind: str, versions: Versions, num_steps: int | None = None) -> Versions:
+        num_steps = self._center.num_steps if num_steps is None else num_steps
         for chunk, version in enumerate(versions.tolist()):
             seen = version if kind == "read" else version - 1
-            self._events.append(Event(kind, chunk, self._rank, self._center.num_steps, seen, version))
+            self._events.append(Event(kind, chunk, self._rank, num_steps, seen, version))
         return versions
 
 

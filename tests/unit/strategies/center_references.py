@@ -73,6 +73,16 @@ def one_by_one(events: Sequence[Event], workers: Workers, center: Center, rate: 
             center.take(event, c + rate * (x - c))
 
 
+def behind(events: Sequence[Event], workers: Workers, center: Center, rate: float) -> None:
+    on_its_way: dict[tuple[int, int], Array] = defaultdict(lambda: np.zeros(1))
+    for event in events:
+        place = event.rank, event.chunk
+        x, c = workers.at(*place, event.num_steps) - on_its_way[place], center.seen(event)
+        workers.move(event, x)
+        on_its_way[place] = rate * (x - c)
+        center.take(event, c + rate * (x - c))
+
+
 def pushed(events: Sequence[Event], workers: Workers, center: Center, rate: float) -> None:
     under_way: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
     for event in events:

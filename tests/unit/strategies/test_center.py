@@ -35,6 +35,8 @@ CONFIGS = {
     "round-robin-easgd": StrategyConfig("round-robin-easgd", sync_period_steps=2, moving_rate=0.3),
     "async-easgd": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3),
     "async-measgd": StrategyConfig("async-measgd", sync_period_steps=3),
+    "async-easgd behind": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3, overlap="period"),
+    "async-measgd behind": StrategyConfig("async-measgd", sync_period_steps=1, overlap="period"),
     "shm-easgd": StrategyConfig("shm-easgd", sync_period_steps=2, moving_rate=0.1),
     "shm-easgd read first": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, read_first=True),
     "shm-easgd bounded": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, max_staleness_steps=0),
@@ -112,6 +114,8 @@ def assert_is_reference(workers: list[Worked], config: StrategyConfig, events: l
 def rule_of(config: StrategyConfig) -> Callable[[list[Event], references.Workers, references.Center], None]:
     if config.name in ("async-sgd", "async-msgd", "hogwild-sgd"):
         return partial(references.async_sgd, momentum=config.center_momentum or 0.0)
+    if config.overlap == "period":
+        return partial(references.behind, rate=config.moving_rate)
     pushes = config.name in ("shm-easgd", "hybrid-easgd")
     return partial(references.pushed if pushes else references.one_by_one, rate=config.moving_rate)
 

@@ -32,6 +32,11 @@ LONE_GROUPS = (
         ({"name": "sync-easgd", "outer_momentum": 0.5}, "--outer-momentum is no setting of --strategy sync-easgd"),
         ({"overlap": "period"}, "--overlap of sync: got 'period'; choose one of: none, backward"),
         ({"name": "sync-easgd", "overlap": "full"}, "--overlap of sync-easgd: .* one of: none, step, period"),
+        (
+            {"name": "async-easgd", "overlap": "step"},
+            "--overlap of async-easgd: got 'step'; choose one of: none, period",
+        ),
+        ({"name": "shm-easgd", "overlap": "period"}, "--overlap is no setting of --strategy shm-easgd"),
         ({"overlap": "backward"}, "--overlap backward: with one bucket .* give --bucket layer or a number of bytes"),
         ({"owner": "nobody"}, "--owner: got 'nobody'; choose one of: spread, root, parts, all"),
         ({"owner": "root"}, "--owner root: is for --overlap full; add that, or leave --owner out"),

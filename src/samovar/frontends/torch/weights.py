@@ -46,6 +46,13 @@ class FlatWeights:
         for name, parameter in self._mirrored.items():
             parameter.data.copy_(self._near.view(name))
 
+    @contextmanager
+    def in_buffer(self) -> Iterator[None]:
+        """What changes in the buffer inside changes the parameters."""
+        self.gather()
+        yield
+        self.scatter()
+
     def require_in_place(self) -> None:
         """SamovarError where somebody gave a parameter other memory, which an exchange would not see."""
         for name, parameter in self._adopted.items():
