@@ -23,6 +23,8 @@ from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, Samova
 VERSION: Final = 2
 # Of 1 MiB, a fifth more is computed for each byte: Python's share of a part does not depend on its size.
 PART_BYTES: Final = 1 << 22
+# An exchange sends one part while another comes back, so of a small center, too, there are several.
+EXCHANGE_PARTS: Final = 4
 MOST_CHUNK_BYTES: Final = 1 << 26
 MOST_TEXT_BYTES: Final = 1 << 20
 _MOST_ELEMENTS: Final = 1 << 40
@@ -115,10 +117,11 @@ class Shape:
         start = first_chunk * self.chunk_elements
         return slice(start, min(start + num_chunks * self.chunk_elements, self.num_elements))
 
-    def parts(self) -> Iterator[tuple[int, int]]:
-        """(first chunk, number of chunks) of each part, in order."""
-        for first in range(0, self.num_chunks, self._part_chunks):
-            yield first, min(self._part_chunks, self.num_chunks - first)
+    def parts(self, least: int = 1) -> Iterator[tuple[int, int]]:
+        """(first chunk, number of chunks) of each part, in order; `least` of them, where there are so many chunks."""
+        count = min(self._part_chunks, -(-self.num_chunks // least))
+        for first in range(0, self.num_chunks, count):
+            yield first, min(count, self.num_chunks - first)
 
     @property
     def _part_chunks(self) -> int:
@@ -223,7 +226,7 @@ class Operation:
         self.versions: Versions = np.zeros(shape.num_chunks, np.int64)
         self._shape = shape
         self._left = {}
-        for first, count in shape.parts():
+        for first, count in shape.parts(EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1):
             part = shape.elements(first, count)
             body_bytes = _FLOAT_BYTES * (part.stop - part.start) if kind in _WITH_FLOATS else 0
             self._left[first] = Request(kind, call, member, first, count, sequence, rate, body_bytes)

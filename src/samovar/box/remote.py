@@ -30,7 +30,7 @@ class RemoteCenter:
     background, `read` takes a connection of its own: a link carries both directions at once.
 
     Cost: 4N bytes for `write`, `accumulate` and `read`, 4N each way for `exchange`, in parts of whole chunks of about
-    4 MiB; the box applies one part while the next is under way.
+    4 MiB, of an exchange a quarter of the center at most; the box applies one part while the next is under way.
     """
 
     def __init__(

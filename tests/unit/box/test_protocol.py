@@ -102,7 +102,7 @@ def test_parts_are_all_chunks_once_and_no_larger_than_said(shape: Shape) -> None
 def test_an_operation_is_complete_when_each_part_is_answered_in_any_order() -> None:
     operation = Operation(Kind.EXCHANGE, 4, MEMBER, SHAPE, 9, 0.5)
     requests = [request for request, _ in operation.unanswered()]
-    assert [(request.first_chunk, request.num_chunks) for request in requests] == [(0, 4), (4, 4), (8, 3)]
+    assert [(request.first_chunk, request.num_chunks) for request in requests] == [(0, 3), (3, 3), (6, 3), (9, 2)]
     for number, request in enumerate(reversed(requests)):
         assert not operation.is_complete
         reply = Reply.to(request, request.body_bytes)
@@ -110,7 +110,7 @@ def test_an_operation_is_complete_when_each_part_is_answered_in_any_order() -> N
         operation.answered(reply, np.full(request.num_chunks, number))
         assert operation.expected(reply) is None, "the same answer again"
     assert operation.is_complete
-    assert operation.versions.tolist() == [2] * 4 + [1] * 4 + [0] * 3
+    assert operation.versions.tolist() == [3] * 3 + [2] * 3 + [1] * 3 + [0] * 2
 
 
 @pytest.mark.parametrize(
