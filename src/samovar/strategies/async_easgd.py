@@ -41,12 +41,23 @@ class AsyncEasgd(ElasticSteps):
 
     def drain(self) -> None:
         """Wait for the exchange under way, and take its d off these weights."""
-        if self._under_way is not None:
-            self._under_way.wait(self._deadline())
-            self._note_update(self._under_way.versions)
-            self._under_way = None
+        if self._has_come():
             self._sent -= self._pulled
             self._weights -= self._sent
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """What is under way is awaited; its d was of weights that are no more."""
+        self._has_come()
+        super().load_state_dict(state)
+
+    def _has_come(self) -> bool:
+        """Wait for the exchange under way; whether there was one."""
+        if self._under_way is None:
+            return False
+        self._under_way.wait(self._deadline())
+        self._note_update(self._under_way.versions)
+        self._under_way = None
+        return True
 
     def _exchange(self) -> None:
         if not self._overlaps:

@@ -91,6 +91,24 @@ def test_elastic_staleness_counts_exchanges_since_the_own_last_one() -> None:
     assert slow.staleness.histogram == {0: 1}  # the first exchange has no read before it
 
 
+@pytest.mark.parametrize("drains", [True, False])
+def test_what_was_under_way_is_not_taken_off_weights_that_are_loaded(drains: bool) -> None:
+    """x = 4, d = 2 on its way; then either d is taken off, or other weights come and the center starts from them."""
+
+    def program(worker: Worker) -> tuple[float, float]:
+        worker.step(gain=4.0)
+        assert (worker.weights == 4).all()
+        if drains:
+            worker.strategy.drain()
+        else:
+            worker.weights[:] = 100.0
+            worker.strategy.load_state_dict({})
+        return float(worker.weights[0]), worker.c
+
+    config = StrategyConfig("async-easgd", sync_period_steps=1, moving_rate=0.5, overlap="period")
+    assert run(program, config, 1) == [(2.0, 2.0) if drains else (100.0, 100.0)]
+
+
 def test_staleness_is_that_of_the_fullest_chunk() -> None:
     staleness = Staleness()
     staleness.note(np.array([3, 3, 3]), np.array([4, 9, 5]))
