@@ -53,11 +53,11 @@ class CenterExchange(WeightExchange):
 
     def level(self, step: int, highest: int) -> None:
         super().level(step, highest)
-        with torch.no_grad(), self._weights.in_buffer():
+        with self._weights.in_buffer():
             self._desk.drain()
 
     def finish(self, step: int) -> None:
-        with torch.no_grad(), self._weights.in_buffer():
+        with self._weights.in_buffer():
             self._desk.finish(step)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:

@@ -295,7 +295,7 @@ class WeightExchange:
 
     def _drain(self) -> None:
         """Complete what is under way; it may move these weights."""
-        with torch.no_grad(), self._weights.in_buffer():
+        with self._weights.in_buffer():
             self._strategy.drain()
 
     def _announce(self, step: int) -> None:

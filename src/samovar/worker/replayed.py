@@ -98,14 +98,9 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
-        tickets = self._turns.take(True)
         deadline, center = self._deadline(), self._center
-        return ReplayedPush(
-            lambda: self._do(
-                tickets,
-                deadline,
-                lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline),
-            )
+        return self._in_background(
+            deadline, lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline)
         )
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
@@ -117,15 +112,15 @@ class ReplayedCenter(WatchedCenter):
         )
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
-        tickets = self._turns.take(True)
         deadline, center = self._deadline(), self._center
-        return ReplayedPush(
-            lambda: self._do(
-                tickets,
-                deadline,
-                lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
-            )
+        return self._in_background(
+            deadline,
+            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
         )
+
+    def _in_background(self, deadline: Deadline, act: Callable[[int, slice], Versions]) -> "ReplayedPush":
+        tickets = self._turns.take(True)
+        return ReplayedPush(lambda: self._do(tickets, deadline, act))
 
     def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
         return self._do(self._turns.take(is_update), deadline, act)

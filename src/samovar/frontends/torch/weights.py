@@ -48,10 +48,11 @@ class FlatWeights:
 
     @contextmanager
     def in_buffer(self) -> Iterator[None]:
-        """What changes in the buffer inside changes the parameters."""
-        self.gather()
-        yield
-        self.scatter()
+        """What changes in the buffer inside, without gradients, changes the parameters."""
+        with torch.no_grad():
+            self.gather()
+            yield
+            self.scatter()
 
     def require_in_place(self) -> None:
         """SamovarError where somebody gave a parameter other memory, which an exchange would not see."""
