@@ -5,13 +5,14 @@ elastic strategy against the one that adds up steps instead, `elastic-plain` all
 a switch, one worker each; the box is on the first host, whose worker maps the center, and the others come to it over
 TLS; workers in step use gloo. First the links' rate is set so that round-robin-easgd communicates for 85 % of its
 time. Hosts here share cores and are slowed down: computing takes each of them the same time in every step, so much
-longer than on this machine that all have room on its cores, and three or, in `elastic-turns`, five times that, so
+longer than on this machine that all have room on its cores, and twice or, in `elastic-turns`, five times that, so
 that most of the machine is left for what exchanges cost it; rate and computing go together, so the share stays. Needs
 root.
 
 Who is in step, or takes turns, learns the same bits however long links take. So `elastic-turns` counts the steps to
 the goal on fast links, for several seeds, times a step of each on the slow ones, in turns, and compares the weights
-that both have after as many steps. Who waits for nobody is timed on the slow links until the goal.
+that both have after as many steps. Who waits for nobody is timed on the slow links until the goal, each at the
+solver's rate at which it came there soonest, of 0.01 to 0.05: rules differ in how high a rate they bear.
 
 Of a net of N bytes 2 (P - 1) N go over the first host's link in a round of round-robin-easgd, one after the other, and
 2 (P - 1) / P N over every link in a step of sync-easgd, behind the next step's computing: with P = 4 it cannot be more
@@ -36,9 +37,9 @@ from two_hosts import GOAL, data_of, seconds_to
 WORLD_SIZE, BATCH, RATE = 4, 16, 0.01
 SHARE, SHARE_ERROR = 0.85, 0.01
 CALIBRATION_STEPS, MOST_TRIALS = 30, 6
-STEPS_TO_A_TEST = 50
-TURNS_BAR, SEEDS = 5.0, (1, 2, 3)
-TURNS_SLACK, PLAIN_SLACK = 5.0, 3.0
+STEPS_TO_A_TEST, PLAIN_STEPS_TO_A_TEST = 50, 25
+TURNS_BAR, SEEDS, PLAIN_SEEDS = 5.0, (1, 2, 3), (1, 2, 3, 4, 5)
+TURNS_SLACK, PLAIN_SLACK = 5.0, 2.0
 BLOCK_STEPS, TURNS_BLOCKS = 50, 5
 FAST = "10gbit"
 IN_TURN, IN_STEP, IN_BYTES = "round-robin-easgd", "sync-easgd", "sync-easgd-int8"
@@ -53,6 +54,8 @@ PAIRS = {
     "hogwild": ("hogwild-easgd", "hogwild-sgd"),
     "sync": (IN_STEP, "sync"),
 }
+# Where the center adds up steps it diverges at 0.04 with some seeds.
+RATES = {"async": (0.04, 0.03), "momentum": (0.04, 0.02), "hogwild": (0.04, 0.03), "sync": (RATE, RATE)}
 # That ratio has no bar: what only adds up may send gradients as factors, a twentieth of this net's bytes.
 UNBARRED = "sync"
 ENOUGH = 1.5
@@ -68,12 +71,14 @@ class Task:
     calibration_steps: int
     most_trials: int
     host_step_s: float = 0.0
+    rate: float = RATE
+    steps_to_a_test: int = STEPS_TO_A_TEST
 
     @contextmanager
     def ranks(self, seed: int, *strategies: str) -> Iterator[Ranks]:
         """Processes in which the strategies take turns, each with a net of its own."""
         sides = {name: settings_of(name) for name in strategies}
-        job = {"net": "lenet", "batch": BATCH, "rate": RATE, "data": self.data, "seed": seed, "warm_steps": {}}
+        job = {"net": "lenet", "batch": BATCH, "rate": self.rate, "data": self.data, "seed": seed, "warm_steps": {}}
         with_box = any(settings["kind"] == "center" for settings in sides.values())
         with ranks_on(self.network.hosts, {**job, "sides": sides, "host_step_s": self.host_step_s}, with_box) as ranks:
             yield ranks
@@ -81,10 +86,11 @@ class Task:
     def trained(self, strategy: str, seed: int, most_s: float = float("inf")) -> tuple[float, int]:
         """Seconds, and steps of a worker, until the goal, or until it takes longer than `most_s`."""
         with self.ranks(seed, strategy) as ranks:
-            spent_s, steps, accuracy = seconds_to(self.goal, strategy, ranks, STEPS_TO_A_TEST, most_s)
+            spent_s, steps, accuracy = seconds_to(self.goal, strategy, ranks, self.steps_to_a_test, most_s)
             check(strategy, ranks)
         end = "" if accuracy >= self.goal else ", given up"
-        say(f"{strategy}, seed {seed}: {steps} steps of a worker, {spent_s:.1f} s to {accuracy:.4f}{end}")
+        side = f"{strategy} at rate {self.rate:g}, seed {seed}"
+        say(f"{side}: {steps} steps of a worker, {spent_s:.1f} s to {accuracy:.4f}{end}")
         return spent_s, steps
 
     def steps_in_turns(self, strategies: Sequence[str], num_blocks: int) -> tuple[dict[str, float], dict[str, str]]:
@@ -180,9 +186,10 @@ def run_plain(mnist: Path | None, short: bool = False, names: Sequence[str] = tu
     with calibrated(mnist, short, PLAIN_SLACK) as task:
         for name in names:
             (elastic, plain), times = PAIRS[name], []
-            for seed in SEEDS[: 1 if short else None]:
-                ours_s, _ = task.trained(elastic, seed)
-                theirs_s, _ = task.trained(plain, seed, ENOUGH * ours_s)
+            ours, theirs = (replace(task, rate=rate, steps_to_a_test=PLAIN_STEPS_TO_A_TEST) for rate in RATES[name])
+            for seed in PLAIN_SEEDS[: 1 if short else None]:
+                ours_s, _ = ours.trained(elastic, seed)
+                theirs_s, _ = theirs.trained(plain, seed, ENOUGH * ours_s)
                 times.append((ours_s, theirs_s))
             figures.append(compared(elastic, plain, times, None if short or name == UNBARRED else 1.0))
     return figures
@@ -215,11 +222,11 @@ def check(strategy: str, ranks: Ranks) -> str:
 
 
 def compared(ours: str, theirs: str, times: list[tuple[float, float]], bar: float | None) -> Figure:
-    """Means over seeds, also of theirs / ours; the spread is the least and the most of it."""
+    """Means over seeds, and theirs / ours; the spread is the least and the most of it."""
     our_s, their_s = (fmean(side) for side in zip(*times, strict=True))
     ratios = [their / our for our, their in times]
     title = f"LeNet b{BATCH}, {WORLD_SIZE} hosts: time to {GOAL}, {theirs} / {ours}"
-    return Figure(title, our_s, their_s, "s", fmean(ratios), min(ratios), max(ratios), len(ratios), bar)
+    return Figure(title, our_s, their_s, "s", their_s / our_s, min(ratios), max(ratios), len(ratios), bar)
 
 
 def say(text: str) -> None:
