@@ -54,7 +54,7 @@ PAIRS = {
     "hogwild": ("hogwild-easgd", "hogwild-sgd"),
     "sync": (IN_STEP, "sync"),
 }
-# Where the center adds up steps it diverges at 0.04 with some seeds.
+# The solver's rate that suits each best; where the center adds up steps it diverges at 0.04 with some seeds.
 RATES = {"async": (0.04, 0.03), "momentum": (0.04, 0.02), "hogwild": (0.04, 0.03), "sync": (RATE, RATE)}
 # That ratio has no bar: what only adds up may send gradients as factors, a twentieth of this net's bytes.
 UNBARRED = "sync"

@@ -2,11 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from ranks import Ranks
@@ -35,17 +34,15 @@ def ranks_on(hosts: Hosts, job: Mapping[str, object], with_box: bool = False) ->
     Hosts share the machine's cores in turn, where there are more of them.
     """
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
-        box = _started_box(hosts[0], Path(folder)) if with_box else None
         place = {"key": f"{folder}/{_KEY}"}
         jobs = [
             {**job, **place, "address": host.address, "box": f"{hosts[0].address}:{_BOX_PORT}" if rank else _box_name()}
             for rank, host in enumerate(hosts)
         ]
-        with Ranks("hosts_rank.py", jobs, prefixes=_prefixes(hosts), timeout_s=TIMEOUT_S) as ranks:
+        box = _box(hosts[0], Path(folder)) if with_box else nullcontext()
+        with box, Ranks("hosts_rank.py", jobs, prefixes=_prefixes(hosts), timeout_s=TIMEOUT_S) as ranks:
             ranks.answers()
             yield ranks
-        if box is not None:
-            _end(box)
 
 
 def _prefixes(hosts: Hosts) -> list[list[str]]:
@@ -71,22 +68,22 @@ def _prefixes(hosts: Hosts) -> list[list[str]]:
     ]
 
 
-def _started_box(host: NamespaceHost, folder: Path) -> "subprocess.Popen[str]":
-    """`samovar box serve`, when it has said that it serves."""
+@contextmanager
+def _box(host: NamespaceHost, folder: Path) -> Iterator[None]:
+    """`samovar box serve` from when it has said that it serves."""
     listening = ("--listen", f"{host.address}:{_BOX_PORT}", "--key-file", folder / _KEY)
     box = host.start([SAMOVAR, "box", "serve", "--box", _box_name(), "--keep", "1", *listening], stderr=None)
     assert box.stdout is not None
-    if not box.stdout.readline():
-        raise SystemExit("the box did not start; its error stands above")
-    return box
+    try:
+        if not box.stdout.readline():
+            raise SystemExit("the box did not start; its error stands above")
+        yield
+    finally:
+        box.send_signal(signal.SIGTERM)
+        box.communicate(timeout=TIMEOUT_S)
+    if box.returncode != 0:
+        raise SystemExit(f"the box ended with {box.returncode}; its error stands above")
 
 
 def _box_name() -> str:
     return f"benchmark-{os.getpid()}"
-
-
-def _end(box: "subprocess.Popen[str]") -> None:
-    box.send_signal(signal.SIGTERM)
-    box.communicate()
-    if box.returncode != 0:
-        raise SystemExit(f"the box ended with {box.returncode}; its error stands above")
