@@ -71,7 +71,8 @@ def _num_runs(prefix: str) -> Mapping[int, int]:
 
 
 def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    """For a name alone: a stream that does not listen takes nothing from anybody, as datagrams would be taken."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _bind(given: socket.socket, name: str) -> bool:
