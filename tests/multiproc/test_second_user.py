@@ -97,9 +97,10 @@ def sockets_of(processes: Sequence[psutil.Process]) -> set[str]:
     return {row[7][1:] for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("@")}
 
 
-def assert_nobody_opens(names: set[str]) -> None:
-    """Ranks get their memory from who starts them, there is no door: these only tell which cores are taken."""
-    assert all(name.startswith("samovar-cpu-") for name in names)
+def assert_no_door(processes: Sequence[psutil.Process]) -> None:
+    """Ranks get their memory from who starts them; the launcher's sockets tell which cores are taken, and no more."""
+    names = sockets_of(processes)
+    assert all(re.fullmatch(rf"samovar-cpu-[0-9]+-{processes[0].pid}", name) for name in names)
     kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
     knocks: list[Try] = [["ask", name, int(kind), "hello"] for name in names for kind in kinds]
     for user in (NOBODY, os.getuid()):
@@ -164,7 +165,7 @@ def test_a_running_train(common_folder: Path, tmp_path: Path, digits: Path, stra
         command.wait_for_step(out, 3)
         processes = family(command)
         assert any(memory_of(process) for process in processes)
-        assert_nobody_opens(sockets_of(processes))
+        assert_no_door(processes)
         assert_refused([*of_processes(processes), *of_files(out, None)])
         command.process.terminate()
         assert command.wait().return_code == 75
