@@ -223,6 +223,9 @@ NB_MODULE(_native, module) {
   samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
   module.def("reduce", &reduce<double>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());
+  module.def(
+      "all_finite", [](Array<const float> values) { return samovar::all_finite(values.data(), values.size()); },
+      "values"_a.noconvert(), WithoutGil());
   module.def("elastic_pull", &elastic_pull, "weights"_a.noconvert(), "center"_a.noconvert(),
              "difference"_a.noconvert(), "rate"_a, WithoutGil());
   module.def("elastic_exchange", &elastic_exchange, "weights"_a.noconvert(), "center"_a.noconvert(),

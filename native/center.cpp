@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "center_kernels.hpp"
+#include "kernels.hpp"
 
 namespace samovar {
 namespace {
@@ -30,6 +31,10 @@ bool is_still(const std::atomic<std::uint64_t>& place, std::uint64_t word) {
   std::atomic_thread_fence(std::memory_order_acquire);
 #endif
   return place.load(std::memory_order_relaxed) == word;
+}
+
+[[noreturn]] void refuse(std::uint64_t chunk) {
+  throw NotFinite("chunk " + std::to_string(chunk) + " would not be finite");
 }
 
 CenterEntry load_entry(const CenterEntry* entry) {
@@ -68,6 +73,10 @@ struct Chunk {
   const float* v() const { return file.velocity(slot); }
   float* new_c() const { return file.values(spare); }
   float* new_v() const { return file.velocity(spare); }
+  bool may_count() const {
+    if (file.shape().takes_any) return true;
+    return all_finite(new_c(), size) && (!file.shape().has_velocity || all_finite(new_v(), size));
+  }
   void keep_velocity() const {
     if (file.shape().has_velocity) center::copy_in(new_v(), v(), size);
   }
@@ -80,7 +89,8 @@ struct Center::Update {
   virtual ~Update() = default;
   virtual void make(const Chunk& chunk) = 0;
   virtual void finish(const Chunk&) {}
-  virtual void change(const Chunk& chunk) = 0;
+  // False where a part of it would not be finite: that part, and all behind it, stay.
+  virtual bool change(const Chunk& chunk) = 0;
 };
 
 struct Center::Accumulate final : Center::Update {
@@ -95,10 +105,12 @@ struct Center::Accumulate final : Center::Update {
     center::add(chunk.new_c(), chunk.c(), d, chunk.size);
     chunk.keep_velocity();
   }
-  void change(const Chunk& chunk) override {
+  bool change(const Chunk& chunk) override {
     const float* d = difference + chunk.start;
-    if (momentum != 0) return center::add_momentum_in_place(chunk.new_c(), chunk.new_v(), d, chunk.size, momentum);
-    center::add_in_place(chunk.new_c(), d, chunk.size);
+    const bool any = chunk.file.shape().takes_any;
+    if (momentum != 0)
+      return center::add_momentum_in_place(chunk.new_c(), chunk.new_v(), d, chunk.size, momentum, any);
+    return center::add_in_place(chunk.new_c(), d, chunk.size, any);
   }
 };
 
@@ -113,8 +125,8 @@ struct Center::Exchange final : Center::Update {
     chunk.keep_velocity();
   }
   void finish(const Chunk& chunk) override { center::pull(weights + chunk.start, chunk.c(), chunk.size, rate); }
-  void change(const Chunk& chunk) override {
-    center::exchange_in_place(weights + chunk.start, chunk.new_c(), chunk.size, rate);
+  bool change(const Chunk& chunk) override {
+    return center::exchange_in_place(weights + chunk.start, chunk.new_c(), chunk.size, rate, chunk.file.shape().takes_any);
   }
 };
 
@@ -128,9 +140,9 @@ struct Center::ExchangeInto final : Center::Update {
     center::exchange(chunk.new_c(), moved + chunk.start, chunk.c(), weights + chunk.start, chunk.size, rate);
     chunk.keep_velocity();
   }
-  void change(const Chunk& chunk) override {
+  bool change(const Chunk& chunk) override {
     center::copy_in(moved + chunk.start, weights + chunk.start, chunk.size);
-    center::exchange_in_place(moved + chunk.start, chunk.new_c(), chunk.size, rate);
+    return center::exchange_in_place(moved + chunk.start, chunk.new_c(), chunk.size, rate, chunk.file.shape().takes_any);
   }
 };
 
@@ -194,6 +206,9 @@ CenterEntry Center::entry(std::uint64_t chunk, std::uint32_t member) const {
 }
 
 void Center::write(ChunkRange range, const float* values, bool is_velocity) {
+  const std::uint64_t last = range.first + range.count - 1;
+  if (!file_->shape().takes_any && !all_finite(values, (range.count - 1) * file_->shape().chunk_elements + file_->elements_of(last)))
+    throw NotFinite("the values are not finite");
   for (std::uint64_t chunk = range.first; chunk < range.first + range.count; ++chunk) {
     const std::uint32_t slot = file_->slot_of(file_->word(chunk).load(std::memory_order_acquire));
     center::copy_in(is_velocity ? file_->velocity(slot) : file_->values(slot), values, file_->elements_of(chunk));
@@ -283,6 +298,11 @@ std::int64_t Center::try_swap(Update& update, std::uint64_t sequence, std::uint6
   const Chunk made{*file_, slot, spare, chunk * file_->shape().chunk_elements - update.first_element,
                    file_->elements_of(chunk)};
   update.make(made);
+  if (!made.may_count()) {
+    // What is read of a chunk that another changes meanwhile may be anything.
+    if (is_still(place, word)) refuse(chunk);
+    return kTooLate;
+  }
   if (!swap(chunk, word, stamp)) return kTooLate;
   update.finish(made);
   return static_cast<std::int64_t>(version);
@@ -321,8 +341,9 @@ std::int64_t Center::change_in_place(Update& update, std::uint64_t sequence, std
   CenterEntry* entry = file_->entries(slot) + member_;
   const CenterEntry seen = load_entry(entry);
   if (holds(seen, sequence)) return static_cast<std::int64_t>(seen.version);
-  update.change({*file_, slot, slot, chunk * file_->shape().chunk_elements - update.first_element,
-                 file_->elements_of(chunk)});
+  const Chunk place{*file_, slot, slot, chunk * file_->shape().chunk_elements - update.first_element,
+                    file_->elements_of(chunk)};
+  if (!update.change(place)) refuse(chunk);
   auto& version = *reinterpret_cast<std::atomic<std::uint64_t>*>(&file_->head(slot).version);
   const std::uint64_t made = version.fetch_add(1, std::memory_order_relaxed) + 1;
   store_entry(entry, {incarnation_, sequence, made, seen.stamp});

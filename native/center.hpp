@@ -20,6 +20,12 @@ class Fenced : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A chunk would hold what is no finite number. It stays as it was; chunks that came before it are changed.
+class NotFinite : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // When an operation gives up between two chunks: at a moment of the monotonic clock, or when it is told to.
 struct Patience {
   std::uint64_t deadline_ns;
@@ -37,7 +43,8 @@ struct ChunkRange {
 // Arrays hold the elements of the chunks of a range, `versions` a number for each. Operations return false when their
 // patience ended first: the chunks done stay done, and the same call with the same sequence goes on with the others. A
 // chunk that has the sequence already, or a later one, is left as it is. One thread at a time may change the center
-// through one object; reads may go on beside it.
+// through one object; reads may go on beside it. No operation leaves a value in the center that is not finite: it throws
+// NotFinite.
 class Center {
  public:
   explicit Center(std::shared_ptr<CenterFile> file);

@@ -160,21 +160,24 @@ class Attached {
 // Under names that say what is meant: an error of the file is a ValueError, a row that another has an OSError.
 void bind_attached(nb::module_& module) {
   nb::exception<samovar::Fenced>(module, "Fenced", PyExc_RuntimeError);
+  nb::exception<samovar::NotFinite>(module, "NotFinite", PyExc_RuntimeError);
   nb::class_<Attached>(module, "Center")
       .def(nb::init<int>(), "fd"_a)
       .def_static(
           "create",
           [](int fd, std::uint64_t num_elements, std::uint64_t chunk_elements, std::uint32_t max_members,
-             bool has_velocity, bool has_locks) {
-            CenterFile::create(fd, {num_elements, chunk_elements, max_members, has_velocity, has_locks});
+             bool has_velocity, bool has_locks, bool takes_any) {
+            CenterFile::create(fd, {num_elements, chunk_elements, max_members, has_velocity, has_locks, takes_any});
           },
-          "fd"_a, "num_elements"_a, "chunk_elements"_a, "max_members"_a, "has_velocity"_a, "has_locks"_a, WithoutGil())
+          "fd"_a, "num_elements"_a, "chunk_elements"_a, "max_members"_a, "has_velocity"_a, "has_locks"_a,
+          "takes_any"_a = false, WithoutGil())
       .def_prop_ro("num_elements", [](const Attached& self) { return self.shape().num_elements; })
       .def_prop_ro("chunk_elements", [](const Attached& self) { return self.shape().chunk_elements; })
       .def_prop_ro("num_chunks", &Attached::num_chunks)
       .def_prop_ro("max_members", [](const Attached& self) { return self.shape().max_members; })
       .def_prop_ro("has_velocity", [](const Attached& self) { return self.shape().has_velocity; })
       .def_prop_ro("has_locks", [](const Attached& self) { return self.shape().has_locks; })
+      .def_prop_ro("takes_any", [](const Attached& self) { return self.shape().takes_any; })
       .def_prop_ro("lost_s", &Attached::lost_s)
       .def("attach", &Attached::attach, "member"_a, "incarnation"_a, WithoutGil())
       .def("close", &Attached::close)

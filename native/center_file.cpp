@@ -21,7 +21,7 @@ constexpr std::uint64_t kMaxSlots = std::uint64_t{1} << kSlotBits;
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 40;
 constexpr std::uint64_t kMaxChunkElements = std::uint64_t{1} << 24;
 constexpr std::uint32_t kMaxMembers = 1024;
-constexpr std::uint64_t kHasVelocity = 1, kHasLocks = 2;
+constexpr std::uint64_t kHasVelocity = 1, kHasLocks = 2, kTakesAny = 4;
 
 struct alignas(kLineBytes) Header {
   std::uint64_t magic;
@@ -76,7 +76,8 @@ Places places_of(const CenterShape& shape) {
 }
 
 std::uint64_t flags_of(const CenterShape& shape) {
-  return (shape.has_velocity ? kHasVelocity : 0) | (shape.has_locks ? kHasLocks : 0);
+  return (shape.has_velocity ? kHasVelocity : 0) | (shape.has_locks ? kHasLocks : 0) |
+         (shape.takes_any ? kTakesAny : 0);
 }
 
 std::uint64_t hash_of(const CenterShape& shape) {
@@ -102,7 +103,7 @@ CenterShape shape_of(int fd) {
                                 std::to_string(kFormat));
   const auto max_members = static_cast<std::uint32_t>(std::min<std::uint64_t>(header.max_members, kMaxMembers + 1));
   const CenterShape shape{header.num_elements, header.chunk_elements, max_members, (header.flags & kHasVelocity) != 0,
-                          (header.flags & kHasLocks) != 0};
+                          (header.flags & kHasLocks) != 0, (header.flags & kTakesAny) != 0};
   check_shape(shape);
   if (header.hash != hash_of(shape)) throw std::invalid_argument("the center's head is damaged");
   if (static_cast<std::uint64_t>(status.st_size) != places_of(shape).file_bytes)

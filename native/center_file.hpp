@@ -28,6 +28,8 @@ struct CenterShape {
   bool has_velocity;
   // Without: every update changes the chunk where it is, and none waits or counts on any other.
   bool has_locks;
+  // With: values may become infinite or no numbers.
+  bool takes_any = false;
 };
 
 // The last update of one member that a chunk holds. `stamp` is another one for each swap of that member.

@@ -1,7 +1,9 @@
 #include "center_kernels.hpp"
 
+#include <algorithm>
 #include <cstring>
 
+#include "kernels.hpp"
 #include "vectorized.hpp"
 
 #if defined(__SSE2__)
@@ -63,6 +65,15 @@ void stream_out(float* destination, const float* source, std::size_t size) {
 }
 #endif
 
+constexpr std::size_t kBlock = 256;
+
+template <typename Change>
+bool in_blocks(std::size_t size, Change change) {
+  for (std::size_t start = 0; start < size; start += kBlock)
+    if (!change(start, std::min(kBlock, size - start))) return false;
+  return true;
+}
+
 }  // namespace
 
 SAMOVAR_VECTORIZED void add(float* __restrict out, const float* __restrict c, const float* __restrict d,
@@ -102,26 +113,37 @@ SAMOVAR_VECTORIZED void pull(float* __restrict x, const float* __restrict c, std
   for (std::size_t i = 0; i < size; ++i) x[i] = x[i] - rate * (x[i] - load(c + i));
 }
 
-SAMOVAR_VECTORIZED void add_in_place(float* __restrict c, const float* __restrict d, std::size_t size) {
-  for (std::size_t i = 0; i < size; ++i) store(c + i, load(c + i) + d[i]);
+// A block is made beside the center: what counts has been looked at, and what others add meanwhile is lost seldom.
+bool add_in_place(float* c, const float* d, std::size_t size, bool takes_any) {
+  float made[kBlock];
+  return in_blocks(size, [&](std::size_t i, std::size_t count) {
+    add(made, c + i, d + i, count);
+    if (!takes_any && !all_finite(made, count)) return false;
+    copy_in(c + i, made, count);
+    return true;
+  });
 }
 
-SAMOVAR_VECTORIZED void add_momentum_in_place(float* __restrict c, float* __restrict v, const float* __restrict d,
-                                              std::size_t size, float momentum) {
-  for (std::size_t i = 0; i < size; ++i) {
-    const float speed = momentum * load(v + i) + d[i];
-    store(v + i, speed);
-    store(c + i, load(c + i) + speed);
-  }
+bool add_momentum_in_place(float* c, float* v, const float* d, std::size_t size, float momentum, bool takes_any) {
+  float made[kBlock], made_v[kBlock];
+  return in_blocks(size, [&](std::size_t i, std::size_t count) {
+    add_momentum(made, made_v, c + i, v + i, d + i, count, momentum);
+    if (!takes_any && !(all_finite(made, count) && all_finite(made_v, count))) return false;
+    copy_in(v + i, made_v, count);
+    copy_in(c + i, made, count);
+    return true;
+  });
 }
 
-SAMOVAR_VECTORIZED void exchange_in_place(float* __restrict x, float* __restrict c, std::size_t size, float rate) {
-  for (std::size_t i = 0; i < size; ++i) {
-    const float center = load(c + i);
-    const float step = rate * (x[i] - center);
-    x[i] = x[i] - step;
-    store(c + i, center + step);
-  }
+bool exchange_in_place(float* x, float* c, std::size_t size, float rate, bool takes_any) {
+  float made[kBlock], moved[kBlock];
+  return in_blocks(size, [&](std::size_t i, std::size_t count) {
+    exchange(made, moved, c + i, x + i, count, rate);
+    if (!takes_any && !all_finite(made, count)) return false;
+    std::memcpy(x + i, moved, count * sizeof(float));
+    copy_in(c + i, made, count);
+    return true;
+  });
 }
 
 #if defined(SAMOVAR_SANITIZE)

@@ -23,10 +23,12 @@ void exchange(float* out, float* moved, const float* c, const float* x, std::siz
 // x = x - rate * (x - c)
 void pull(float* x, const float* c, std::size_t size, float rate);
 
-// The same in place: c = c + d;  v = momentum * v + d, c = c + v;  d = rate * (x - c), x = x - d, c = c + d.
-void add_in_place(float* c, const float* d, std::size_t size);
-void add_momentum_in_place(float* c, float* v, const float* d, std::size_t size, float momentum);
-void exchange_in_place(float* x, float* c, std::size_t size, float rate);
+// The same in place: c = c + d;  v = momentum * v + d, c = c + v;  d = rate * (x - c), x = x - d, c = c + d. In blocks,
+// each as a whole; false where one would not be finite and the center does not take any
+// number: it stays, and so do those behind it.
+bool add_in_place(float* c, const float* d, std::size_t size, bool takes_any);
+bool add_momentum_in_place(float* c, float* v, const float* d, std::size_t size, float momentum, bool takes_any);
+bool exchange_in_place(float* x, float* c, std::size_t size, float rate, bool takes_any);
 
 // Into a member's own memory; `streams` past the caches, for more than they hold.
 void copy_out(float* destination, const float* source, std::size_t size, bool streams);

@@ -1,6 +1,8 @@
 #include "kernels.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 
 #include "vectorized.hpp"
 
@@ -72,6 +74,18 @@ SAMOVAR_VECTORIZED void nesterov(float* weights, float* center, float* velocity,
   }
 }
 
+// Exponents of all ones are infinity and what is no number.
+SAMOVAR_VECTORIZED std::uint32_t any_full_exponent(const float* values, std::size_t size) {
+  constexpr std::uint32_t kExponent = 0x7f800000;
+  std::uint32_t any = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    any |= static_cast<std::uint32_t>((bits & kExponent) == kExponent);
+  }
+  return any;
+}
+
 }  // namespace
 
 void combine(float* const* destinations, std::size_t num_destinations, const float* const* sources,
@@ -105,6 +119,12 @@ void elastic_exchange(float* weights, float* center, float* difference, std::siz
 void outer_step(float* weights, float* center, float* velocity, const float* sum, std::size_t size, float count,
                 float rate, float momentum) {
   nesterov(weights, center, velocity, sum, size, count, rate, momentum);
+}
+
+bool all_finite(const float* values, std::size_t size) {
+  for (std::size_t start = 0; start < size; start += kBlock)
+    if (any_full_exponent(values + start, std::min(kBlock, size - start)) != 0) return false;
+  return true;
 }
 
 }  // namespace samovar

@@ -29,4 +29,7 @@ void elastic_exchange(float* weights, float* center, float* difference, std::siz
 void outer_step(float* weights, float* center, float* velocity, const float* sum, std::size_t size, float count,
                 float rate, float momentum);
 
+// Whether all of them are numbers below infinity.
+bool all_finite(const float* values, std::size_t size);
+
 }  // namespace samovar

@@ -66,6 +66,9 @@ class ProgressThread:
 class Fenced(RuntimeError):
     """A member's row is a newer incarnation's or another process's."""
 
+class NotFinite(RuntimeError):
+    """A chunk would hold what is no finite number."""
+
 class Center:
     """A center in a mapped file; arrays hold whole chunks from `first_chunk` on, `versions` a number for each.
 
@@ -75,7 +78,13 @@ class Center:
     def __init__(self, fd: int) -> None: ...
     @staticmethod
     def create(
-        fd: int, num_elements: int, chunk_elements: int, max_members: int, has_velocity: bool, has_locks: bool
+        fd: int,
+        num_elements: int,
+        chunk_elements: int,
+        max_members: int,
+        has_velocity: bool,
+        has_locks: bool,
+        takes_any: bool = False,
     ) -> None: ...
     @property
     def num_elements(self) -> int: ...
@@ -89,6 +98,8 @@ class Center:
     def has_velocity(self) -> bool: ...
     @property
     def has_locks(self) -> bool: ...
+    @property
+    def takes_any(self) -> bool: ...
     @property
     def lost_s(self) -> float: ...
     def attach(self, member: int, incarnation: int) -> None: ...
@@ -153,6 +164,7 @@ class CenterBoard:
     def claim_word(self, word: int, value: int) -> int: ...
 
 def reduce(destination: npt.NDArray[_Float], sources: Sequence[npt.NDArray[_Float]]) -> None: ...
+def all_finite(values: npt.NDArray[np.float32]) -> bool: ...
 def elastic_pull(
     weights: npt.NDArray[np.float32],
     center: npt.NDArray[np.float32],

@@ -11,7 +11,7 @@ from samovar.core.errors import InputError, SamovarError
 
 MOST_NAME_BYTES: Final = 128
 _ATTACHMENT = struct.Struct("<qqI")  # token, attempt, process
-_SHAPE = struct.Struct("<qIBBq")  # elements, members, velocity, locks, chunk elements
+_SHAPE = struct.Struct("<qIBBqB")  # elements, members, velocity, locks, chunk elements, any numbers
 _WELCOME = struct.Struct("<iqq")  # member, token
 _CREATION = struct.Struct("<q")
 _WORD = struct.Struct("<Q")

@@ -38,6 +38,7 @@ class BufferShape:
     with_velocity: bool = False
     with_locks: bool = True
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
+    takes_any: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "BufferShape":
@@ -48,14 +49,16 @@ class BufferShape:
             given.get("with_velocity") is True,
             given.get("with_locks") is True,
             _number(given, "chunk_elements", _MAX_CHUNK_ELEMENTS),
+            given.get("takes_any") is True,
         )
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> "BufferShape":
         """The shape whose `astuple` this is, as numbers; raises InputError where it is none."""
-        num_elements, max_members, with_velocity, with_locks, chunk_elements = sizes
+        num_elements, max_members, with_velocity, with_locks, chunk_elements, takes_any = sizes
         numbers = {"num_elements": num_elements, "max_members": max_members, "chunk_elements": chunk_elements}
-        return cls.of(numbers | {"with_velocity": bool(with_velocity), "with_locks": bool(with_locks)})
+        flags = {"with_velocity": with_velocity, "with_locks": with_locks, "takes_any": takes_any}
+        return cls.of(numbers | {name: bool(value) for name, value in flags.items()})
 
     @classmethod
     def of_center(cls, descriptor: int) -> "BufferShape":
@@ -63,8 +66,8 @@ class BufferShape:
 
     @classmethod
     def of_mapped(cls, center: MappedCenter) -> "BufferShape":
-        sizes = center.num_elements, center.max_members, center.with_velocity, center.with_locks, center.chunk_elements
-        return cls(*sizes)
+        flags = center.with_velocity, center.with_locks
+        return cls(center.num_elements, center.max_members, *flags, center.chunk_elements, center.takes_any)
 
 
 @dataclass(frozen=True, slots=True)

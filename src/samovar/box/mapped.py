@@ -17,7 +17,7 @@ from samovar.box.base import Versions
 from samovar.box.board import MAX_MEMBERS, Member
 from samovar.box.memory import create_empty, is_sealed, seal
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
 from samovar.transports.base import Array
 
 # 256 KiB: a chunk of the center, the spare and the member's own fit into a core's second-level cache of 1 MiB together;
@@ -32,16 +32,18 @@ def create_center(
     with_velocity: bool = False,
     with_locks: bool = True,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+    takes_any: bool = False,
 ) -> int:
     """A new center, all zeros; returns its descriptor, which the caller owns.
 
     Without locks (Hogwild; Recht, Re, Wright, Niu, 2011) members change chunks where they are: elements are whole,
-    but of two updates at once one may be lost in part. Cost: 4 bytes an element (8 with velocity), one chunk a member,
+    but of two updates at once one may be lost in part. A chunk that would not be finite stays as it is, and who changes
+    it gets NotFinite, unless the center `takes_any`. Cost: 4 bytes an element (8 with velocity), one chunk a member,
     and 32 bytes for each pair of a chunk and a member. Raises InputError where shared memory is short.
     """
     descriptor = create_empty()
     try:
-        fill_center(descriptor, num_elements, max_members, with_velocity, with_locks, chunk_elements)
+        fill_center(descriptor, num_elements, max_members, with_velocity, with_locks, chunk_elements, takes_any)
     except BaseException:
         os.close(descriptor)
         raise
@@ -55,6 +57,7 @@ def fill_center(
     with_velocity: bool = False,
     with_locks: bool = True,
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
+    takes_any: bool = False,
 ) -> None:
     """Make a center of a file by `create_empty`; of one that somebody died filling, anew; of a center, nothing.
 
@@ -64,7 +67,8 @@ def fill_center(
         return
     try:
         os.ftruncate(descriptor, 0)
-        _native.Center.create(descriptor, num_elements, chunk_elements, max_members, with_velocity, with_locks)
+        flags = with_velocity, with_locks, takes_any
+        _native.Center.create(descriptor, num_elements, chunk_elements, max_members, *flags)
         seal(descriptor)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -124,6 +128,10 @@ class MappedCenter:
         return self._native.has_locks
 
     @property
+    def takes_any(self) -> bool:
+        return self._native.takes_any
+
+    @property
     def lock_wait_s(self) -> float:
         """Seconds that this member lost to others so far: tries at chunks that another changed first."""
         return self._native.lost_s
@@ -159,7 +167,7 @@ class MappedCenter:
 
     def write_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
         """`write` for the chunks from `first_chunk` on that `values` has the elements of: whole chunks."""
-        self._native.write(first_chunk, values, False)
+        self._write(first_chunk, values, False)
 
     def read_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read` of as many chunks as `destination` has the elements of."""
@@ -171,7 +179,7 @@ class MappedCenter:
     def write_velocity_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
         """`write_velocity` for a part of the chunks."""
         self._check_velocity("its velocity cannot be written")
-        self._native.write(first_chunk, values, True)
+        self._write(first_chunk, values, True)
 
     def read_velocity_chunks(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions:
         """`read_velocity` of a part of the chunks, and their versions."""
@@ -189,8 +197,8 @@ class MappedCenter:
         versions, waiting_s = self._versions(difference), deadline.remaining_s()
         try:
             done = self._native.accumulate(first_chunk, sequence, difference, momentum, versions, waiting_s)
-        except _native.Fenced as error:
-            raise self._fenced(error) from error
+        except (_native.Fenced, _native.NotFinite) as error:
+            raise self._refused(error) from error
         self._check(done, "add to the center")
         return versions
 
@@ -216,8 +224,8 @@ class MappedCenter:
             else:
                 arrays = (weights, moved)
                 done = self._native.exchange_into(first_chunk, sequence, *arrays, moving_rate, versions, waiting_s)
-        except _native.Fenced as error:
-            raise self._fenced(error) from error
+        except (_native.Fenced, _native.NotFinite) as error:
+            raise self._refused(error) from error
         self._check(done, "exchange with the center")
         return versions
 
@@ -245,8 +253,8 @@ class MappedCenter:
         versions = np.zeros(self.num_chunks, np.int64)
         try:
             done = self._native.wait(ticket, versions, deadline.remaining_s())
-        except _native.Fenced as error:
-            raise self._fenced(error) from error
+        except (_native.Fenced, _native.NotFinite) as error:
+            raise self._refused(error) from error
         self._check(done, "finish adding to the center")
         self._pushed.pop(ticket, None)
         return versions
@@ -269,7 +277,15 @@ class MappedCenter:
                 "is the machine overloaded? Raise --timeout"
             )
 
-    def _fenced(self, error: Exception) -> RankFailed:
+    def _write(self, first_chunk: int, values: Array, is_velocity: bool) -> None:
+        try:
+            self._native.write(first_chunk, values, is_velocity)
+        except _native.NotFinite as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: Exception) -> SamovarError:
+        if isinstance(error, _native.NotFinite):
+            return NotFinite(f"{self._name}: refused, {error}")
         return RankFailed(f"{self._name}: {error}; join anew")
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from samovar.box.base import Versions
 from samovar.box.board import PROGRESS_BYTES, Member
 from samovar.box.bodies import MOST_ATTACHMENT_BYTES, MOST_CREATION_BYTES, MOST_NAME_BYTES, WORD_BYTES
-from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
 
-VERSION: Final = 2
+VERSION: Final = 3
 # Of 1 MiB, a fifth more is computed for each byte: Python's share of a part does not depend on its size.
 PART_BYTES: Final = 1 << 22
 # An exchange sends one part while another comes back, so of a small center, too, there are several.
@@ -77,6 +77,7 @@ class Status(IntEnum):
     REFUSED = 1  # InputError
     FAILED = 2  # RankFailed
     LATE = 3  # DeadlineExceeded
+    NOT_FINITE = 4  # NotFinite
 
 
 # Built once: messages are many.
@@ -85,6 +86,7 @@ _ERRORS: dict[Status, type[SamovarError]] = {
     Status.REFUSED: InputError,
     Status.FAILED: RankFailed,
     Status.LATE: DeadlineExceeded,
+    Status.NOT_FINITE: NotFinite,
 }
 
 
@@ -213,7 +215,7 @@ class Reply:
 
 
 def status_of(error: SamovarError) -> Status:
-    """How an answer tells of it; what is none of the three is the box's own failure."""
+    """How an answer tells of it; what is none of these is the box's own failure."""
     return next((status for status, kind in _ERRORS.items() if isinstance(error, kind)), Status.FAILED)
 
 

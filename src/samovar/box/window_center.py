@@ -11,7 +11,8 @@ import numpy as np
 from samovar import _native
 from samovar.box.base import Push, Versions
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
+from samovar.core.finite import all_finite
 from samovar.transports.base import Array, Notification, Pending, Spawning, Transport, Window
 
 CHUNK_ELEMENTS = 1 << 16
@@ -67,6 +68,7 @@ class WindowCenter:
 
     def write(self, values: Array, deadline: Deadline) -> None:
         """c = values."""
+        _require_finite(values)
         self._write(self._center_offset, values, deadline)
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
@@ -130,6 +132,7 @@ class WindowCenter:
                 if sequence > last[0]:
                     window.get(_HOST, offset, center)
                     change(part, center)
+                    _require_finite(center)
                     window.put(_HOST, offset, center)
                     # Atomics come after puts to the same rank: when this one answers, the chunk is in place.
                     last[:] = sequence, window.fetch_add(_HOST, self._word(chunk, _VERSION), 1) + 1
@@ -152,6 +155,8 @@ class WindowCenter:
             self._window.get(_HOST, offset, velocity)
             velocity *= np.float32(momentum)
             velocity += difference[part]
+            _require_finite(velocity)
+            _require_finite(center + velocity)
             self._window.put(_HOST, offset, velocity)
             np.add(center, velocity, out=center)
 
@@ -258,6 +263,12 @@ class _Job:
             raise DeadlineExceeded(
                 f"rank {self._rank}: its push to the center was not done within {remaining_s:.1f} s"
             ) from None
+
+
+def _require_finite(values: Array) -> None:
+    """Raises NotFinite."""
+    if not all_finite(values):
+        raise NotFinite("a chunk of the center would not be finite; it stays as it was")
 
 
 def _place(rank: int, lane: int) -> int:

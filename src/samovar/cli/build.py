@@ -1,6 +1,7 @@
 """Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,6 +49,7 @@ from samovar.strategies.trial import Witness
 from samovar.transports.base import Transport
 from samovar.worker.evaluated import EvaluatedWeights
 from samovar.worker.evaluation import Evaluation
+from samovar.worker.finite import FiniteCheck
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.step import Parts, Updates, Worker
 from samovar.worker.times import Laps
@@ -62,11 +64,19 @@ class Learner:
     solver: Solver
     strategy: Strategy
     evaluated: EvaluatedWeights | CenterWeights
+    finite: FiniteCheck
     collective: str
     buckets: tuple[Bucket, ...]
     parts: Parts
     slices: Slices | None
     notices: tuple[str, ...]
+
+    @contextlib.contextmanager
+    def with_evaluated_weights(self) -> Iterator[None]:
+        """Inside, the model's weights are those that are tested, saved and told of. Raises NotFinite."""
+        with self.evaluated.in_place():
+            self.finite.require()
+            yield
 
     @property
     def has_private_state(self) -> bool:
@@ -124,7 +134,8 @@ def build_learner(
     evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.is_free else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
-    return Learner(net, model, solver, strategy, evaluated, collective, buckets, parts, slices, notices)
+    finite = FiniteCheck(weights, strategy, solver, transport.group.rank)
+    return Learner(net, model, solver, strategy, evaluated, finite, collective, buckets, parts, slices, notices)
 
 
 def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:

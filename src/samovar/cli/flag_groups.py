@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
+from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.strategies.config import COMPRESSIONS, NONE, VARIANTS
 from samovar.strategies.stop_rule import MEAN, STOP_RULES
@@ -66,6 +67,13 @@ class AtCenter(NamedTuple):
         int | None,
         typer.Option(
             help="Updates of others that a worker may have missed when its own reaches the center; default: any."
+        ),
+    ] = None
+    max_refused_pushes: Annotated[
+        int | None,
+        typer.Option(
+            help="A worker ends as lost when so many of its updates in a row were not finite; the center takes none of "
+            f"them. Default: {MAX_REFUSED_PUSHES}."
         ),
     ] = None
     group_size: Annotated[

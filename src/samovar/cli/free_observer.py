@@ -40,6 +40,7 @@ def worker_figures(state: WorkerState) -> WorkerFigures:
         lock_wait_s=state.lock_wait_s,
         distance=_known(state.distance),
         is_gone=state.is_gone,
+        refused=state.num_refused,
     )
 
 

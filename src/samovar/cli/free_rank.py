@@ -89,7 +89,7 @@ class FreeRank:
         updates = self._order.updates(learner.solver)
         worker = build.build_worker(learner, stream, context.config, updates, None)
         return FreeTraining(
-            FreeParts(worker, learner.strategy, updates, learner.evaluated, self._box.lock_wait_s),
+            FreeParts(worker, learner.strategy, learner.finite, updates, learner.evaluated, self._box.lock_wait_s),
             crew,
             self._order.course(LiveCourse(crew.run_steps, self._schedule.num_steps)),
             self._become_master,
@@ -104,7 +104,7 @@ class FreeRank:
     def tell_result(self, outcome: Outcome) -> None:
         """What the run came to: the center, and how each worker got on."""
         learner, states = self._learner, self._box.crew.states()
-        with learner.evaluated.in_place():
+        with learner.with_evaluated_weights():
             sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
         sent_bytes = center_bytes(learner, sum(state.num_updates for state in states))
         num_steps = sum(state.steps_done - self._schedule.first_step for state in states)

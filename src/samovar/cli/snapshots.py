@@ -53,7 +53,7 @@ class PrefixSaver:
         """Write the pair, on rank 0 the path of the weights."""
         learner = self._learner
         learner.strategy.gather_histories()
-        with learner.evaluated.in_place():
+        with learner.with_evaluated_weights():
             if self._rank:
                 return None
             files = caffe_files(
@@ -106,7 +106,7 @@ class FolderSaver:
         staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
         learner = self._learner
         learner.strategy.gather_histories()
-        with learner.evaluated.in_place():
+        with learner.with_evaluated_weights():
             return self._write(steps_done, staged) if self._group.rank == 0 else None
 
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[Staged, ...]:

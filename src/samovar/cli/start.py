@@ -20,12 +20,12 @@ from samovar.cli.rank_arguments import RankArguments
 from samovar.cli.survivors import Survivors, blamed
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError
 from samovar.launch.numa import numa_nodes, spread
 from samovar.launch.pinning import apart
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect
 from samovar.report.pipe import RecordReader
-from samovar.report.records import Failed, Finished, Notice, Record
+from samovar.report.records import Failed, Finished, Notice, Record, SnapshotWritten
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
@@ -38,11 +38,12 @@ _LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give
 
 @dataclass(slots=True)
 class Told:
-    """What the ranks told: the result (rank 0's), who failed and why, and of which topics they have spoken."""
+    """What the ranks told: the result (rank 0's), failures and their reasons, topics of notices, the last snapshot."""
 
     result: RunResult | None = None
     failures: dict[int, Failed] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
+    snapshot: Path | None = None
 
     def is_news(self, record: Record) -> bool:
         """Whether no rank has told the same."""
@@ -69,7 +70,7 @@ def run_job(
 
     Ranks that are pinned get the cores that other runs leave. `effects` are those of signals that do not stop the job.
     """
-    told = Told()
+    told = Told(snapshot=config.snapshot)
     with ExitStack() as stack:
         config = _begun(config, folder, stack)
         memory = _memory(config, stack)
@@ -202,6 +203,8 @@ def _note(record: Record, told: Told, rank: int) -> None:
             told.result = record.result
         case Failed():
             told.failures[rank] = record
+        case SnapshotWritten():
+            told.snapshot = Path(record.path)
 
 
 def _done(told: Told, survivors: Survivors, folder: RunFolder, console: Display) -> int:
@@ -235,10 +238,18 @@ def _failed(ends: Sequence[RankEnd], told: Told, board: Board, folder: RunFolder
         return failure.exit_code
     reason = failure.message.removeprefix(f"rank {rank}: ")
     sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
+    if failure.kind == NotFinite.__name__:
+        sentence = f"rank {rank}: {reason}; {_last_snapshot(told.snapshot)}"
     if failure.kind == DeadlineExceeded.__name__:
         sentence = _silent(ends, board.launcher_row) + sentence
     console.error(sentence)
     return failure.exit_code
+
+
+def _last_snapshot(path: Path | None) -> str:
+    if path is None:
+        return "no snapshot was written"
+    return f"the last snapshot, whose weights are finite, is {path}: go on with --snapshot {path}"
 
 
 def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:

@@ -71,6 +71,7 @@ def _settings(center: AtCenter, compression: Compression) -> dict[str, Any]:
         "compress": None if compression.compress == NONE else compression.compress,
         "always_compresses": compression.compress_always,
         "max_staleness_steps": center.max_staleness,
+        "max_refused_pushes": center.max_refused_pushes,
         "group_size": center.group_size,
         "read_first": center.read_first,
         "center_momentum": center.center_momentum,

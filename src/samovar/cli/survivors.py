@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from samovar.core.board import BoardWord
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, NotFinite
 from samovar.launch.processes import RankEnd
 from samovar.report.records import Failed, Notice, Record
 from samovar.report.result import RunResult
@@ -135,7 +135,8 @@ class Survivors:
         else:
             others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
             consequence = f"{others}, and it {what}"
-        self._show(Notice(level="warning", text=f"rank {end.rank}{reason} after step {step}; {consequence}"))
+        when = "" if failure is not None and failure.kind == NotFinite.__name__ else f" after step {step}"
+        self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
 
 
 def _listed(ranks: Sequence[int]) -> str:
@@ -143,5 +144,10 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def blamed(ends: Sequence[RankEnd], failures: Mapping[int, Failed]) -> Sequence[RankEnd]:
-    """`ends`, those first whose input was wrong: of a run that outlives other failures, these ended it."""
-    return sorted(ends, key=lambda end: end.rank not in failures or failures[end.rank].kind != InputError.__name__)
+    """`ends`, those first that ended the run: whose input was wrong, or whose weights were not finite before others'.
+
+    What a rank tells first came first; how long it takes to end says nothing.
+    """
+    kinds = (InputError.__name__, NotFinite.__name__)
+    order = [rank for kind in kinds for rank, failure in failures.items() if failure.kind == kind]
+    return sorted(ends, key=lambda end: order.index(end.rank) if end.rank in order else len(order))

@@ -71,6 +71,7 @@ def run_training(context: RankContext) -> None:
             tracing.observing(stack.enter_context(run_observer(context, caffe, learner, tests, schedule))),
             save_function(context, caffe, learner),
             at_boundary,
+            learner.finite,
             config.timeout_s,
         )
         outcome = training.run()
@@ -181,7 +182,7 @@ def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: T
     config = context.config
     sent_bytes = context.transport.bytes_sent + center_bytes(learner, _num_updates(learner))
     own_bytes = [float(sent_bytes), float(opened.reader.fetched_bytes), float(peak_memory_bytes())]
-    with learner.evaluated.in_place():
+    with learner.with_evaluated_weights():
         sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
     require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
     all_bytes = gather(context.transport, own_bytes, config.timeout_s)

@@ -54,7 +54,7 @@ def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Ca
     def evaluate() -> Iterator[TestResult]:
         if not tests:
             return
-        with learner.evaluated.in_place(), learner.model.outside_of_a_step():
+        with learner.with_evaluated_weights(), learner.model.outside_of_a_step():
             for test in tests:
                 yield test.evaluation.run()
 
@@ -65,7 +65,7 @@ def forward_function(learner: build.Learner, worker: Worker) -> Callable[[], Ste
     """One more forward pass, with weights that have all arrived."""
 
     def forward() -> StepLoss:
-        with learner.evaluated.in_place(), learner.model.outside_of_a_step():
+        with learner.with_evaluated_weights(), learner.model.outside_of_a_step():
             return worker.forward()
 
     return forward

@@ -3,6 +3,7 @@
 SamovarError                 anything this package refuses or cannot finish (exit code 3)
 |-- InputError               the user's input: a file, a field, a flag (exit code 2)
 |-- DeadlineExceeded         a wait ended by its deadline
+|-- NotFinite                weights became infinite or no numbers (exit code 4)
 |-- RankFailed               a rank died or reported an error
 `-- ReplicasDiffer           ranks that must agree hold different values
 
@@ -40,6 +41,12 @@ class InputError(SamovarError):
 
 class DeadlineExceeded(SamovarError):
     """A wait for another rank (or thread) lasted longer than its deadline."""
+
+
+class NotFinite(SamovarError):
+    """Weights, or an update of them, are infinite or no numbers: from here on nothing is learned."""
+
+    exit_code = 4
 
 
 class RankFailed(SamovarError):

@@ -24,7 +24,8 @@ class WorkerFigures:
     """How a worker that waits for nobody got on; its last life's speed, and counts over all lives of its rank.
 
     `staleness[k]` of its updates of the center found k updates of others that it had not seen; the last counts all that
-    are more. `lock_wait_s` is what it lost to others at the center; `distance` is ||x - c|| / ||c|| as it was measured
+    are more. `lock_wait_s` is what it lost to others at the center; `refused` of its
+    updates were not finite and did not come there. `distance` is ||x - c|| / ||c|| as it was measured
     last.
     """
 
@@ -38,6 +39,7 @@ class WorkerFigures:
     distance: float | None
     is_gone: bool
     restarts: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from samovar.box.base import Push
+from samovar.core.errors import NotFinite
 from samovar.core.group import Group
 from samovar.core.stateful import StateValue
 from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
@@ -54,10 +55,19 @@ class AsyncEasgd(ElasticSteps):
         """Wait for the exchange under way; whether there was one."""
         if self._under_way is None:
             return False
-        self._under_way.wait(self._deadline())
-        self._note_update(self._under_way.versions)
+        try:
+            self._under_way.wait(self._deadline())
+            self._note_update(self._under_way.versions)
+        except NotFinite as error:
+            self._under_way = None
+            self._refuse(str(error))
+            return False
         self._under_way = None
         return True
+
+    def _take_center(self) -> None:
+        self._has_come()
+        super()._take_center()
 
     def _exchange(self) -> None:
         if not self._overlaps:
@@ -129,8 +139,9 @@ class RoundRobinEasgd(AsyncEasgd):
         super().load_state_dict(state)
         self._is_drained = False
 
-    def _exchange(self) -> None:
-        self._in_turn(super()._exchange)
+    def _meet_center(self) -> None:
+        """The turn goes on, whatever becomes of this rank's exchange."""
+        self._in_turn(super()._meet_center)
         self._is_drained = False
 
     def _in_turn(self, act: Callable[[], object]) -> None:

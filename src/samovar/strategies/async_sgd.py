@@ -39,16 +39,13 @@ class AsyncSgd(CenterSteps):
     def begin_step(self, _step: int) -> None:
         """The first time: pull."""
         if self._seen is None:
-            self._pull()
-
-    def adopt_center(self) -> None:
-        self._pull()
+            self._take_center()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         super().load_state_dict(state)
         self._seen = None  # pull before the next step
 
-    def _pull(self) -> None:
+    def _take_center(self) -> None:
         self._seen = self._center.read(self._pulled, self._deadline())
         self._weights[:] = self._pulled
 
@@ -58,7 +55,7 @@ class AsyncSgd(CenterSteps):
         difference = np.subtract(self._weights, self._pulled, out=self._pulled)
         deadline = self._deadline()
         self._note_update(self._center.accumulate(self._next_sequence(), difference, deadline, self._momentum))
-        self._pull()
+        self._take_center()
 
     def _is_too_stale(self) -> bool:
         """With a bound: whether the difference was set aside, and the center read again."""

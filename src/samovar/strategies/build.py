@@ -7,6 +7,7 @@ from samovar.collectives.codecs import Codec
 from samovar.collectives.engine import Collectives, PlannedCollectives, WindowCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.layout import Bucket
 from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
@@ -113,7 +114,8 @@ def _at_center(
     num_workers = seat.num_workers or collectives.group.world_size
     config = resolved(config, num_workers)
     assert config.sync_period_steps is not None
-    place = Workplace(seat, buckets, buffers, config.sync_period_steps, deadline)
+    most_refused = config.max_refused_pushes or MAX_REFUSED_PUSHES
+    place = Workplace(seat, buckets, buffers, config.sync_period_steps, deadline, most_refused)
     if config.moving_rate is None:
         return _plain(config, place)
     rate = _rate(config, num_workers)

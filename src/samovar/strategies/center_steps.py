@@ -7,6 +7,8 @@ import numpy as np
 
 from samovar.box.base import Center, Versions
 from samovar.core.clock import Deadline
+from samovar.core.errors import NotFinite
+from samovar.core.finite import MAX_REFUSED_PUSHES, all_finite, first_not_finite
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Exchanged, Update
@@ -41,7 +43,8 @@ class Rate:
 class Workplace:
     """Where a worker works: its seat at the center, its buckets, weights x_i and gradients g_i, each float32 (N,).
 
-    It exchanges every `sync_period_steps` steps of its own; every wait of it ends by `deadline()`.
+    It exchanges every `sync_period_steps` steps of its own; every wait of it ends by `deadline()`. It is lost when the
+    center has refused `max_refused_pushes` of it in a row.
     """
 
     seat: CenterSeat
@@ -49,6 +52,7 @@ class Workplace:
     buffers: Buffers
     sync_period_steps: int
     deadline: Callable[[], Deadline]
+    max_refused_pushes: int = MAX_REFUSED_PUSHES
 
 
 class CenterSteps:
@@ -56,10 +60,17 @@ class CenterSteps:
 
     Nobody waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c from
     1, over the life of this object. Evaluated and saved: c, read anew where it is asked for.
+
+    Weights that are not finite never come to c: where a due exchange finds them, the worker goes on from c instead,
+    x = c, as it does where c refuses an update because it would not be finite with it.
     """
 
     def __init__(self, place: Workplace) -> None:
         self.staleness = Staleness()
+        self.num_refused = 0
+        self._num_refused_in_a_row = 0
+        self._max_refused_pushes = place.max_refused_pushes
+        self._has_started_anew = False
         self._center = place.seat.center
         self._is_first = place.seat.is_first
         self._buckets = place.buckets
@@ -90,6 +101,26 @@ class CenterSteps:
     def resize(self, num_workers: int) -> None:
         """So many workers share the center from now on: a default moving rate follows, a given one stays."""
 
+    @property
+    def group_size(self) -> int:
+        """So many workers make the same steps as this one."""
+        return 1
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the center refused so many updates of this worker, one after the other, that it is to end."""
+        return self._num_refused_in_a_row >= self._max_refused_pushes
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether what this worker did last is not in the center, and never will be: it is not finite."""
+        return self._num_refused_in_a_row > 0 or not all_finite(self._weights)
+
+    def has_started_anew(self) -> bool:
+        """Whether this worker took c for its weights since the last call: what its solver keeps is of weights gone."""
+        has_started, self._has_started_anew = self._has_started_anew, False
+        return has_started
+
     def take_notices(self) -> tuple[str, ...]:
         """What the user should know, said since the last call."""
         notices, self._notices = tuple(self._notices), []
@@ -119,7 +150,7 @@ class CenterSteps:
         for bucket in self._buckets:
             update(bucket, 1.0)
         if self.is_due(step):
-            self._exchange()
+            self._meet_center()
 
     def drain(self) -> None:
         """Nothing: no update outlives its step."""
@@ -127,7 +158,7 @@ class CenterSteps:
     def adopt_center(self) -> None:
         """x = c: a worker that joins starts from what the others have learned."""
         self.drain()
-        self._seen = self._center.read(self._weights, self._deadline())
+        self._take_center()
 
     def center(self) -> Array | None:
         """c as it is now, with all updates of this worker's after `drain`."""
@@ -149,6 +180,39 @@ class CenterSteps:
             else:
                 self._copy[:] = self._weights
             self._center.write(self._copy, self._deadline())
+
+    def _meet_center(self) -> None:
+        """Exchange; what is not finite does not come to the center."""
+        if not all_finite(self._weights):
+            entries = (entry for bucket in reversed(self._buckets) for entry in reversed(bucket.entries))
+            self._refuse(f"those of {first_not_finite(entries, self._weights) or 'a statistic'} first")
+            return
+        num_refused = self.num_refused
+        try:
+            self._exchange()
+        except NotFinite as error:
+            self._refuse(str(error))
+        if self.num_refused == num_refused:
+            self._num_refused_in_a_row = 0
+
+    def _refuse(self, reason: str) -> None:
+        """Nothing of these weights comes to the center: this worker goes on from there."""
+        self._count_refused()
+        if self.num_refused == 1:
+            self._notices.append(
+                "weights that are not finite were kept from the center, from which this worker goes on, here and each "
+                f"further time: {reason}; lower the learning rate, or look at this worker's data"
+            )
+        self._take_center()
+
+    def _count_refused(self) -> None:
+        self.num_refused += 1
+        self._num_refused_in_a_row += 1
+        self._has_started_anew = True
+
+    def _take_center(self) -> None:
+        """x = c."""
+        self._seen = self._center.read(self._weights, self._deadline())
 
     def _exchange(self) -> None:
         """This worker has made its steps and meets the center."""

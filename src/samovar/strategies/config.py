@@ -36,6 +36,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size", "factors"),
 }
 _AT_A_CENTER = tuple(name for name in _SETTINGS if name not in ("sync", "local-sgd", "diloco", "sync-easgd"))
+_SETTINGS |= {name: (*_SETTINGS[name], "max_refused_pushes") for name in _AT_A_CENTER}
 _OVERLAPS = {
     "sync": ("none", "backward", "full"),
     "sync-easgd": ("none", "step", "period"),
@@ -51,6 +52,7 @@ _FLAGS = {
     "outer_rate": "--outer-rate",
     "outer_momentum": "--outer-momentum",
     "max_staleness_steps": "--max-staleness",
+    "max_refused_pushes": "--max-refused-pushes",
     "group_size": "--group-size",
     "read_first": "--read-first",
     "center_momentum": "--center-momentum",
@@ -87,6 +89,7 @@ class StrategyConfig:
     owner: str | None = None
     automatic_buckets: bool = False
     max_staleness_steps: int | None = None
+    max_refused_pushes: int | None = None
     group_size: int | None = None
     read_first: bool | None = None
     center_momentum: float | None = None
@@ -109,6 +112,8 @@ class StrategyConfig:
         _require_momentum("--center-momentum", self.center_momentum)
         if self.max_staleness_steps is not None and self.max_staleness_steps < 0:
             raise InputError(f"--max-staleness: got {self.max_staleness_steps} updates; give at least 0")
+        if self.max_refused_pushes is not None and self.max_refused_pushes < 1:
+            raise InputError(f"--max-refused-pushes: got {self.max_refused_pushes}; give at least 1")
         if self.group_size is not None and self.group_size < 1:
             raise InputError(f"--group-size: got {self.group_size} workers; give at least 1")
         self._check_overlap()

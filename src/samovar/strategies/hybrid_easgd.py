@@ -9,6 +9,7 @@ from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
 from samovar.core.clock import polled
 from samovar.core.errors import DeadlineExceeded
+from samovar.core.finite import all_finite
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Update
@@ -76,6 +77,15 @@ class HybridEasgd(ShmEasgd):
         memory = group.region("lives", _LIFE_BYTES)
         self._lives = Region(memory.window, memory.offset, memory.array.view(np.int64))
 
+    @property
+    def group_size(self) -> int:
+        return len(self._group.ranks)
+
+    @property
+    def is_sick(self) -> bool:
+        """The leader says it for all."""
+        return self._is_leader and super().is_sick
+
     def exchanges_at(self, _step: int) -> bool:
         """Always: a step waits for its group."""
         return True
@@ -86,9 +96,17 @@ class HybridEasgd(ShmEasgd):
     def finish_step(self, step: int, update: Update) -> None:
         self._sync.finish_step(step, update)
         if self.is_due(step):
-            if self._is_leader:
-                self._exchange()
+            self._meet_center()
             self._broadcast.run(self._deadline())
+
+    def _meet_center(self) -> None:
+        """The leader does; the others, whose weights are the same bits, know as well as it whether they are refused."""
+        if self._is_leader:
+            super()._meet_center()
+        elif all_finite(self._weights):
+            self._num_refused_in_a_row = 0
+        else:
+            self._count_refused()
 
     def adopt_center(self) -> None:
         """x = c of one moment in the whole group, which must all call it."""

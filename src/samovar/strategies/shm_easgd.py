@@ -4,6 +4,7 @@ import numpy as np
 
 from samovar import _native
 from samovar.box.base import Push, Versions
+from samovar.core.errors import NotFinite
 from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
 
 
@@ -41,10 +42,15 @@ class ShmEasgd(ElasticSteps):
 
     def drain(self) -> None:
         """Wait until the own push is in the center."""
-        if self._push is not None:
+        if self._push is None:
+            return
+        try:
             self._push.wait(self._deadline())
             self._note_update(self._push.versions)
+        except NotFinite as error:
             self._push = None
+            self._refuse(str(error))
+        self._push = None
 
     def _exchange(self) -> None:
         if self._reads_first:

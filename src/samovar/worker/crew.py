@@ -10,6 +10,7 @@ import numpy.typing as npt
 from samovar.box.board import Progress
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
+from samovar.core.finite import all_finite
 from samovar.transports.base import Region, Transport
 from samovar.worker.members import Members, first_left
 
@@ -17,8 +18,9 @@ STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for
 _POLL_S = 0.002
 # A worker's row: numbers that it alone writes, then its staleness.
 _IS_READY, _BEGUN_S, _IS_FINISHED, _STEPS, _SPEED, _LOSS, _DISTANCE = range(7)
-_COUNTS = slice(7, 10)  # samples, updates, seconds lost to others: over all its lives, as staleness is
-_FIRST_STALENESS = 10
+# Samples, updates, seconds lost to others, refused updates: over all its lives, as staleness is.
+_COUNTS = slice(7, 11)
+_FIRST_STALENESS = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class WorkerState:
     """How far a worker is. `loss` is that of its last step; nan before.
 
     `staleness[k]`: how many of its updates found k updates of others that it had not seen. `lock_wait_s` is lost to
-    others at the center. `distance` is ||x - c|| / ||c||, measured now and then. `is_gone`: it died for good.
+    others at the center; `num_refused` of its updates would not have been finite. `distance` is ||x - c|| / ||c||,
+    measured now and then. `is_gone`: it died for good.
     """
 
     steps_done: int
@@ -34,6 +37,7 @@ class WorkerState:
     samples_per_second: float = 0.0
     loss: float = float("nan")
     num_updates: int = 0
+    num_refused: int = 0
     staleness: tuple[int, ...] = (0,) * STALENESS_BINS
     lock_wait_s: float = 0.0
     distance: float = float("nan")
@@ -72,6 +76,11 @@ class Crew:
     def is_first(self) -> bool:
         """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
         return self.rank == first_left(self.world_size, self._is_gone, self.rank)
+
+    def is_alone(self, group_size: int) -> bool:
+        """Whether all others of the launch are gone, but those of the own group."""
+        own = self.rank // group_size
+        return all(rank // group_size == own or self._is_gone(rank) for rank in range(self.world_size))
 
     @property
     def leads(self) -> bool:
@@ -127,10 +136,10 @@ class Crew:
         if distance is not None:
             row[_DISTANCE] = distance
         row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
-        row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s)
+        row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s, state.num_refused)
         row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
         self._row[_STEPS:] = row[_STEPS:]  # in one go: who is killed has told all of a step, or nothing of it
-        samples, updates, lock_wait_s = row[_COUNTS].tolist()
+        samples, updates, lock_wait_s, _num_refused = row[_COUNTS].tolist()
         progress = Progress(
             steps=state.steps_done,
             samples=int(samples),
@@ -154,19 +163,24 @@ class Crew:
         return self._members.run_steps()
 
     def mean_statistics(self) -> npt.NDArray[np.float32]:
-        """The mean of what the layers of all workers that have begun count, float32 (num_statistics,)."""
+        """The mean of what the layers of all workers that have begun count, float32 (num_statistics,).
+
+        One whose counts are not finite is left out.
+        """
         total = np.zeros(len(self.own_statistics), np.float32)
         own, count = np.empty_like(total), 0
         for rank in range(self.world_size):
-            if self._words(rank)[_IS_READY]:
-                self._window.get(rank, self._statistics_offset, own)
+            if not self._words(rank)[_IS_READY]:
+                continue
+            self._window.get(rank, self._statistics_offset, own)
+            if all_finite(own):
                 total += own
                 count += 1
         return total / np.float32(max(1, count))
 
     def _state(self, rank: int) -> WorkerState:
         words = self._words(rank)
-        samples, updates, lock_wait_s = words[_COUNTS].tolist()
+        samples, updates, lock_wait_s, refused = words[_COUNTS].tolist()
         has_begun = bool(words[_BEGUN_S])
         return WorkerState(
             steps_done=max(int(words[_STEPS]), self._first_step),
@@ -174,6 +188,7 @@ class Crew:
             samples_per_second=float(words[_SPEED]),
             loss=float(words[_LOSS]) if has_begun else float("nan"),
             num_updates=int(updates),
+            num_refused=int(refused),
             staleness=tuple(int(count) for count in words[_FIRST_STALENESS:]),
             lock_wait_s=lock_wait_s,
             distance=float(words[_DISTANCE]) if samples else float("nan"),

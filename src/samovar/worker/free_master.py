@@ -77,14 +77,17 @@ class Master:
         if leads and _passed(schedule.test_interval, before, now) and now < schedule.num_steps:
             self._test()
 
-    def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
-        """Wait until every worker's last update is in the center, then save and test it: that is what the run gives.
+    def wait_for_ends(self, stop_signal: int) -> None:
+        """Return when every worker's last update is in the center.
 
         Raises DeadlineExceeded, naming those of this launch that do not finish.
         """
         missing = self._crew.wait_for_ends(Deadline.after(self._timeout_s), with_others=not stop_signal)
         if missing:
             self._warn(f"{missing} of the box did not finish within {self._timeout_s:g} s, and is not waited for")
+
+    def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
+        """Save and test the center, now that all have ended: that is what the run gives."""
         self._account(times)
         self._settle()
         self._outcome.stop_signal = stop_signal

@@ -10,6 +10,7 @@ from samovar.core.pace import Pace
 from samovar.strategies.center_steps import CenterSteps
 from samovar.worker.course import Course, SteeredUpdates
 from samovar.worker.crew import Crew, WorkerState, binned
+from samovar.worker.finite import FiniteCheck
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.free_master import Master
 from samovar.worker.step import StepLoss, Worker
@@ -33,6 +34,7 @@ class FreeParts:
 
     worker: Worker
     strategy: CenterSteps
+    finite: FiniteCheck
     updates: SteeredUpdates
     evaluated: CenterWeights
     lock_wait_s: Callable[[], float]
@@ -101,9 +103,18 @@ class FreeTraining:
             self._step(rate_step)
         self._parts.strategy.drain()
         self._drained()
+        if not self._crew.is_first:
+            self._parts.finite.at_end()
         self._show(is_finished=True)
         self._look_for_master()
-        return None if self._master is None else self._master.finish(self._stop_signal, self._parts.worker.times)
+        return None if self._master is None else self._finish(self._master)
+
+    def _finish(self, master: Master) -> Outcome:
+        """Also where this worker's own weights came to nothing, if another one's did not."""
+        master.wait_for_ends(self._stop_signal)
+        if self._crew.is_alone(self._parts.strategy.group_size):
+            self._parts.finite.at_end()
+        return master.finish(self._stop_signal, self._parts.worker.times)
 
     def _next_rate_step(self) -> int | None:
         """None where this worker shall stop: by a signal, or because the run is over."""
@@ -120,6 +131,7 @@ class FreeTraining:
             self._voice.warn(text)
         parts.evaluated.publish_statistics()
         self._show()
+        parts.finite.after_step(self._steps_done, rate_step, self._loss)
         self._look_for_master()
         if self._master is not None:
             self._master.look(self._at_boundary(self._steps_done).num_snapshots, parts.worker.times)
@@ -150,6 +162,7 @@ class FreeTraining:
             samples_per_second=self._pace.take(self._num_samples),
             loss=self._loss,
             num_updates=strategy.num_updates,
+            num_refused=strategy.num_refused,
             staleness=binned(strategy.staleness.histogram),
             lock_wait_s=self._parts.lock_wait_s(),
             is_finished=is_finished,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from samovar.collectives.records import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.worker.evaluation import TestResult
+from samovar.worker.finite import FiniteCheck
 from samovar.worker.step import StepLoss, Worker
 from samovar.worker.times import StepTimes
 
@@ -117,6 +118,7 @@ class Training:
         observer: Observer,
         save: Callable[[int], None],
         at_boundary: Callable[[int], Requests],
+        finite: FiniteCheck,
         timeout_s: float,
     ) -> None:
         self._worker = worker
@@ -127,6 +129,7 @@ class Training:
         self._observer = observer
         self._save = save
         self._at_boundary = at_boundary
+        self._finite = finite
         self._timeout_s = timeout_s
         self._outcome = Outcome(schedule.first_step)
         self._posted: tuple[float, StepTimes] | None = None
@@ -165,6 +168,7 @@ class Training:
     def _step(self, step: int) -> None:
         started_s = time.monotonic()
         loss = self._worker.step(step)
+        self._finite.after_step(step + 1, step, loss.loss)
         self._outcome.steps_done = step + 1
         self._outcome.test_outputs = {}  # those of the weights that were
         agreed = self._collect()

@@ -26,7 +26,7 @@ def make() -> Iterator[Make]:
     made: list[_native.Center] = []
 
     def make(size: int, members: int = 1, **settings: bool) -> list[_native.Center]:
-        descriptor = create_center(size, 4, chunk_elements=CHUNK, **settings)
+        descriptor = create_center(size, 4, chunk_elements=CHUNK, takes_any=True, **settings)
         centers = [_native.Center(descriptor) for _ in range(members)]
         os.close(descriptor)
         for member, center in enumerate(centers):

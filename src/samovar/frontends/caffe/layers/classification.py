@@ -162,7 +162,8 @@ class _SoftmaxLoss(torch.autograd.Function):
 class Accuracy(Classification):
     """The share of labels whose score is among the `top_k` best; ties count against the label.
 
-    A label is right where fewer than `top_k` other classes have a score >= its own. Without any label that is
+    A label is right where fewer than `top_k` other classes have a score >= its own, and no score is NaN: Caffe, which
+    compares with NaN, counts such a label as right. Without any label that is
     not `ignore_label`, 0. A second top holds the share of each class. No gradient.
     """
 
@@ -194,7 +195,8 @@ class Accuracy(Classification):
             valid = labels != self.ignore_label
             labels = labels.where(valid, torch.zeros_like(labels))
         num_at_least = (scores >= self.at_label(scores, labels)).sum(1, keepdim=True)
-        right = ((num_at_least <= self.top_k) & valid).to(scores.dtype)
+        are_numbers = ~scores.isnan().any(1, keepdim=True)
+        right = ((num_at_least <= self.top_k) & are_numbers & valid).to(scores.dtype)
         valid = valid.to(scores.dtype)
         total = right.sum() / valid.sum().clamp_min(1)
         if not self.per_class:
