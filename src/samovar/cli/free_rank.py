@@ -32,6 +32,7 @@ from samovar.strategies.stop_rule import MEAN, described
 from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.worker.course import LiveCourse
+from samovar.worker.crew import Crew
 from samovar.worker.free_evaluated import CenterWeights
 from samovar.worker.free_master import Master
 from samovar.worker.free_training import Agree, FreeParts, FreeTraining
@@ -47,6 +48,7 @@ def run_free_training(context: RankContext) -> None:
         outcome = rank.training().run()
         if outcome is not None:
             rank.tell_result(outcome)
+            rank.crew.has_told()
 
 
 class FreeRank:
@@ -75,6 +77,10 @@ class FreeRank:
         opened = self._opened
         layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
         return JoinedBox(self._context, opened.caffe, layout, first_step, self._stack)
+
+    @property
+    def crew(self) -> Crew:
+        return self._box.crew
 
     def training(self) -> FreeTraining:
         """This rank's loop."""

@@ -1,6 +1,7 @@
 """The launcher's part of a job: run folder, ranks, what they tell, the exit code."""
 
 import glob
+import math
 import os
 import shutil
 import signal
@@ -77,20 +78,8 @@ def run_job(
         board = Board(memory["segment"], config.workers)
         group_size = config.strategy.group_size or 1
         survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
-        launch = Launch(
-            _command(folder, memory, survivors),
-            config.workers,
-            board,
-            list(memory.values()),
-            [folder.rank_log(rank) for rank in range(config.workers)],
-            config.threads_per_worker,
-            _take_records(config.workers, told, console),
-            survivors.patience_s if config.is_free else partial(_patience_s, told, config.timeout_s),
-            effects,
-            survivors.is_replaced if config.is_free else lambda _end: False,
-            survivors.ended_with,
-            survivors.started_after,
-        )
+        take = _take_records(config.workers, told, console)
+        launch = _launch(config, folder, memory, board, survivors, take, told, effects)
         if (placement := _placement(config)) is not None:
             console.show(placement)
         ends = launch.run()
@@ -98,8 +87,37 @@ def run_job(
         if launch.signals.kill_signal:
             return _killed_by(launch.signals.kill_signal, console)
         if told.result is None and ends[0].return_code != 0:
-            return _failed(blamed(ends, told.failures), told, board, folder, console)
+            return _failed(blamed(ends, told.failures), told, survivors, board, folder, console)
     return _done(told, survivors, folder, console)
+
+
+def _launch(
+    config: RunConfig,
+    folder: RunFolder,
+    memory: Mapping[str, int],
+    board: Board,
+    survivors: Survivors,
+    take: Callable[[int, bytes], None],
+    told: Told,
+    effects: Mapping[int, SignalEffect],
+) -> Launch:
+    """Where ranks wait for each other, one that stands still is told of by those that wait; else it is looked for."""
+    return Launch(
+        _command(folder, memory, survivors),
+        config.workers,
+        board,
+        list(memory.values()),
+        [folder.rank_log(rank) for rank in range(config.workers)],
+        config.threads_per_worker,
+        take,
+        survivors.patience_s if config.is_free else partial(_patience_s, told, config.timeout_s),
+        effects,
+        survivors.is_replaced if config.is_free else lambda _end: False,
+        survivors.ended_with,
+        survivors.started_after,
+        config.timeout_s if config.is_free else math.inf,
+        survivors.stopped,
+    )
 
 
 def _begun(config: RunConfig, folder: RunFolder, stack: ExitStack) -> RunConfig:
@@ -221,14 +239,16 @@ def _killed_by(number: int, console: Display) -> int:
     return 128 + number
 
 
-def _failed(ends: Sequence[RankEnd], told: Told, board: Board, folder: RunFolder, console: Display) -> int:
+def _failed(
+    ends: Sequence[RankEnd], told: Told, survivors: Survivors, board: Board, folder: RunFolder, console: Display
+) -> int:
     """Tell why the first rank of `ends` failed."""
     rank = ends[0].rank
     step, log = board.read(rank, BoardWord.STEPS_DONE), folder.rank_log(rank)
     failure = told.failures.get(rank)
     if failure is None:
         console.error(
-            f"rank {rank}: {_how(ends[0])} after step {step}; the other ranks were ended; "
+            f"rank {rank}: {survivors.how(ends[0])} after step {step}; the other ranks were ended; "
             f"see {log}, go on with --snapshot latest if a snapshot was written"
         )
         return SamovarError.exit_code
@@ -259,14 +279,6 @@ def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:
         return ""
     names = ", ".join(map(str, ranks))
     return f"rank {names} does not answer: " if len(ranks) == 1 else f"ranks {names} do not answer: "
-
-
-def _how(end: RankEnd) -> str:
-    if end.return_code < 0:
-        number = -end.return_code
-        hint = ", perhaps by the system for lack of memory," if number == signal.SIGKILL else ""
-        return f"killed by signal {number} ({signal.Signals(number).name}){hint}"
-    return f"ended with exit code {end.return_code}"
 
 
 def _placement(config: RunConfig) -> Notice | None:

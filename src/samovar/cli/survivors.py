@@ -12,6 +12,7 @@ from samovar.report.result import RunResult
 from samovar.report.script_wording import how
 from samovar.transports.shm import Board
 
+STOOD_STILL = "stood still, stopped by a signal, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 
 
@@ -42,8 +43,17 @@ class Survivors:
         self._num_fruitless_lives = [0] * world_size
         self._steps_at_start = [0] * world_size
         self._gone: set[int] = set()
+        self._stopped: set[int] = set()
         self._finished: set[int] = set()
         self._awaited: dict[range, set[int]] = {}  # of groups that come back: whose ends are still to come
+
+    def how(self, end: RankEnd) -> str:
+        """How the rank came to its end, for people."""
+        return STOOD_STILL if end.rank in self._stopped else how(end.return_code)
+
+    def stopped(self, rank: int) -> None:
+        """It stood still for too long, and is about to be ended."""
+        self._stopped.add(rank)
 
     def is_replaced(self, end: RankEnd) -> bool:
         """Whether the rank is started again, at once or with its group; tells what becomes of it."""
@@ -55,7 +65,7 @@ class Survivors:
             self._finished.add(end.rank)
         if end.return_code == 0 or end.rank in self._gone:  # gone with its group
             return False
-        if end.return_code < 0 and self._may_come_back(group):
+        if end.return_code < 0 and end.rank not in self._stopped and self._may_come_back(group):
             for rank in group:
                 self._num_restarts[rank] += 1
             self._awaited[group] = set(group) - {end.rank}
@@ -129,7 +139,7 @@ class Survivors:
         step = self._board.read(end.rank, BoardWord.STEPS_DONE)
         failure = self._failures.get(end.rank)
         own = f"rank {end.rank}: "
-        reason = f" {how(end.return_code)}" if failure is None else f": {failure.message.removeprefix(own)}"
+        reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
         if self._group_size > 1:
             consequence = f"the other groups go on, and its own, {_listed(self._group_of(end.rank))}, {what}"
         else:

@@ -1,5 +1,6 @@
 """Ranks that work for a launcher of ours: a pipe for records each, a log file, signals passed on over the board."""
 
+import math
 import os
 import signal
 import subprocess
@@ -80,6 +81,8 @@ class Launch:
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
         ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
         started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
+        stopped_s: float = math.inf,
+        on_stopped: Callable[[int], None] = lambda _rank: None,
     ) -> None:
         self._command = command
         self._inherited = inherited
@@ -96,6 +99,8 @@ class Launch:
             is_replaced=is_replaced,
             ended_with=ended_with,
             started_after=started_after,
+            stopped_s=stopped_s,
+            on_stopped=on_stopped,
         )
 
     def run(self) -> list[RankEnd]:

@@ -11,8 +11,10 @@ import selectors
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -21,6 +23,7 @@ from samovar.core.clock import Deadline
 _PIPE_READ_BYTES = 1 << 16
 # How long a launcher waits for a rank to disappear after SIGKILL.
 _REAP_WAIT_S = 10.0
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ class RankWatch:
     ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
     others may take to end by themselves (asked again at every news, infinity: as long as they like); `on_end` gets
     each rank's end. It takes those of `ended_with(end)` with it. One for which `is_replaced(end)` counts as if it had
-    not ended; `started_after(end)` are started again then: itself, or all that were to end first.
+    not ended; `started_after(end)` are started again then: itself, or all that were to end first. One that stands still
+    for `stopped_s` is ended, after `on_stopped(rank)`.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class RankWatch:
         is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
         ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
         started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
+        stopped_s: float = math.inf,
+        on_stopped: Callable[[int], None] = lambda _rank: None,
     ) -> None:
         self._start = start
         self._num_ranks = num_ranks
@@ -89,6 +95,8 @@ class RankWatch:
         self._is_replaced = is_replaced
         self._ended_with = ended_with
         self._started_after = started_after
+        self._stopped = StoppedRanks(stopped_s)
+        self._on_stopped = on_stopped
         self._selector = selectors.DefaultSelector()
         self._blocked: set[int] = set()
         self._waiting: list[int] = []
@@ -119,7 +127,10 @@ class RankWatch:
         to_end = False
         while len(ends) < self._num_ranks and not to_end:
             self._hold_back()
-            ends += self._next_ends(None if waiting_for is None else waiting_for.remaining_s())
+            ends += self._next_ends(self._stopped.next_look_s(waiting_for))
+            for rank in self._stopped.too_long(self.ranks):
+                self._on_stopped(rank)
+                self._kill([rank])
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
             patience_s = math.inf if failed is None else self._patience_s(failed)
@@ -218,6 +229,37 @@ class RankWatch:
             for descriptor in (rank.pidfd, *rank.pipes):
                 os.close(descriptor)
         self.ranks.clear()
+
+
+class StoppedRanks:
+    """Which ranks a signal has stopped (SIGSTOP, SIGTSTP) for `most_s`; one that computes, reads or waits is not."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._since_s: dict[int, float] = {}
+
+    def next_look_s(self, deadline: Deadline | None) -> float | None:
+        """How long a wait for news may last; None: for ever."""
+        own_s = min(_LOOK_S, self._most_s) if math.isfinite(self._most_s) else math.inf
+        wait_s = min(own_s, math.inf if deadline is None else deadline.remaining_s())
+        return wait_s if math.isfinite(wait_s) else None
+
+    def too_long(self, ranks: Sequence[RankProcess]) -> list[int]:
+        if not math.isfinite(self._most_s):
+            return []
+        now_s = time.monotonic()
+        stopped = {one.rank for one in ranks if one.process.returncode is None and is_stopped(one.process.pid)}
+        self._since_s = {rank: self._since_s.get(rank, now_s) for rank in stopped}
+        return [rank for rank, since_s in self._since_s.items() if now_s - since_s >= self._most_s]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped the process; one that a debugger holds is not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] == "T"
 
 
 def kill_session(pid: int) -> None:

@@ -8,19 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.box.board import Progress
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.finite import all_finite
 from samovar.transports.base import Region, Transport
 from samovar.worker.members import Members, first_left
 
 STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
-_POLL_S = 0.002
+_POLL_S, _END_POLL_S = 0.002, 0.02
 # A worker's row: numbers that it alone writes, then its staleness.
-_IS_READY, _BEGUN_S, _IS_FINISHED, _STEPS, _SPEED, _LOSS, _DISTANCE = range(7)
+_IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
 # Samples, updates, seconds lost to others, refused updates: over all its lives, as staleness is.
-_COUNTS = slice(7, 11)
-_FIRST_STALENESS = 11
+_COUNTS = slice(8, 12)
+_FIRST_STALENESS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Crew:
         self._statistics_offset = 8 * num_words
         self._earlier = self._row.copy()
         self.has_shown = bool(self._earlier[_IS_READY])  # in an earlier life, what its layers count too
-        self._row[_IS_FINISHED] = 0.0
+        self._row[[_IS_FINISHED, _HAS_TOLD]] = 0.0
 
     @property
     def is_first(self) -> bool:
@@ -129,6 +129,19 @@ class Crew:
         """
         self._wait(lambda rank: bool(self._words(rank)[_IS_FINISHED]), deadline, "does not finish")
         return self._members.wait_for_others(deadline) if with_others else ""
+
+    def has_told(self) -> None:
+        """This worker has told, for its launch, what the run came to."""
+        self._row[_HAS_TOLD] = 1.0
+
+    def wait_until_told(self, deadline: Deadline) -> bool:
+        """Whether another worker tells what the run came to; False where those before this one are gone."""
+        is_over = polled(lambda: self.is_first or self._is_told, deadline, _END_POLL_S)
+        return not is_over or self._is_told
+
+    @property
+    def _is_told(self) -> bool:
+        return any(self._words(rank)[_HAS_TOLD] for rank in range(self.world_size))
 
     def show(self, state: WorkerState, distance: float | None = None) -> None:
         """Tell the others how far this worker is; counts are those of this process."""

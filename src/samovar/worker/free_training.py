@@ -17,7 +17,7 @@ from samovar.worker.step import StepLoss, Worker
 from samovar.worker.training import Outcome, Requests
 
 # The master tests before anybody begins, and that may take longer than any exchange.
-_START_PATIENCE = 10.0
+_START_PATIENCE = _END_PATIENCE = 10.0
 _DISTANCE_EVERY_S = 1.0
 _DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
 
@@ -106,7 +106,8 @@ class FreeTraining:
         if not self._crew.is_first:
             self._parts.finite.at_end()
         self._show(is_finished=True)
-        self._look_for_master()
+        if self._master is None and not self._crew.wait_until_told(Deadline.after(_END_PATIENCE * self._timeout_s)):
+            self._look_for_master()
         return None if self._master is None else self._finish(self._master)
 
     def _finish(self, master: Master) -> Outcome:
