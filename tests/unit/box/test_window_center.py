@@ -13,7 +13,7 @@ from samovar.box.board import Member
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.box.window_center import WindowCenter
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.sim.transport import SimTransport
@@ -153,3 +153,22 @@ def test_momentum_needs_a_velocity() -> None:
 
     with pytest.raises(InputError, match=r"momentum 0\.9: this center keeps no velocity"):
         simulate(program, 1, SimConfig())
+
+
+def test_both_refuse_what_is_not_finite(twins: tuple[list[Center], list[Center]]) -> None:
+    sick, start = np.zeros((2, SIZE), np.float32)
+    sick[-1] = np.nan
+    for first, *_others in twins:
+        with pytest.raises(NotFinite):
+            first.write(sick, soon())
+        for attempt in (
+            lambda center: center.accumulate(1, sick, soon()),
+            lambda center: center.accumulate(2, sick, soon(), 0.5),
+            lambda center: center.exchange(3, sick.copy(), 0.5, soon()),
+            lambda center: center.accumulate_in_background(4, sick).wait(soon()),
+        ):
+            with pytest.raises(NotFinite):
+                attempt(first)
+        found = np.empty_like(start)
+        first.read(found, soon())
+        np.testing.assert_array_equal(found, start)

@@ -109,6 +109,15 @@ def test_accuracy(
         np.testing.assert_allclose(got["classes"][c], np.mean(of_class) if of_class else 0, rtol=1e-6)
 
 
+def test_a_score_that_is_no_number_is_never_right(run_layer: RunLayer) -> None:
+    scores = np.array([[0, 1], [np.nan, np.nan], [np.nan, 1], [0, np.nan], [0, np.inf]], np.float32)
+
+    got = run_layer('type: "Accuracy" top: "y" top: "classes"', {"data": scores, "label": np.ones(5, np.float32)})
+
+    np.testing.assert_allclose(got["y"], 0.4)
+    np.testing.assert_allclose(got["classes"], [0, 0.4])
+
+
 def test_accuracy_without_any_label(run_layer: RunLayer) -> None:
     got = run_layer(
         'type: "Accuracy" top: "y" accuracy_param { ignore_label: 0 }',

@@ -319,3 +319,61 @@ def test_numbers_of_slots_in_a_file_are_not_trusted() -> None:
         center.close()
     assert os.fstat(descriptor).st_size == size
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("with_locks", [True, False])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_no_update_leaves_what_is_not_finite(bad: float, with_locks: bool) -> None:
+    descriptor = create_center(2 * CHUNK, 2, with_velocity=True, with_locks=with_locks, chunk_elements=CHUNK)
+    center = _native.Center(descriptor)
+    os.close(descriptor)
+    center.attach(0, 1)
+    start, moved, sick = np.ones((3, 2 * CHUNK), np.float32)
+    center.write(0, start, False)
+    sick[CHUNK // 2] = bad
+
+    with pytest.raises(_native.NotFinite, match="values are not finite"):
+        center.write(0, sick, False)
+    with pytest.raises(_native.NotFinite, match="chunk 0 would not be finite"):
+        center.accumulate(0, 1, sick, 0.0, versions(center), TIMEOUT_S)
+    with pytest.raises(_native.NotFinite, match="chunk 0 would not be finite"):
+        center.accumulate(0, 2, sick, 0.5, versions(center), TIMEOUT_S)
+    with pytest.raises(_native.NotFinite, match="chunk 0 would not be finite"):
+        center.exchange(0, 3, sick.copy(), 0.5, versions(center), TIMEOUT_S)
+    with pytest.raises(_native.NotFinite, match="chunk 0 would not be finite"):
+        center.exchange_into(0, 4, sick, moved, 0.5, versions(center), TIMEOUT_S)
+    ticket = center.submit(5, sick, 0.0)
+    with pytest.raises(_native.NotFinite, match="chunk 0 would not be finite"):
+        center.wait(ticket, versions(center), TIMEOUT_S)
+
+    np.testing.assert_array_equal(read(center), start)
+    np.testing.assert_array_equal(read(center, True), np.zeros_like(start))
+    center.close()
+
+
+@pytest.mark.parametrize("with_locks", [True, False])
+def test_a_sum_beyond_all_numbers_is_refused(with_locks: bool) -> None:
+    descriptor = create_center(CHUNK, 1, with_locks=with_locks, chunk_elements=CHUNK)
+    center = _native.Center(descriptor)
+    os.close(descriptor)
+    center.attach(0, 1)
+    half = np.full(CHUNK, 2e38, np.float32)
+    assert center.accumulate(0, 1, half, 0.0, versions(center), TIMEOUT_S)
+
+    with pytest.raises(_native.NotFinite):
+        center.accumulate(0, 2, half, 0.0, versions(center), TIMEOUT_S)
+
+    np.testing.assert_array_equal(read(center), half)
+    center.close()
+
+
+@pytest.mark.parametrize("size", [1, 2047, 2048, 2049, 10_000])
+def test_all_finite(size: int) -> None:
+    values = np.zeros(size, np.float32)
+    values[0] = np.finfo(np.float32).max
+    assert _native.all_finite(values)
+    for place in (0, size // 2, size - 1):
+        for bad in (np.nan, np.inf, -np.inf):
+            one = values.copy()
+            one[place] = bad
+            assert not _native.all_finite(one)
