@@ -15,7 +15,7 @@ from samovar.api.roll_call import Event
 from samovar.api.team import Seat, Team
 from samovar.collectives.engine import WindowCollectives, float32_region
 from samovar.core.buffer import FlatBuffer
-from samovar.core.errors import InputError, SamovarError
+from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
@@ -188,6 +188,11 @@ class _Desk:
             self._say(notice)
         for notice in self._strategy.take_notices():
             self._say(notice)
+        if self._strategy.is_lost:
+            raise NotFinite(
+                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that were not "
+                "finite, the last ones in a row; lower the learning rate, or look at this rank's data"
+            )
 
     def finish(self, step: int) -> None:
         self.drain()

@@ -27,7 +27,7 @@ from samovar.strategies.config import AUTO, StrategyConfig, in_python, parse_buc
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _KNOWN = (
     "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress, "
-    "always_compresses, center_momentum, max_staleness_steps, group_size, read_first, factors"
+    "always_compresses, center_momentum, max_staleness_steps, max_refused_pushes, group_size, read_first, factors"
 )
 
 

@@ -34,6 +34,7 @@ from samovar.transports.shm import Board, create_segment
 
 EXIT_PREEMPTED = 75
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
+_STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
 _LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
 
 
@@ -115,7 +116,7 @@ def _launch(
         survivors.is_replaced if config.is_free else lambda _end: False,
         survivors.ended_with,
         survivors.started_after,
-        config.timeout_s if config.is_free else math.inf,
+        _STOPPED_SHARE * config.timeout_s if config.is_free else math.inf,
         survivors.stopped,
     )
 
