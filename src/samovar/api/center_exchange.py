@@ -190,7 +190,7 @@ class _Desk:
             self._say(notice)
         if self._strategy.is_lost:
             raise NotFinite(
-                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that were not "
+                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that are not "
                 "finite, the last ones in a row; lower the learning rate, or look at this rank's data"
             )
 
