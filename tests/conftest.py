@@ -1,5 +1,6 @@
 """What all tests share: the police, the folders of recorded data, and the slow ones left out."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     mark_descendants()
+    # A shell starts what runs in the background with Ctrl-C ignored, and so would everything that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # How long an example takes says how busy the machine is, and nothing of what is tested.
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")

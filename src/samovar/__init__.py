@@ -1,7 +1,8 @@
 """Samovar: train deep networks on several workers and choose how they share what they learn."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # typing's own would load typing before the program can take a signal
 
 if TYPE_CHECKING:
     from samovar import caffe
@@ -15,7 +16,7 @@ __all__ = ["Replica", "__version__", "caffe", "replicate"]
 _LAZY = {"Replica": "samovar.api.replica", "replicate": "samovar.api.replicate"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "caffe":
         return import_module("samovar.caffe")
     if name not in _LAZY:

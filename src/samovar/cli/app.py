@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from samovar.cli import strategy_flags as flags
-from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, Rates, gathered
+from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
 from samovar.cli.placing import on_device, placed
 from samovar.cli.start import remove_if_unused, run_job, run_without_folder
 from samovar.cli.sweep import sweep_lines, with_fastest_workers
@@ -24,12 +24,6 @@ from samovar.report.records import Notice
 from samovar.strategies.config import AUTO, COLLECTIVES
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
-WorkersOrAuto = Annotated[
-    str, typer.Option(metavar="N|auto", help="Worker processes on this machine; auto: as many as are fastest.")
-]
-ThreadsOrAuto = Annotated[
-    str | None, typer.Option(metavar="N|auto", help="Compute threads of each worker; auto (default): cores / workers.")
-]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
 Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
 Calibration = Annotated[
@@ -43,7 +37,15 @@ Snapshot = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
-@gathered(rates=Rates, compression=Compression, at_center=AtCenter, free=Free, boxed=Boxed, large=LargeBatchFlags)
+@gathered(
+    on=OnMachine,
+    rates=Rates,
+    compression=Compression,
+    at_center=AtCenter,
+    free=Free,
+    boxed=Boxed,
+    large=LargeBatchFlags,
+)
 def train(
     *,
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
@@ -51,8 +53,7 @@ def train(
         str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
     ] = None,
     snapshot: Snapshot = None,
-    workers: WorkersOrAuto = "1",
-    threads_per_worker: ThreadsOrAuto = None,
+    on: OnMachine,
     strategy: flags.Strategy = "sync",
     collective: Collective = AUTO,
     calibration: Calibration = None,
@@ -83,7 +84,7 @@ def train(
     config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
     config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
     config = on_device(config, device)
-    raise typer.Exit(_train(_on_machine(config, workers, threads_per_worker, snapshot, out), snapshot, out))
+    raise typer.Exit(_train(_on_machine(config, on, snapshot, out), snapshot, out))
 
 
 def _record(calibration: Path | None) -> CalibrationRecord:
@@ -91,16 +92,14 @@ def _record(calibration: Path | None) -> CalibrationRecord:
     return NOMINAL if calibration is None else CalibrationRecord.load(calibration)
 
 
-def _on_machine(
-    config: RunConfig, workers: str, threads_per_worker: str | None, snapshot: str | None, out: Path | None
-) -> RunConfig:
+def _on_machine(config: RunConfig, on: OnMachine, snapshot: str | None, out: Path | None) -> RunConfig:
     """`config` with its workers, threads and cores."""
-    num_workers = flags.count_of("--workers", workers)
-    num_threads = flags.count_of("--threads-per-worker", threads_per_worker)
-    if config.exact is not None and threads_per_worker is None:
+    num_workers = flags.count_of("--workers", on.workers)
+    num_threads = flags.count_of("--threads-per-worker", on.threads_per_worker)
+    if config.exact is not None and on.threads_per_worker is None:
         num_threads = 1  # a number that follows from that of workers would change the bits with it
     if num_workers is not None:
-        return placed(config, num_workers, num_threads)
+        return placed(config, num_workers, num_threads, on.oversubscribe)
     return with_fastest_workers(config, num_threads, snapshot, out, Console(sys.stdout, sys.stderr))
 
 

@@ -9,8 +9,27 @@ import typer
 
 from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.large_batch import RATE_SCALINGS
+from samovar.launch.limits import MOST_THREADS_PER_CORE
 from samovar.strategies.config import COMPRESSIONS, NONE, VARIANTS
 from samovar.strategies.stop_rule import MEAN, STOP_RULES
+
+Oversubscribe = Annotated[
+    bool,
+    typer.Option("--oversubscribe", help=f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."),
+]
+
+
+class OnMachine(NamedTuple):
+    """How much of this machine a run takes."""
+
+    workers: Annotated[
+        str, typer.Option(metavar="N|auto", help="Worker processes on this machine; auto: as many as are fastest.")
+    ] = "1"
+    threads_per_worker: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Compute threads of each worker; auto (default): cores / workers."),
+    ] = None
+    oversubscribe: Oversubscribe = False
 
 
 class Rates(NamedTuple):

@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from samovar.cli.flag_groups import Oversubscribe
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.interface import describe_route
+from samovar.launch.limits import require_room
 from samovar.launch.placement import num_available_cpus
 from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch
 from samovar.report.script_output import ScriptOutput
@@ -44,6 +46,7 @@ def run_script(
             help="The job's key for tcp and for a center between hosts: the same file on all of them; host 0 makes it."
         ),
     ] = None,
+    oversubscribe: Oversubscribe = False,
     all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
 ) -> None:
     """Run a script on several ranks of this host, or of several hosts.
@@ -52,6 +55,7 @@ def run_script(
     """
     _require_script(command[0], module)
     num_ranks = _num_ranks(workers)
+    require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     hosts = _hosts(nodes, node_rank, master_addr, master_port)
     settings = _settings(transport, key_file)
     output = ScriptOutput(with_doubles=all_lines)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,9 @@ from samovar.config import RunConfig
 from samovar.core.board import BoardWord
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError
 from samovar.launch.numa import numa_nodes, spread
+from samovar.launch.passing_folder import passing_folder
 from samovar.launch.pinning import apart
-from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect
+from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -86,9 +86,11 @@ def run_job(
         ends = launch.run()
         _remove_unfinished(folder)
         if launch.signals.kill_signal:
-            return _killed_by(launch.signals.kill_signal, console)
+            return _killed_by(launch.signals, console)
         if told.result is None and ends[0].return_code != 0:
             return _failed(blamed(ends, told.failures), told, survivors, board, folder, console)
+    if told.result is None and config.job == "train":
+        return _without_result(launch.signals, console)
     return _done(told, survivors, folder, console)
 
 
@@ -151,13 +153,11 @@ def run_without_folder(
     config: RunConfig, console: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
 ) -> int:
     """`run_job` with files in a folder that goes away with the job, unless a rank failed: its log tells why."""
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix=f"samovar-{config.job}-")))
-    code = 0
-    try:
+    with passing_folder(config.job) as passing:
+        folder = RunFolder(passing.path)
         code = run_job(replace(config, out=folder.path), folder, console, effects)
-    finally:
-        if code != SamovarError.exit_code or not _have_content(folder, config.workers):
-            shutil.rmtree(folder.path, ignore_errors=True)
+        if code == SamovarError.exit_code and _have_content(folder, config.workers):
+            passing.keep()
     return code
 
 
@@ -235,9 +235,23 @@ def _done(told: Told, survivors: Survivors, folder: RunFolder, console: Display)
     return EXIT_PREEMPTED if result.stopped_by in _PREEMPTING else 0
 
 
-def _killed_by(number: int, console: Display) -> int:
-    console.error(f"ended at once by a second signal ({signal.Signals(number).name}); no snapshot was written")
-    return 128 + number
+def _without_result(signals: Signals, console: Display) -> int:
+    """All ranks ended well, and none told what the run came to."""
+    if signals.stop_signal:
+        name = signal.Signals(signals.stop_signal).name
+        console.error(f"ended by {name} before there was a result to tell")
+        return 128 + signals.stop_signal
+    console.error("all ranks ended, and none told a result; go on with --snapshot latest if a snapshot was written")
+    return SamovarError.exit_code
+
+
+def _killed_by(signals: Signals, console: Display) -> int:
+    name = signal.Signals(signals.kill_signal).name
+    if signals.stop_signal:
+        console.error(f"ended at once by a second signal ({name}); no snapshot was written")
+    else:
+        console.error(f"ended by {name}")
+    return 128 + signals.kill_signal
 
 
 def _failed(

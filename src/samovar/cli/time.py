@@ -1,6 +1,8 @@
 """`samovar time`: how long each layer of a net takes."""
 
+import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +19,7 @@ from samovar.config import RunConfig
 from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.core.precision import FP32
+from samovar.launch.processes import SignalEffect
 from samovar.report.console import Console
 from samovar.report.plain import json_line, to_plain
 from samovar.report.records import READING, LayerTime, Record, Timed
@@ -24,6 +27,10 @@ from samovar.report.run_folder import write_atomic
 
 Row = tuple[str, str, str, str, str]
 
+# There is nothing to save.
+_EFFECTS: Mapping[int, SignalEffect] = dict.fromkeys(
+    (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SignalEffect.END
+)
 _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
 
@@ -45,7 +52,7 @@ def time_net(
         raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
-    raise typer.Exit(run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out)))
+    raise typer.Exit(run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out), _EFFECTS))
 
 
 class TimeDisplay:

@@ -23,10 +23,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class SignalEffect(Enum):
-    """What a signal asks for: to stop after the step, a snapshot, or nothing."""
+    """What a signal asks for: to stop after the step, a snapshot, to end at once, or nothing."""
 
     STOP = "stop"
     SNAPSHOT = "snapshot"
+    END = "end"
     NONE = "none"
 
 
@@ -49,7 +50,7 @@ class Signals:
             return False
         if effect is SignalEffect.SNAPSHOT:
             self.num_snapshots += 1
-        elif self.stop_signal == 0:
+        elif self.stop_signal == 0 and effect is not SignalEffect.END:
             self.stop_signal = number
         else:
             self.kill_signal = number

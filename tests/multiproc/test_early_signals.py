@@ -1,0 +1,74 @@
+"""A signal at any moment of a command's life, its first imports included: promised statuses, a line, nothing left."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import Command
+from tests.multiproc.leftovers import sessions_of
+from tests.multiproc.nets import write_net, write_solver
+
+COMMANDS = ("train", "test", "time", "caffe", "run", "doctor", "inspect", "data")
+# Before the interpreter runs a line of ours the system's own answer to a signal holds.
+BEFORE_US = {-signal.SIGINT, -signal.SIGTERM}
+ENDED = {signal.SIGINT: {128 + signal.SIGINT}, signal.SIGTERM: {128 + signal.SIGTERM}}
+SAVED = {signal.SIGINT: {0}, signal.SIGTERM: {75}}
+
+
+def arguments_of(name: str, folder: Path, digits: Path) -> tuple[object, ...]:
+    net = write_net(folder, digits)
+    solver = write_solver(net, 10_000_000)
+    script = folder / "waits.py"
+    script.write_text("import signal\nsignal.pause()\n")
+    return {
+        "train": ("train", "--solver", solver, "--workers", 2, "--threads-per-worker", 1, "--out", folder / "run"),
+        "test": ("test", "--model", net, "--weights", "none.caffemodel"),
+        "time": ("time", "--model", net, "--iterations", 1_000_000),
+        "caffe": ("caffe", "train", f"--solver={solver}"),
+        "run": ("run", "-n", 2, "--grace", 1, script),
+        "doctor": ("doctor",),
+        "inspect": ("inspect", net),
+        "data": ("data", "digits", "--out", folder / "made"),
+    }[name]
+
+
+def end_of(name: str, folder: Path, digits: Path, number: signal.Signals, after_s: float) -> None:
+    with Command(*arguments_of(name, folder, digits), folder=folder) as command:
+        time.sleep(after_s)  # what is tried: a moment
+        ranks = list(command.ranks().values())
+        if command.process.poll() is None:
+            command.send(number)
+        ended = command.wait()
+    allowed = ENDED[number] | SAVED[number] | {0, 2} | (BEFORE_US if after_s < 0.1 else set())
+    assert ended.return_code in allowed, (ended.return_code, ended.errors)
+    assert "Traceback" not in ended.output + ended.errors
+    assert not sessions_of([rank.pid for rank in ranks])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_time_ends_at_once(tmp_path: Path, digits: Path, number: signal.Signals) -> None:
+    with Command(*arguments_of("time", tmp_path, digits), folder=tmp_path) as command:
+        command.wait_for_rank(0)
+        command.send(number)
+        ended = command.wait()
+
+    assert ended.return_code == 128 + number
+    assert ended.error == f"ended by {number.name}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_commands_load(tmp_path: Path, digits: Path, number: signal.Signals) -> None:
+    for after_s in (0.05, 0.15, 0.3):
+        end_of("inspect", tmp_path, digits, number, after_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_at_every_moment(tmp_path: Path, digits: Path, name: str, number: signal.Signals) -> None:
+    for tick in range(61):
+        folder = tmp_path / str(tick)
+        folder.mkdir()
+        end_of(name, folder, digits, number, tick * 0.05)

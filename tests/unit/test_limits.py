@@ -1,0 +1,64 @@
+"""What one machine bears, and folders that go away."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, available_bytes, require_room
+from samovar.launch.passing_folder import passing_folder, remove_abandoned
+from samovar.launch.placement import num_available_cpus
+
+MOST = num_available_cpus() * MOST_THREADS_PER_CORE
+
+
+def test_as_many_threads_as_cores_bear() -> None:
+    require_room("--workers", MOST, None, False)
+    require_room("--workers", MOST // 2, 2, False)
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(MOST + 1, None), (1, MOST + 1), (MOST // 2 + 1, 2)])
+def test_more_are_refused_unless_asked_for(workers: int, threads: int | None) -> None:
+    with pytest.raises(InputError, match=r"--workers: .* at most [\d,]+ workers .* or --oversubscribe"):
+        require_room("--workers", workers, threads, False)
+    if workers < 1000:
+        require_room("--workers", workers, threads, True)
+
+
+def test_nothing_lifts_the_limit_of_memory() -> None:
+    free_bytes = available_bytes()
+    assert free_bytes is not None
+    with pytest.raises(InputError, match=r"need at least .* GB are free; at most [\d,]+ fit"):
+        require_room("--workers", free_bytes // RANK_BYTES + 1000, None, True)
+
+
+def test_a_control_group_may_have_less_than_the_machine(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 4 << 20
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert available_bytes(meminfo, tmp_path) == 600_000
+    assert available_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with passing_folder("time") as kept:
+        (kept.path / "rank0.log").write_text("why")
+        kept.keep()
+    killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
+        "from samovar.launch.passing_folder import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    (abandoned,) = set(tmp_path.iterdir()) - {kept.path}
+
+    with passing_folder("time") as mine:
+        assert not abandoned.exists()
+        remove_abandoned(tmp_path)
+        assert mine.path.exists()
+
+    assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
+    assert [path.name for path in kept.path.iterdir()] == ["rank0.log"]
