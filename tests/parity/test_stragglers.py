@@ -11,12 +11,17 @@ from functools import partial
 import torch
 
 from samovar.collectives.records import RecordExchange
+from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.data.stream import Batch
 from samovar.report.time_spent import Arrival, StragglerWatch
+from samovar.solver.build import build_solver
+from samovar.solver.config import SolverConfig
+from samovar.solver.policy import PolicyConfig
 from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport
+from samovar.worker.finite import FiniteCheck
 from samovar.worker.step import Parts, Worker
 from samovar.worker.training import NUM_RECORD_FIELDS, Requests, Schedule, StepDone, Training
 from tests.parity.lenet import BATCH, Lenet, random_batch
@@ -26,6 +31,7 @@ TIMEOUT_S = 30.0
 NUM_STEPS = 12
 WORLD_SIZE, SLOW_RANK = 3, 1
 DELAY_S = 0.2
+SOLVER = SolverConfig("SGD", PolicyConfig("fixed", 1e-3))
 
 
 class Same:
@@ -86,7 +92,8 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
         lenet.net.layer_modules[2].register_forward_hook(lambda _module, _inputs, tops: (Slow.apply(tops[0], arrived),))
     else:
         tell_arrivals(lenet.strategy, arrived)
-    solver = type("NoUpdate", (), {"update": lambda *_: None})()
+    weights = lenet.model.weights
+    solver = build_solver(SOLVER, weights, FlatBuffer(weights.layout, lenet.gradients), {})
     parts = Parts(1, group.world_size, 1)
     worker = Worker(lenet.model, solver, lenet.strategy, Same(group.world_size), parts, TIMEOUT_S)
     seen = Seen()
@@ -99,6 +106,7 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
         seen,
         lambda _steps: None,
         lambda _steps: Requests(),
+        FiniteCheck(weights, lenet.strategy, solver, group.rank),
         TIMEOUT_S,
     ).run()
     return seen.done

@@ -54,8 +54,11 @@ class BufferShape:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> "BufferShape":
-        """The shape whose `astuple` this is, as numbers; raises InputError where it is none."""
-        num_elements, max_members, with_velocity, with_locks, chunk_elements, takes_any = sizes
+        """The shape whose `astuple` this is, as numbers; raises InputError where it is none.
+
+        Files of version 0.1 have five: their centers take what is finite, as new ones do.
+        """
+        num_elements, max_members, with_velocity, with_locks, chunk_elements, takes_any = (*sizes, 0)[:6]
         numbers = {"num_elements": num_elements, "max_members": max_members, "chunk_elements": chunk_elements}
         flags = {"with_velocity": with_velocity, "with_locks": with_locks, "takes_any": takes_any}
         return cls.of(numbers | {name: bool(value) for name, value in flags.items()})

@@ -12,6 +12,7 @@ from samovar.launch.processes import SignalEffect
 
 COMMANDS = ("train", "test", "time", "device_query")
 # Flags of glog, the library that writes Caffe's log: this log always goes to stderr, in full.
+CAFFE_EFFECTS = (SignalEffect.STOP, SignalEffect.SNAPSHOT, SignalEffect.NONE)
 _OF_GLOG = ("log_dir", "logbufsecs", "minloglevel", "stderrthreshold", "v", "vmodule", "max_log_size")
 _OF_GLOG_ON_OFF = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_prefix")
 
@@ -139,11 +140,10 @@ def _phase(name: str, value: str) -> str | None:
 
 
 def _effect(name: str, value: str) -> SignalEffect:
-    try:
-        return SignalEffect(value)
-    except ValueError:
-        allowed = ", ".join(effect.value for effect in SignalEffect)
-        raise InputError(f"-{name} {value}: give one of: {allowed}") from None
+    effects = {effect.value: effect for effect in CAFFE_EFFECTS}
+    if value not in effects:
+        raise InputError(f"-{name} {value}: give one of: {', '.join(effects)}")
+    return effects[value]
 
 
 _READERS: dict[str, Callable[[str, str], object]] = {

@@ -263,7 +263,7 @@ def _failed(
     failure = told.failures.get(rank)
     if failure is None:
         console.error(
-            f"rank {rank}: {survivors.how(ends[0])} after step {step}; the other ranks were ended; "
+            f"rank {rank} {survivors.how(ends[0])} after step {step}; the other ranks were ended; "
             f"see {log}, go on with --snapshot latest if a snapshot was written"
         )
         return SamovarError.exit_code
