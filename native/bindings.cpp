@@ -139,6 +139,9 @@ void bind_program(nb::module_& module) {
       .def(
           "add_wait", [](Program& self, std::uint32_t slot) { self.add(samovar::WaitOperation{slot}); }, "slot"_a)
       .def("run", &run_program, "timeout_s"_a)
+      .def("begin", &Program::begin)
+      .def("perform_next", &Program::perform_next)
+      .def_prop_ro("is_complete", &Program::is_complete)
       .def_prop_ro("steps", &Program::steps)
       .def_prop_ro("position", &Program::position);
   nb::class_<ProgressThread>(module, "ProgressThread")

@@ -53,10 +53,16 @@ bool Program::perform(const Operation& operation) {
   return true;
 }
 
+bool Program::perform_next() {
+  const std::size_t next = position();
+  if (next == operations_.size() || !perform(operations_[next])) return false;
+  position_.store(next + 1, std::memory_order_relaxed);
+  return true;
+}
+
 bool Program::advance() {
-  std::size_t next = position();
-  while (next < operations_.size() && perform(operations_[next])) position_.store(++next, std::memory_order_relaxed);
-  return next == operations_.size();
+  while (perform_next()) continue;
+  return is_complete();
 }
 
 bool Program::run(std::uint64_t timeout_ns) {

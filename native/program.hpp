@@ -63,6 +63,9 @@ class Program {
   // The two halves of `run`: enter the next run; do what can be done without waiting, true if that was all.
   void begin();
   bool advance();
+  // The next operation alone; false where it would wait, or where none is left.
+  bool perform_next();
+  bool is_complete() const { return position() == operations_.size(); }
 
  private:
   bool perform(const Operation& operation);

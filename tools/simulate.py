@@ -1,13 +1,12 @@
-"""Every plan, or whole steps, on simulated machines: many seeds, one seed again, or how long many ranks take.
+"""Plans, steps and centers on simulated machines: many seeds, one seed again, or how long many ranks take.
 
-    python tools/simulate.py --seeds N [--first-seed S]        N seeds; exits 1 at the first that fails
-    python tools/simulate.py --seed S [--collective NAME] [--world-size P] [--size N] [--dtype TYPE]
-    python tools/simulate.py --steps [--seeds N] [--first-seed S]
-    python tools/simulate.py --steps --seed S [--overlap NAME] [--collective NAME] [--world-size P] [--bucket-bytes N]
+    python tools/simulate.py --seeds N [--first-seed S] [--of KIND]      exits 1 at the first seed that fails
+    python tools/simulate.py --of KIND --seed S [--collective NAME ...]  one seed, as a failing one prints it
     python tools/simulate.py --ranks P [--runs N] [--collective NAME] [--bytes N]
 
-With --steps a case is some steps of `sync`, from gradients to updated weights. The last line times the simulator
-itself: unsegmented all-reduces on P ranks, their bytes only counted.
+A seed plays one case of each kind: `plans`, any collective in the Python executor; `native`, the same in the native
+core, operation by operation; `steps`, some steps of `sync`; `centers`, workers at a center of window verbs, and
+`mapped`, at the native one. The last line times the simulator itself: unsegmented all-reduces, their bytes only counted.
 """
 
 import argparse
@@ -15,10 +14,11 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,72 +31,83 @@ from samovar.transports.base import Region  # noqa: E402
 from samovar.transports.sim.transport import SimTransport  # noqa: E402
 from samovar.transports.sim.world import SimConfig, SimRun, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
-from tests.sim import steps  # noqa: E402
-from tests.sim.harness import COLLECTIVES, DTYPES, SimCase, run_case  # noqa: E402
+from tests.sim.centers import CenterCase, run_center  # noqa: E402
+from tests.sim.harness import SimCase, run_case  # noqa: E402
+from tests.sim.mapped_centers import run_mapped  # noqa: E402
+from tests.sim.native import run_native  # noqa: E402
+from tests.sim.steps import StepsCase, run_steps  # noqa: E402
 
 CLUSTER = MachineModel(Link(latency_s=1e-6, bandwidth_bytes_per_s=5e9, overhead_s=1e-6), reduce_bytes_per_s=1e10)
 PROGRESS_EVERY = 1000
-Case = SimCase | steps.StepsCase
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of case: what a seed draws, and what plays it."""
+
+    case: Any
+    play: Callable[[Any], SimRun[Any]]
+
+
+KINDS = {
+    "plans": Kind(SimCase, run_case),
+    "native": Kind(SimCase, run_native),
+    "steps": Kind(StepsCase, run_steps),
+    "centers": Kind(CenterCase, run_center),
+    "mapped": Kind(CenterCase, run_mapped),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parsed(arguments)
     if options.ranks is not None:
-        return show_timing(options.collective or "tree", options.ranks, options.runs, options.bytes)
+        return show_timing(getattr(options, "collective", "tree"), options.ranks, options.runs, options.bytes)
+    kinds = [options.of] if options.of else list(KINDS)
     if options.seed is not None:
-        return run_all([chosen(options)])
-    return run_all([drawn(options, options.first_seed + index) for index in range(options.seeds)])
+        return play_all([(kind, chosen(kind, options)) for kind in kinds])
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    return play_all([(kind, KINDS[kind].case.of_seed(seed)) for seed in seeds for kind in kinds])
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--of", choices=KINDS)
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--steps", action="store_true")
-    parser.add_argument("--collective", choices=steps.COLLECTIVES if "--steps" in arguments else COLLECTIVES)
-    parser.add_argument("--world-size", type=int)
-    parser.add_argument("--size", type=int, help="elements")
-    parser.add_argument("--dtype", choices=DTYPES)
-    parser.add_argument("--overlap", choices=steps.OVERLAPS)
-    parser.add_argument("--bucket-bytes", type=int)
+    settings = {field.name: field.type for kind in KINDS.values() for field in fields(kind.case)}
+    for name in settings.keys() - {"seed"}:
+        of_text = {"True": True, "False": False}.__getitem__ if settings[name] is bool else settings[name]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=of_text, default=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--bytes", type=int, default=28_000_000)
     return parser.parse_args(arguments)
 
 
-def drawn(options: argparse.Namespace, seed: int) -> Case:
-    return steps.StepsCase.of_seed(seed) if options.steps else SimCase.of_seed(seed)
-
-
-def chosen(options: argparse.Namespace) -> Case:
+def chosen(kind: str, options: argparse.Namespace) -> object:
     """What the seed draws, where no option of a field's name says otherwise."""
-    case = drawn(options, options.seed)
-    given = {field.name: getattr(options, field.name) for field in fields(case)}
-    return replace(case, **{name: value for name, value in given.items() if value is not None})
+    case = KINDS[kind].case.of_seed(options.seed)
+    given = {field.name for field in fields(case)} & vars(options).keys()
+    return replace(case, **{name: getattr(options, name) for name in given})
 
 
-def run_one(case: Case) -> SimRun:
-    return steps.run_steps(case) if isinstance(case, steps.StepsCase) else run_case(case)
-
-
-def run_all(wanted: Sequence[Case]) -> int:
+def play_all(wanted: Sequence[tuple[str, object]]) -> int:
     """Stops at the first case that fails, and says how to repeat it."""
     began_s = time.monotonic()
     num_messages = 0
-    for index, case in enumerate(wanted, start=1):
+    for index, (kind, case) in enumerate(wanted, start=1):
         try:
-            run = run_one(case)
+            run = KINDS[kind].play(case)
         except Exception:
             traceback.print_exc()
             return 1
         num_messages += run.num_messages
         if index % PROGRESS_EVERY == 0 or index == len(wanted):
             taken_s = time.monotonic() - began_s
-            print(f"{index} seeds, {num_messages} messages, {taken_s:.1f} s: {index / taken_s:.1f} seeds/s", flush=True)
+            print(f"{index} cases, {num_messages} messages, {taken_s:.1f} s: {index / taken_s:.1f} cases/s", flush=True)
     if len(wanted) == 1:
-        print(f"{wanted[0]}: as documented; events {run.event_hash}")
+        print(f"{wanted[0][1]}: as documented; events {run.event_hash}")
     return 0
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 
-from samovar.box.base import Push, Versions
+from samovar.box.base import Center, Push, Versions
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.engine import PlannedCollectives
@@ -24,7 +24,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Array, Region
 from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.world import SimConfig, SimRun, simulate
-from tests.sim.harness import MACHINES, MAX_DELAYS_S
+from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])
 SIZE = LAYOUT.num_elements
@@ -88,8 +88,9 @@ class CenterCase:
 class Parts:
     """What a case is put together from; a planted mistake replaces one. No strategy: that of the case's rule."""
 
-    center: type[WindowCenter] = WindowCenter
+    center: Callable[..., Center] = WindowCenter
     strategy: type[CenterSteps] | None = None
+    kind: str = "centers"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ SOUND = Parts()
 class Retried:
     """A center whose answers are lost now and then, so that its member makes the same update again."""
 
-    def __init__(self, center: WindowCenter, random: Random, tries_again: bool) -> None:
+    def __init__(self, center: Center, random: Random, tries_again: bool) -> None:
         self._center = center
         self._random = random
         self._tries_again = tries_again
@@ -166,7 +167,7 @@ def run_center(case: CenterCase, parts: Parts = SOUND) -> SimRun[Ending]:
         run = simulate(partial(work, case, parts), case.world_size, case.config())
         check(case, run.results)
     except Exception as error:
-        error.add_note(f"to repeat: run_center({case})")
+        error.add_note(f"to repeat: {repeated_by(parts.kind, case)}")
         raise
     return run
 

@@ -1,7 +1,8 @@
 """Cases of the simulator: any plan, run several times with random delays. A failing one says how to repeat it."""
 
 import math
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache, partial
 from random import Random
 
@@ -11,7 +12,7 @@ from samovar.collectives.cost import Cost, cost
 from samovar.collectives.execute import Channel
 from samovar.collectives.plan import PlanFunction
 from samovar.core.machine import Link, MachineModel, Ports
-from samovar.transports.base import Region
+from samovar.transports.base import Region, Window
 from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.window import SimWindow
 from samovar.transports.sim.world import SimConfig, SimRun, simulate
@@ -29,6 +30,15 @@ MACHINES = (
     MachineModel(Link(1e-6, 1e8), ports=Ports.SHARED, reduce_bytes_per_s=1e8),
 )
 MAX_DELAYS_S = (0.0, 1e-6, 1e-4)
+
+
+def repeated_by(kind: str, case: object) -> str:
+    """The command that plays a case of this kind again."""
+    assert is_dataclass(case)
+    settings = {field.name.replace("_", "-"): str(getattr(case, field.name)) for field in fields(case)}
+    return shlex.join(
+        ["python", "tools/simulate.py", "--of", kind, *(f"--{name}={settings[name]}" for name in settings)]
+    )
 
 
 class WrongResult(AssertionError):
@@ -51,13 +61,6 @@ class SimCase:
         random = Random(seed)
         return cls(
             seed, random.choice(COLLECTIVES), random.choice(WORLD_SIZES), random.choice(SIZES), random.choice(DTYPES)
-        )
-
-    def command(self) -> str:
-        """What repeats it."""
-        return (
-            f"python tools/simulate.py --seed {self.seed} --collective '{self.collective}' "
-            f"--world-size {self.world_size} --size {self.size} --dtype {self.dtype}"
         )
 
     def config(self) -> SimConfig:
@@ -89,9 +92,9 @@ def run_case(case: SimCase, parts: Parts = SOUND) -> SimRun[Counted]:
     """Raises what is wrong, with a note of the command that repeats it."""
     try:
         run = simulate(partial(run_rank, case, parts), case.world_size, case.config(), parts.window)
-        _assert_cost(case, run.results)
+        assert_cost(case, run.results)
     except Exception as error:
-        error.add_note(f"to repeat: {case.command()}")
+        error.add_note(f"to repeat: {repeated_by('plans', case)}")
         raise
     return run
 
@@ -111,21 +114,21 @@ def run_rank(case: SimCase, parts: Parts, transport: SimTransport) -> Counted:
         transport.note(buffer.array, writes=True, verb="filling of the buffer")
         buffer.array[:] = cases.contribution(rank, run, case.size, case.dtype)
         sent_before = transport.bytes_sent
-        _enter(case, window)
+        enter(case, window)
         channel.run(transport.deadline(math.inf))
         transport.note(result, writes=False, verb="reading of the result")
-        _assert_result(case, run, rank, window, result)
+        assert_result(case, run, rank, window, result)
         counted.steps.append(channel.last_steps)
         counted.bytes_sent.append(transport.bytes_sent - sent_before)
     return counted
 
 
-def _enter(case: SimCase, window: SimWindow) -> None:
+def enter(case: SimCase, window: Window) -> None:
     if case.collective == "barrier":
         window.fetch_add(0, 0, 1)
 
 
-def _assert_result(case: SimCase, run: int, rank: int, window: SimWindow, result: np.ndarray) -> None:
+def assert_result(case: SimCase, run: int, rank: int, window: Window, result: np.ndarray) -> None:
     if case.collective == "barrier":
         if window.fetch_add(0, 0, 0) < case.world_size * run:
             raise WrongResult(f"rank {rank} left barrier {run} before all had come")
@@ -137,7 +140,7 @@ def _assert_result(case: SimCase, run: int, rank: int, window: SimWindow, result
         raise WrongResult(f"rank {rank}, run {run}: element {start + first} is {result[first]}, not {wanted[first]}")
 
 
-def _assert_cost(case: SimCase, ranks: list[Counted]) -> None:
+def assert_cost(case: SimCase, ranks: list[Counted]) -> None:
     documented = _cost(case.collective, case.world_size, case.size, int(case.dtype[-2:]) // 8)
     for run in range(NUM_RUNS):
         steps = max(counted.steps[run] for counted in ranks)

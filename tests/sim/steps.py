@@ -17,7 +17,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
 from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.world import SimConfig, SimRun, simulate
-from tests.sim.harness import MACHINES, MAX_DELAYS_S
+from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])
 NUM_STEPS = 4
@@ -53,13 +53,6 @@ class StepsCase:
             collective = draw.choice(sorted(REDUCE_SCATTERS))
         return cls(seed, overlap, collective, draw.choice(WORLD_SIZES), draw.choice(BUCKET_BYTES))
 
-    def command(self) -> str:
-        """What repeats it."""
-        return (
-            f"python tools/simulate.py --steps --seed {self.seed} --overlap '{self.overlap}' "
-            f"--collective {self.collective} --world-size {self.world_size} --bucket-bytes {self.bucket_bytes}"
-        )
-
     @property
     def strategy(self) -> StrategyConfig:
         overlap, _, who = self.overlap.partition(", ")
@@ -79,7 +72,7 @@ def run_steps(case: StepsCase, build: BuildStrategy = build_strategy) -> SimRun[
         if any(weights != wanted for weights in run.results):
             raise WrongWeights("after the last step")
     except Exception as error:
-        error.add_note(f"to repeat: {case.command()}")
+        error.add_note(f"to repeat: {repeated_by('steps', case)}")
         raise
     return run
 

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.sim.center_mistakes import CENTER_MISTAKES
-from tests.sim.centers import RULES, CenterCase, Parts, run_center
+from tests.sim.centers import RULES, CenterCase, Parts, WrongOrder, WrongSum, run_center
 from tests.sim.harness import MAX_DELAYS_S
+from tests.sim.mapped_centers import VirtualCenter, run_mapped
 
 NUM_SEEDS = 1000
 BLOCK = 50
@@ -17,12 +18,41 @@ FIRSTS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BL
 def test_no_seed_finds_a_lost_or_doubled_update(first: int) -> None:
     for seed in range(first, first + BLOCK):
         run_center(CenterCase.of_seed(seed))
+        run_mapped(CenterCase.of_seed(seed))
 
 
 def test_seeds_cover_every_rule_and_repeat() -> None:
     assert {CenterCase.of_seed(seed).rule for seed in range(BLOCK)} == set(RULES)
     case = CenterCase.of_seed(5)
     assert run_center(case).event_hash == run_center(case).event_hash
+    assert run_mapped(case).event_hash == run_mapped(case).event_hash
+
+
+class AccumulatesTwice(VirtualCenter):
+    """Adds a difference a second time, as another update."""
+
+    def accumulate(self, sequence, difference, deadline, momentum=0.0):
+        super().accumulate(2 * sequence, difference, deadline, momentum)
+        return super().accumulate(2 * sequence + 1, difference, deadline, momentum)
+
+
+class SequencesIgnored(VirtualCenter):
+    """An update that is tried again counts twice."""
+
+    num_updates = 0
+
+    def accumulate(self, _sequence, difference, deadline, momentum=0.0):
+        self.num_updates += 1
+        return super().accumulate(self.num_updates, difference, deadline, momentum)
+
+
+@pytest.mark.parametrize("center", [AccumulatesTwice, SequencesIgnored])
+def test_a_mistake_at_a_mapped_center_is_caught(center: type[VirtualCenter]) -> None:
+    for seed in range(NUM_MISTAKEN_SEEDS):
+        case = CenterCase(seed, "async-sgd", *SHAPES[seed % 3], 1, 16, True)
+        with pytest.raises((WrongSum, WrongOrder)) as caught:
+            run_mapped(case, center)
+        assert "to repeat: python tools/simulate.py --of mapped --seed" in caught.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("name", CENTER_MISTAKES)

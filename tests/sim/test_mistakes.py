@@ -31,4 +31,4 @@ def test_a_mistake_is_caught_by_most_seeds_and_only_by_what_is_meant_to(name: st
     assert len(found) > NUM_SEEDS // 2
     strangers = [error for error in found if not isinstance(error, MISTAKES[name].caught_by)]
     assert not strangers, strangers[0]
-    assert all("to repeat: python tools/simulate.py --seed" in error.__notes__[-1] for error in found)
+    assert all("to repeat: python tools/simulate.py --of plans --seed" in error.__notes__[-1] for error in found)

@@ -3,15 +3,20 @@
 import importlib.util
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.sim.harness import SimCase, run_case
+from tests.sim.center_mistakes import CENTER_MISTAKES
+from tests.sim.centers import CenterCase, run_center
+from tests.sim.harness import SimCase, repeated_by, run_case
 from tests.sim.mistakes import MISTAKES
+from tests.sim.native import NativeParts, run_native
 from tests.sim.step_mistakes import STEP_MISTAKES
 from tests.sim.steps import IN_PARTS, StepsCase, run_steps
+from tests.sim.test_native import CombineLeftOut
 
 
 @pytest.fixture(scope="module")
@@ -22,54 +27,74 @@ def tool(repository_root: Path) -> ModuleType:
     return module
 
 
-def test_the_command_of_a_case_repeats_its_events(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    case = SimCase(7, "tree in 4", 5, 64, "float64")
-    python, program, *options = shlex.split(case.command())
+CASES = {
+    "plans": SimCase(7, "tree in 4", 5, 64, "float64"),
+    "native": SimCase(7, "tree in 4", 5, 64, "float64"),
+    "steps": StepsCase(7, "full, one owner", "kary-tree", 4, 1),
+    "centers": CenterCase(7, "hybrid-easgd", 4, 3, 2, 31, True),
+    "mapped": CenterCase(7, "async-easgd", 4, 3, 2, 31, False, True),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_command_of_a_case_repeats_its_events(
+    tool: ModuleType, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    case = CASES[kind]
+    assert case != tool.KINDS[kind].case.of_seed(case.seed)
+    python, program, *options = shlex.split(repeated_by(kind, case))
     assert (python, program) == ("python", "tools/simulate.py")
     assert tool.main(options) == 0
-    assert run_case(case).event_hash in capsys.readouterr().out
+    assert tool.KINDS[kind].play(case).event_hash in capsys.readouterr().out
 
 
-def test_a_failing_seed_ends_the_run_and_prints_its_command(
-    tool: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mistake = MISTAKES["missing wait"]
-    failing = SimCase(3, mistake.collective, 4, 64, "float32")
-    monkeypatch.setattr(tool, "run_case", lambda _case: run_case(failing, mistake.parts))
-    assert tool.main(["--seeds", "5"]) == 1
-    assert f"to repeat: {failing.command()}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "case", [StepsCase(7, IN_PARTS, "ring", 3, 128), StepsCase(7, "full, one owner", "kary-tree", 4, 1)]
-)
-def test_the_command_of_steps_repeats_their_events(
-    tool: ModuleType, capsys: pytest.CaptureFixture[str], case: StepsCase
-) -> None:
-    assert case != StepsCase.of_seed(case.seed)
-    assert tool.main(shlex.split(case.command())[2:]) == 0
+def test_steps_in_parts_are_repeated(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    case = StepsCase(7, IN_PARTS, "ring", 3, 128)
+    assert tool.main(shlex.split(repeated_by("steps", case))[2:]) == 0
     assert run_steps(case).event_hash in capsys.readouterr().out
 
 
-def test_failing_steps_end_the_run_and_print_their_command(
-    tool: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def failing_case() -> None:
+    run_case(SimCase(3, MISTAKES["missing wait"].collective, 4, 64, "float32"), MISTAKES["missing wait"].parts)
+
+
+def failing_native() -> None:
+    run_native(SimCase(3, "tree", 4, 64, "float32"), NativeParts(channel=CombineLeftOut))
+
+
+def failing_steps() -> None:
+    run_steps(StepsCase(0, "full", "tree", 4, 1), STEP_MISTAKES[next(iter(STEP_MISTAKES))].build)
+
+
+def failing_center() -> None:
+    run_center(CenterCase(3, "async-easgd", 4, 3, 1, 16, False), CENTER_MISTAKES["not handed over"].parts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fails"),
+    [("plans", failing_case), ("native", failing_native), ("steps", failing_steps), ("centers", failing_center)],
+)
+def test_a_failing_seed_ends_the_run_and_prints_its_command(
+    tool: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    fails: Callable[[], None],
 ) -> None:
-    mistake = STEP_MISTAKES[next(iter(STEP_MISTAKES))]
-    failing = StepsCase(0, "full", "tree", 4, 1)
-    monkeypatch.setattr(tool.steps, "run_steps", lambda _case: run_steps(failing, mistake.build))
-    assert tool.main(["--steps", "--seeds", "5"]) == 1
-    assert f"to repeat: {failing.command()}" in capsys.readouterr().err
+    monkeypatch.setitem(tool.KINDS, kind, tool.Kind(tool.KINDS[kind].case, lambda _case: fails()))
+    assert tool.main(["--seeds", "5"]) == 1
+    assert f"to repeat: python tools/simulate.py --of {kind} --seed=" in capsys.readouterr().err
 
 
-def test_seeds_of_steps_are_those_of_their_test(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tool.main(["--steps", "--seeds", "3", "--first-seed", "40"]) == 0
+def test_seeds_of_a_kind_are_those_of_its_test(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main(["--of", "steps", "--seeds", "3", "--first-seed", "40"]) == 0
     messages = sum(run_steps(StepsCase.of_seed(seed)).num_messages for seed in (40, 41, 42))
-    assert re.match(rf"3 seeds, {messages} messages, .* seeds/s", capsys.readouterr().out)
+    assert re.match(rf"3 cases, {messages} messages, .* cases/s", capsys.readouterr().out)
 
 
-def test_seeds_and_timings_are_told(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_play_every_kind_and_timings_are_told(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert tool.main(["--seeds", "3", "--first-seed", "40"]) == 0
-    assert re.match(r"3 seeds, \d+ messages, .* seeds/s", capsys.readouterr().out)
+    assert re.match(rf"{3 * len(tool.KINDS)} cases, \d+ messages, .* cases/s", capsys.readouterr().out)
     assert tool.main(["--ranks", "33", "--runs", "2"]) == 0
     assert "2 all-reduces (tree) of 28000000 counted bytes on 33 ranks" in capsys.readouterr().out
 
