@@ -6,7 +6,7 @@
 
 A seed plays one case of each kind: `plans`, any collective in the Python executor; `native`, the same in the native
 core, operation by operation; `steps`, some steps of `sync`; `centers`, workers at a center of window verbs, and
-`mapped`, at the native one. The last line times the simulator itself: unsegmented all-reduces, their bytes only counted.
+`mapped`, at the native one. The last line times the simulator itself: unsegmented all-reduces, bytes only counted.
 """
 
 import argparse
