@@ -44,15 +44,18 @@ class Ended:
 class Command:
     """`samovar` with `arguments`, started in `folder`, leader of a session of its own.
 
-    `prefix` are the words of a command that runs it. At the end of the `with` block it is dead.
+    `prefix` are the words of a command that runs it, `program` is another one in its place. At the end of the `with`
+    block it is dead.
     """
 
-    def __init__(self, *arguments: object, folder: Path, prefix: tuple[object, ...] = ()) -> None:
+    def __init__(
+        self, *arguments: object, folder: Path, prefix: tuple[object, ...] = (), program: Path = SAMOVAR
+    ) -> None:
         self._started = time.monotonic_ns()
         self._files = [folder / f".{name}-{self._started}" for name in ("output", "errors")]
         with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
             self.process = subprocess.Popen(
-                [str(word) for word in (*prefix, SAMOVAR, *arguments)],
+                [str(word) for word in (*prefix, program, *arguments)],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samovar.report.script_lines import MAX_LINE_BYTES, ErrorTail, LineSplitter
+from samovar.report.script_lines import MAX_LINE_BYTES, ErrorTail, LineSplitter, StoreRefusals
 from samovar.report.script_output import STDERR, STDOUT, Doubles, Port, ScriptOutput
 from tests.terminal import read_to_end
 
@@ -224,6 +224,32 @@ def test_what_is_kept_of_an_error_is_bounded() -> None:
     tail = tail_of([CHAINED[0], *(bytes(50_000) for _ in range(100))])
     assert sum(map(len, tail.lines())) <= 1 << 18
     assert len(tail_of([b"%d" % number for number in range(100)]).lines()) == 20
+
+
+REFUSED = (
+    b"[W1124 03:10:49.811887472 TCPStoreLibUvBackend.cpp:126] [c10d] Error processing client message: Invalid size.",
+    b"Exception raised from read_key at /pytorch/TCPStoreLibUvBackend.cpp:588 (most recent call first):",
+    b"frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f2a97f1ab8d in libc10.so)",
+    b"",
+)
+
+
+def test_what_a_store_says_of_connections_that_it_refuses_is_said_once_a_rank() -> None:
+    refusals = StoreRefusals()
+    said = [refusals.shown(rank, line) for rank in (0, 3) for line in REFUSED * 100]
+    told = [line for line in said if line is not None]
+    assert len(told) == 2
+    assert b"Invalid size.); do strangers connect" in told[0]
+
+
+def test_other_lines_beside_such_refusals_are_shown_as_they_are() -> None:
+    refusals = StoreRefusals()
+    others = (b"", b"frame #0: of another error", b"[W1124 03:10:49.8 socket.cpp:126] [c10d] slow", b"loss 0.1")
+    assert [refusals.shown(0, line) for line in others] == list(others)
+    head, *stack = REFUSED
+    refusals.shown(0, head)
+    assert [refusals.shown(0, line) for line in (*stack, *others[1:])][-3:] == [None, *others[2:]]
+    assert [refusals.shown(1, line) for line in others] == list(others)
 
 
 def test_an_error_is_not_shown_twice_but_always_last_and_in_full() -> None:

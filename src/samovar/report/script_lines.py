@@ -1,5 +1,6 @@
 """Bytes that a program writes, in any pieces, as the lines that a terminal would end up showing."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,9 @@ _CHAINED = (
 _MAX_ERROR_LINES = 400
 _MAX_ERROR_BYTES = 1 << 18
 _NUM_LAST_LINES = 20
+# How torch's store begins to tell of a client that it hangs up on; a stack of its own code comes after it.
+_REFUSAL = re.compile(rb"\[[WE]\d+ \S+ TCPStore\w*Backend\.cpp:\d+\] \[c10d\] (.*)")
+_STACK_STARTS = (b"Exception raised from ", b"frame #")
 # What comes this much later does not belong to an error any more: that error was dealt with.
 _SAME_ERROR_S = 5.0
 
@@ -98,3 +102,27 @@ class ErrorTail:
     def _is_chained(self) -> bool:
         """Whether the line before last, empty ones left out, says that the next traceback belongs to this one."""
         return next((line for line in reversed(self._lines) if line.strip()), b"") in _CHAINED
+
+
+class StoreRefusals:
+    """Makes one line of all that a rank's store says of connections it refuses: anybody can make it say much."""
+
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+        self._inside: set[int] = set()
+
+    def shown(self, rank: int, line: bytes) -> bytes | None:
+        """What to show for a rank's next line of stderr; None for nothing."""
+        if refusal := _REFUSAL.match(line):
+            self._inside.add(rank)
+            if rank in self._told:
+                return None
+            self._told.add(rank)
+            return (
+                b"samovar: warning: the store refuses what a connection sends (%b); do strangers connect to it? "
+                b"Said once" % refusal[1]
+            )
+        if rank in self._inside and (not line or line.startswith(_STACK_STARTS)):
+            return None
+        self._inside.discard(rank)
+        return line

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from samovar.report.script_lines import ErrorTail, LineSplitter
+from samovar.report.script_lines import ErrorTail, LineSplitter, StoreRefusals
 
 STDOUT, STDERR = 1, 2
 _MAX_BACKLOG_BYTES = 1 << 20
@@ -104,6 +104,7 @@ class ScriptOutput:
         self._errors: dict[int, ErrorTail] = {}
         self._last_on_stderr: deque[bytes] = deque(maxlen=_MAX_REMEMBERED_LINES)
         self._live = LiveLine(monotonic_s)
+        self._refusals = StoreRefusals()
 
     def take(self, rank: int, stream: int, data: bytes) -> None:
         """Show what `rank` wrote to its stdout (1) or stderr (2), as far as lines are complete."""
@@ -156,11 +157,16 @@ class ScriptOutput:
                 self._write(STDERR, line)
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
-        for line in lines:
-            if stream == STDERR:
-                self._errors.setdefault(rank, ErrorTail(self._monotonic_s)).feed(line)
+        for line in self._sifted(rank, lines) if stream == STDERR else lines:
             if self._doubles[stream].is_new(rank, line) or self._with_doubles:
                 self._write(stream, _prefixed(rank, line))
+
+    def _sifted(self, rank: int, lines: list[bytes]) -> list[bytes]:
+        """What counts of a rank's lines on stderr, kept for its error too."""
+        sifted = [line for line in (self._refusals.shown(rank, line) for line in lines) if line is not None]
+        for line in sifted:
+            self._errors.setdefault(rank, ErrorTail(self._monotonic_s)).feed(line)
+        return sifted
 
     def _write(self, stream: int, line: bytes) -> None:
         self._live.erase()
