@@ -130,7 +130,7 @@ LAUNCHERS = {
     # There the agent, not a rank, serves the store: its own output is not ours to sift.
     "torchrun": Launcher(
         ("--standalone", "--nproc-per-node", 2),
-        {"prefix": ("env", "TORCH_CPP_LOG_LEVEL=ERROR"), "program": SAMOVAR.with_name("torchrun")},
+        {"prefix": ("env", "TORCH_CPP_LOG_LEVEL=ERROR", "OMP_NUM_THREADS=1"), "program": SAMOVAR.with_name("torchrun")},
     ),
 }
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, available_bytes, require_room
+from samovar.core.memory import available_bytes
+from samovar.launch import limits
+from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, processes_left, require_room
 from samovar.launch.passing_folder import passing_folder, remove_abandoned
 from samovar.launch.placement import num_available_cpus
 
@@ -21,10 +23,13 @@ def test_as_many_threads_as_cores_bear() -> None:
 
 @pytest.mark.parametrize(("workers", "threads"), [(MOST + 1, None), (1, MOST + 1), (MOST // 2 + 1, 2)])
 def test_more_are_refused_unless_asked_for(workers: int, threads: int | None) -> None:
-    with pytest.raises(InputError, match=r"--workers: .* at most [\d,]+ workers .* or --oversubscribe"):
+    with pytest.raises(
+        InputError, match=r"--workers: .* at most [\d,]+ (workers|threads) fit; give fewer, or --oversubscribe"
+    ):
         require_room("--workers", workers, threads, False)
-    if workers < 1000:
-        require_room("--workers", workers, threads, True)
+    require_room("--workers", workers, threads, True)
+    with pytest.raises(InputError, match="fit; give fewer$"):
+        require_room("--workers", workers, threads, None)
 
 
 def test_nothing_lifts_the_limit_of_memory() -> None:
@@ -42,6 +47,18 @@ def test_a_control_group_may_have_less_than_the_machine(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("400000\n")
     assert available_bytes(meminfo, tmp_path) == 600_000
     assert available_bytes(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_control_group_may_allow_few_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pids.max").write_text("50\n")
+    (tmp_path / "pids.current").write_text("20\n")
+    assert processes_left(tmp_path) == 30
+    monkeypatch.setattr(limits, "processes_left", lambda: 30)
+    require_room("--workers", 15, None, True)
+    with pytest.raises(
+        InputError, match=r"16 workers of 1 threads are at least 32 .* 30 more .* at most 15 workers fit"
+    ):
+        require_room("--workers", 16, None, True)
 
 
 def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,15 @@ from samovar.collectives.traced import TracedCollectives
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
+from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
+from samovar.core.precision import BF16
 from samovar.core.trace import Trace
 from samovar.data.reader import BatchReader, WithoutData
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition
+from samovar.frontends.caffe.footprint import Room
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
@@ -224,9 +227,17 @@ def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig,
     return BatchReader(layers, training, seed, shuffled=config.shuffle and training, without=without)
 
 
-def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int) -> CaffeNet:
-    """The net of the reader's phase, for the reader's shapes."""
-    return build_net(definition, "TRAIN" if reader.training else "TEST", reader.top_shapes, seed)
+def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int, config: RunConfig) -> CaffeNet:
+    """The net of the reader's phase, for the reader's shapes, in every worker."""
+    return build_net(definition, "TRAIN" if reader.training else "TEST", reader.top_shapes, seed, _room(config))
+
+
+def _room(config: RunConfig) -> Room:
+    """Blobs count where their batch is the file's, and where they lie in this memory."""
+    batches = 1 if config.shares_batch else config.workers
+    if config.exact is not None or config.large_batch is not None or config.device != CPU:
+        batches = 0
+    return Room(config.workers, batches / 2 if config.precision == BF16 else batches)
 
 
 def global_batch_size(config: RunConfig, reader: BatchReader, num_parts: int) -> int:

@@ -27,7 +27,7 @@ def run_evaluation(context: RankContext) -> None:
     with contextlib.ExitStack() as stack:
         reader = build.open_reader(definition, "TEST", config, 0)
         stack.callback(reader.close)
-        net = build.net_for(definition, reader, 0)
+        net = build.net_for(definition, reader, 0, config)
         notices = (*definition.warnings, *load_weights(net, config.weights))
         notices += (*precision_warnings(config.precision, context.device), *_without_data(definition, reader))
         notices += device_notices(context.device, config.workers, config.device)

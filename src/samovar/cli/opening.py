@@ -57,7 +57,7 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     seed = build.run_seed(config, caffe)
     with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
         caffe = _for_large_batch(context, caffe, reader)
-        net = build.net_for(definition, reader, seed)
+        net = build.net_for(definition, reader, seed, config)
         net.device = context.device
         yield Opened(caffe, definition, reader, net, context)
 

@@ -13,13 +13,16 @@ from samovar.launch.placement import place
 _GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # as the drivers of NVIDIA, of AMD, and of both under WSL name them
 
 
-def placed(config: RunConfig, workers: int, threads_per_worker: int | None, oversubscribe: bool = False) -> RunConfig:
+def placed(
+    config: RunConfig, workers: int, threads_per_worker: int | None, oversubscribe: bool | None = None
+) -> RunConfig:
     """`config` with so many workers; they get cores to spare where an exchange is to run behind the computation.
 
     Where other runs may train beside this one (--box), workers are not pinned: who joins later needs cores, too.
     Raises InputError for more workers than this machine bears, unless that is asked for.
     """
-    require_room(f"--workers {workers}", max(1, workers), threads_per_worker, oversubscribe)
+    flag = f"--workers {workers}" if workers > 1 else f"--threads-per-worker {threads_per_worker}"
+    require_room(flag, max(1, workers), threads_per_worker, oversubscribe)
     overlaps = config.strategy.overlap in ("backward", "full")
     placement = place(max(1, workers), threads_per_worker, with_spare=overlaps)
     is_free = config.box is not None and not placement.oversubscribed

@@ -27,7 +27,7 @@ def run_timing(context: RankContext) -> None:
     definition = _definition(context)
     phase: Phase = "TEST" if config.phase == "TEST" else "TRAIN"
     with build.open_reader(definition, phase, config, 0) as reader:
-        net = build.net_for(definition, reader, 0)
+        net = build.net_for(definition, reader, 0, config)
         net.place(context.device)
         timer = NetTimer(net, partial(computed, context.device))
         if config.precision == BF16:

@@ -39,7 +39,7 @@ def _part(
     definition = load_source(test.source)
     reader = build.open_reader(definition, "TEST", config, 0)
     stack.callback(reader.close)
-    test_net = build.net_for(definition, reader, 0)
+    test_net = build.net_for(definition, reader, 0, config)
     if {info.name for info in test_net.parameter_infos} - {info.name for info in net.parameter_infos}:
         load_weights(test_net, starting_weights(config, caffe))  # what only this net has
     test_net.share_parameters(net)

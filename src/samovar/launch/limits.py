@@ -1,9 +1,13 @@
 """How many workers this machine bears: more are refused before one is started."""
 
+import contextlib
+import os
+import resource
 from pathlib import Path
 from typing import Final
 
 from samovar.core.errors import InputError
+from samovar.core.memory import available_bytes, left_in_groups
 from samovar.launch.placement import num_available_cpus
 
 MOST_THREADS_PER_CORE: Final = 8
@@ -11,19 +15,31 @@ MOST_THREADS_PER_CORE: Final = 8
 RANK_BYTES: Final = 160 << 20
 
 
-def require_room(flag: str, workers: int, threads_per_worker: int | None, oversubscribe: bool) -> None:
-    """Raises InputError where so many workers or threads are too many for the cores, or surely for the memory.
+def require_room(flag: str, workers: int, threads_per_worker: int | None, oversubscribe: bool | None) -> None:
+    """Raises InputError where so many workers or threads are too many for cores, memory, or what may be started.
 
-    `flag` is what the user gave. `oversubscribe` lifts the limit of the cores; nothing lifts that of the memory.
+    `flag` is what the user gave. `oversubscribe` lifts the limit of the cores (None: the command has no such flag);
+    nothing lifts the others.
     """
-    cores, threads = num_available_cpus(), threads_per_worker or 1
+    threads = threads_per_worker or 1
+    if not oversubscribe:
+        _require_cores(flag, workers, threads, "" if oversubscribe is None else ", or --oversubscribe")
+    _require_memory(flag, workers)
+    _require_processes(flag, workers, threads)
+
+
+def _require_cores(flag: str, workers: int, threads: int, way_out: str) -> None:
+    cores = num_available_cpus()
     most = cores * MOST_THREADS_PER_CORE
-    if workers * threads > most and not oversubscribe:
+    if workers * threads > most:
+        fitting = f"{most // threads:,} workers" if workers > 1 and threads <= most else f"{most:,} threads"
         raise InputError(
             f"{flag}: {workers:,} workers x {threads:,} threads are more than {MOST_THREADS_PER_CORE} threads for each "
-            f"of {cores} cores; at most {max(1, most // threads):,} workers of so many threads fit; give fewer, or "
-            "--oversubscribe"
+            f"of {cores} cores; at most {fitting} fit; give fewer{way_out}"
         )
+
+
+def _require_memory(flag: str, workers: int) -> None:
     free_bytes = available_bytes()
     if free_bytes is not None and workers * RANK_BYTES > free_bytes:
         raise InputError(
@@ -32,37 +48,35 @@ def require_room(flag: str, workers: int, threads_per_worker: int | None, oversu
         )
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that is free for new processes: the system's, less where a control group has less; None: not told."""
-    found = [_meminfo_bytes(meminfo), _group_bytes(groups)]
+def _require_processes(flag: str, workers: int, threads: int) -> None:
+    left, needed = processes_left(), workers * (1 + threads)
+    if left is not None and needed > left:
+        raise InputError(
+            f"{flag}: {workers:,} workers of {threads:,} threads are at least {needed:,} processes and threads, and "
+            f"{left:,} more may be started here; at most {left // (1 + threads):,} workers fit; give fewer, or raise "
+            "the limit (ulimit -u, or the control group's)"
+        )
+
+
+def processes_left(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Processes and threads that may still be started: by the control groups, and by the user's limit; None: no limit.
+
+    The system does not hold root to its own limit.
+    """
+    found = [left_in_groups(groups, "pids.max", "pids.current"), _left_to_user()]
     known = [value for value in found if value is not None]
     return min(known) if known else None
 
 
-def _meminfo_bytes(path: Path) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
+def _left_to_user() -> int | None:
+    limit, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
         return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    return max(0, limit - sum(_num_threads(folder) for folder in Path("/proc").glob("[0-9]*")))
 
 
-def _group_bytes(root: Path) -> int | None:
-    """What is left of this process's control group and those around it (version 2)."""
-    try:
-        name = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        own = root / name.lstrip("/")
-    except OSError:
-        return None
-    left = [_left_in(folder) for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    known = [value for value in left if value is not None]
-    return min(known) if known else None
-
-
-def _left_in(folder: Path) -> int | None:
-    try:
-        most = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if most == "max" or not most.isdecimal() else max(0, int(most) - used)
+def _num_threads(process: Path) -> int:
+    """Of a process of this user; 0 of others, and of one that is gone."""
+    with contextlib.suppress(OSError):
+        return len(list((process / "task").iterdir())) if process.stat().st_uid == os.getuid() else 0
+    return 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samovar.core.errors import InputError
-from samovar.frontends.caffe import parameters
+from samovar.frontends.caffe import footprint, parameters
 from samovar.frontends.caffe.net import CaffeNet
 
 BuildNet = Callable[..., CaffeNet]
@@ -98,10 +98,38 @@ def test_an_infogain_matrix_that_is_missing_or_of_another_size(net_of: BuildNet)
 
 
 def test_more_weights_than_the_machine_has_memory(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "memory_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
     layer = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "data" top: "{0}" {1} }}'
     one, other = (layer.format(name, "inner_product_param { num_output: 100000 }") for name in "xy")
 
     net_of(one, INPUTS)
-    with pytest.raises(InputError, match=r"'y': with parameter 0 of shape 100000 x 48 .* 74 MiB, .* has 64 MiB"):
+    with pytest.raises(InputError, match=r"'y': with parameter 0 of shape 100000 x 48 .* 7\d MiB .*, 64 MiB are free"):
         net_of(one + other, INPUTS)
+
+
+def test_blobs_count_in_training_and_for_every_worker(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
+    text = 'layer { name: "t" type: "Tile" bottom: "data" top: "t" tile_param { tiles: 60000 } }'  # 23 MB of its top
+    again = 'layer { name: "p" type: "Power" bottom: "t" top: "p" }'
+
+    net_of(text + again, INPUTS)
+    net_of(text + again + again.replace('"p"', '"q"'), INPUTS, "TEST")
+    with pytest.raises(InputError, match=r"'q': with top 'q' of shape 2 x 180000 x .* blobs\), 64 MiB are free"):
+        net_of(text + again + again.replace('"p"', '"q"'), INPUTS)
+
+
+def test_no_tensor_is_made_before_all_shapes_are_known(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled = []
+    monkeypatch.setattr(parameters, "fill", lambda *_arguments: filled.append(1))
+    filler = 'inner_product_param { num_output: 4 weight_filler { type: "xavier" } }'
+    layer = f'layer {{ name: "x" type: "InnerProduct" bottom: "data" top: "x" {filler} }}'
+
+    with pytest.raises(InputError, match="nowhere"):
+        net_of(layer + 'layer { name: "y" type: "ReLU" bottom: "nowhere" top: "y" }', INPUTS)
+    assert not filled
+
+
+def test_an_address_space_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(footprint, "address_space_left", lambda: 1 << 20)
+    assert footprint._free_bytes(2) == 2 << 20

@@ -10,6 +10,7 @@ from torch import nn
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
+from samovar.frontends.caffe.footprint import Footprint, Room
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
@@ -171,13 +172,16 @@ class CaffeNet(nn.Module):
             )
 
 
-def build_net(definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping[str, Shape], seed: int) -> CaffeNet:
+def build_net(
+    definition: CaffeNetDefinition, phase: Phase, data_shapes: Mapping[str, Shape], seed: int, room: Room | None = None
+) -> CaffeNet:
     """The net of `phase`, weights drawn by its fillers from `seed`.
 
-    `data_shapes` has the shape of each top of the Data layer, batch size first. Raises InputError with file,
-    line and layer for whatever in the net does not fit together.
+    `data_shapes` has the shape of each top of the Data layer, batch size first; `room` tells who shares the memory
+    with this net (default: nobody). Raises InputError with file, line and layer for whatever in the net does not fit
+    together, or into the memory that is free.
     """
-    wiring = Wiring(data_shapes, seed)
+    wiring = Wiring(data_shapes, seed, Footprint(phase, room or Room()))
     for spec in definition.in_phase(phase):
         wiring.add(spec)
     return CaffeNet(definition, wiring)

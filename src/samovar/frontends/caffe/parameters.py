@@ -1,14 +1,16 @@
 """The net's parameters: made with their fillers, shared by name, listed with their multipliers."""
 
 import math
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.frontends.caffe.fillers import fill
+from samovar.frontends.caffe.footprint import Footprint
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
 
 _ParamSpec = message_class("ParamSpec")
@@ -66,12 +68,13 @@ class _Owned:
 
 
 class ParameterStore:
-    """Makes the parameters of one net, in file order."""
+    """Makes the parameters of one net, in file order; their values come with `fill`, when all shapes are known."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, footprint: Footprint) -> None:
         self.seed = seed
+        self._footprint = footprint
         self._made: list[_Owned] = []
-        self._num_values = 0
+        self._fillings: list[Callable[[], None]] = []
         self._by_share_name: dict[str, _Owned] = {}
 
     def infos(self) -> tuple[ParameterInfo, ...]:
@@ -87,7 +90,7 @@ class ParameterStore:
     def make(
         self, spec: LayerSpec, index: int, shape: Shape, filler: Filling, is_statistic: bool = False
     ) -> tuple[str, nn.Parameter]:
-        """Name and value of the layer's parameter `index`, filled by `filler`.
+        """Name and parameter `index` of the layer, which `filler` fills later.
 
         Where the prototxt shares it by name, those of the layer that came first; with `share_mode: PERMISSIVE` they
         may have another shape of as many values.
@@ -105,41 +108,41 @@ class ParameterStore:
         if owned is not None:
             _merge(spec, owned, param, shape)
         else:
-            owned = _Owned(spec.name, index, self._filled(spec, index, shape, filler), param, is_statistic)
+            owned = _Owned(spec.name, index, self._placed(spec, index, shape, filler), param, is_statistic)
             self._made.append(owned)
             if param.name:
                 self._by_share_name[param.name] = owned
         owned.parameter.requires_grad_(owned.param.lr_mult != 0)
         return owned.name, owned.parameter
 
-    def _filled(self, spec: LayerSpec, index: int, shape: Shape, filler: Filling) -> nn.Parameter:
+    def fill(self) -> None:
+        """Give every parameter its values."""
+        for filling in self._fillings:
+            filling()
+        self._fillings.clear()
+
+    def _placed(self, spec: LayerSpec, index: int, shape: Shape, filler: Filling) -> nn.Parameter:
+        """A parameter of this shape that takes no memory yet; one whose values are given has them."""
         checked(spec, shape, f"parameter {index}")
-        self._num_values += math.prod(shape)
-        _check_memory(spec, f"parameter {index} of shape {text(shape)}", self._num_values)
+        self._footprint.add_parameter(spec, index, shape)
         if filler.value is not None:
-            values = filler.value
-        elif filler.is_given(spec):
-            values = fill(spec, f"{spec.name}/{index}", shape, filler.field, self.seed)
-        else:
-            values = torch.full(shape, filler.default)
-        if len(shape) == 4:
-            values = values.to(memory_format=torch.channels_last)
-        return nn.Parameter(values)
+            return nn.Parameter(_laid_out(filler.value))
+        parameter = nn.Parameter(torch.zeros(()).expand(shape))
+        self._fillings.append(partial(_fill, parameter, spec, index, filler, self.seed))
+        return parameter
 
 
-def _check_memory(spec: LayerSpec, what: str, num_values: int) -> None:
-    """Refuse what could not be trained here before it takes the machine's memory: weights and their gradients."""
-    needed, present = 2 * 4 * num_values, memory_bytes()
-    if needed > present:
-        raise spec.error(
-            f"with {what} the net's weights and gradients need {needed >> 20:,} MiB, this machine has "
-            f"{present >> 20:,} MiB; make the net smaller"
-        )
+def _fill(parameter: nn.Parameter, spec: LayerSpec, index: int, filler: Filling, seed: int) -> None:
+    shape = tuple(parameter.shape)
+    if filler.is_given(spec):
+        values = fill(spec, f"{spec.name}/{index}", shape, filler.field, seed)
+    else:
+        values = torch.full(shape, filler.default)
+    parameter.data = _laid_out(values)
 
 
-def memory_bytes() -> int:
-    """The machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _laid_out(values: torch.Tensor) -> torch.Tensor:
+    return values.to(memory_format=torch.channels_last) if values.dim() == 4 else values
 
 
 def _freeze(spec: LayerSpec, param: Message) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samovar.formats.caffe.text import nearest
+from samovar.frontends.caffe.footprint import Footprint
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.inputs import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class
@@ -52,11 +53,12 @@ class Step:
 class Wiring:
     """Takes a phase's layers one by one (`add`), then gives the finished net (`finish`)."""
 
-    def __init__(self, data_shapes: Mapping[str, Shape], seed: int) -> None:
+    def __init__(self, data_shapes: Mapping[str, Shape], seed: int, footprint: Footprint) -> None:
         self.input_names: list[str] = []
         self.input_shapes: dict[str, Shape] = {}
         self.outlines: list[LayerOutline] = []
-        self.store = ParameterStore(seed)
+        self.store = ParameterStore(seed, footprint)
+        self._footprint = footprint
         self._data_shapes = data_shapes
         self._steps: list[Step] = []
         self._shapes: dict[str, Shape] = {}
@@ -79,7 +81,8 @@ class Wiring:
         return {name: self._shapes[name] for name in sorted(self._shapes) if self._num_readers[name] == 0}
 
     def finish(self) -> tuple[Step, ...]:
-        """The steps, once all layers are added."""
+        """The steps, once all layers are added; parameters get their values."""
+        self.store.fill()
         shared = self.store.shared_names()
         needed = set(self.output_shapes())
         steps = []
@@ -157,6 +160,8 @@ class Wiring:
                 "bottom at the same position to work in place",
                 "top",
             )
+        if top not in self._shapes:
+            self._footprint.add_top(spec, top, shape)
         self._shapes[top], self._writers[top], self._num_readers[top] = shape, layer, 0
 
 
