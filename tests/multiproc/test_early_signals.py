@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+import samovar
 from tests.multiproc.command import Command
 from tests.multiproc.leftovers import sessions_of
 from tests.multiproc.nets import write_net, write_solver
 
 COMMANDS = ("train", "test", "time", "caffe", "run", "doctor", "inspect", "data")
-# Before the interpreter runs a line of ours the system's own answer to a signal holds.
+# Before the interpreter runs a line of ours its own answer to a signal holds: a traceback without a frame of ours.
 BEFORE_US = {-signal.SIGINT, -signal.SIGTERM}
+LONGEST_START_S = 0.25  # on a busy machine
+PACKAGE = str(Path(samovar.__file__).parent)
 ENDED = {signal.SIGINT: {128 + signal.SIGINT}, signal.SIGTERM: {128 + signal.SIGTERM}}
 SAVED = {signal.SIGINT: {0}, signal.SIGTERM: {75}}
 
@@ -41,9 +44,11 @@ def end_of(name: str, folder: Path, digits: Path, number: signal.Signals, after_
         if command.process.poll() is None:
             command.send(number)
         ended = command.wait()
-    allowed = ENDED[number] | SAVED[number] | {0, 2} | (BEFORE_US if after_s < 0.1 else set())
+    allowed = ENDED[number] | SAVED[number] | {0, 2} | (BEFORE_US if after_s < LONGEST_START_S else set())
     assert ended.return_code in allowed, (ended.return_code, ended.errors)
-    assert "Traceback" not in ended.output + ended.errors
+    if ended.return_code not in BEFORE_US:
+        assert "Traceback" not in ended.output + ended.errors
+    assert PACKAGE not in ended.errors, ended.errors
     assert not sessions_of([rank.pid for rank in ranks])
 
 
@@ -60,7 +65,7 @@ def test_time_ends_at_once(tmp_path: Path, digits: Path, number: signal.Signals)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_while_commands_load(tmp_path: Path, digits: Path, number: signal.Signals) -> None:
-    for after_s in (0.05, 0.15, 0.3):
+    for after_s in (0.05, 0.3, 0.5):
         end_of("inspect", tmp_path, digits, number, after_s)
 
 
