@@ -28,7 +28,7 @@ def test_more_are_refused_unless_asked_for(workers: int, threads: int | None) ->
     ):
         require_room("--workers", workers, threads, False)
     require_room("--workers", workers, threads, True)
-    with pytest.raises(InputError, match="fit; give fewer$"):
+    with pytest.raises(InputError, match=r"fit; give fewer$"):
         require_room("--workers", workers, threads, None)
 
 
