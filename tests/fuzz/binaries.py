@@ -48,7 +48,7 @@ def state_cases() -> Iterator[Case]:
     content = material.solverstate_hdf5()
     cases += [_hdf5("solverstate", f"h5 {name}", content, f"history{p}", v) for name, (p, v) in _HDF5_CHANGES.items()]
     for case in cases:
-        yield Case(case.name, case.kind, _beside_weights(case), case.expected)
+        yield Case(case.name, case.kind, beside_weights(case), case.expected)
 
 
 def mean_cases() -> Iterator[Case]:
@@ -114,7 +114,7 @@ def _link(kind: str, name: str, target: Path) -> Case:
     return Case(f"{kind}: {name}", kind, write, expected=REFUSED)
 
 
-def _beside_weights(case: Case) -> Callable[[Path], Path]:
+def beside_weights(case: Case) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
         (folder / "small_iter_3.caffemodel").write_bytes(material.caffemodel())
         return case.write(folder)

@@ -1,8 +1,9 @@
-"""All mutated inputs by kind."""
+"""All mutated inputs by kind; a kind with "@" is a block of a campaign."""
 
 from collections.abc import Iterable, Iterator
 
 from tests.fuzz.binaries import datum_cases, idx_cases, mean_cases, state_cases, weight_cases
+from tests.fuzz.campaigns import campaign_cases
 from tests.fuzz.case import Case
 from tests.fuzz.data_sets import data_cases
 from tests.fuzz.nets import net_cases, solver_cases
@@ -25,4 +26,4 @@ KINDS = tuple(_CASES)
 
 def cases_of(kinds: Iterable[str]) -> Iterator[Case]:
     for kind in kinds:
-        yield from _CASES[kind]()
+        yield from campaign_cases(kind) if "@" in kind else _CASES[kind]()

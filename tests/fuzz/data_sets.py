@@ -21,7 +21,7 @@ _Datum = message_class("Datum")
 _LONG = "x" * 3_000_000
 _IMAGE_KINDS = ("png", "jpeg", "bmp", "ppm")
 
-_LMDB = material.DATA_NET.replace("SOURCE", "images_lmdb")
+LMDB_NET = material.DATA_NET.replace("SOURCE", "images_lmdb")
 _HEAD, _, _TAIL = material.DATA_NET.partition("  transform_param")
 _TAIL = _TAIL[_TAIL.index("layer {") :]
 _LIST = (
@@ -53,20 +53,20 @@ _HDF5 = _HEAD.replace('"Data"', '"HDF5Data"') + '  hdf5_data_param { source: "li
 
 def data_cases() -> Iterator[Case]:
     """All kinds of sources."""
-    yield _case("sound lmdb", _LMDB, _sound_database, expected=READ)
+    yield _case("sound lmdb", LMDB_NET, _sound_database, expected=READ)
     yield _case("sound images", _LIST.format(more=""), partial(_with_list, content=b"good.png 0\n"), expected=READ)
     yield _case("sound windows", _WINDOWS, partial(_with_list, content=_WINDOW_FILE), expected=READ)
     yield _case("sound hdf5", _HDF5, _with_rows, expected=READ)
     for kind in _IMAGE_KINDS:
-        yield _case(f"sound {kind}", _LMDB, partial(_with_image, content=_compressed(kind)), expected=READ)
+        yield _case(f"sound {kind}", LMDB_NET, partial(_with_image, content=_compressed(kind)), expected=READ)
     yield from _databases()
     yield from _records()
     yield from _images()
     yield from _image_lists()
     yield from _hdf5_files()
     for name, (old, new) in _BAD_SETTINGS.items():
-        assert old in _LMDB, old
-        yield _case(f"layer, {name}", _LMDB.replace(old, new), _sound_database, expected=REFUSED)
+        assert old in LMDB_NET, old
+        yield _case(f"layer, {name}", LMDB_NET.replace(old, new), _sound_database, expected=REFUSED)
 
 
 def _case(name: str, net: str, prepare: Prepare, expected: str = "") -> Case:
@@ -91,14 +91,14 @@ def _databases() -> Iterator[Case]:
         path.write_bytes(way(path.read_bytes()))
 
     for index in range(48):
-        yield _case(f"lmdb, blind {index}", _LMDB, partial(change, way=partial(_one_damaged, index=index)))
+        yield _case(f"lmdb, blind {index}", LMDB_NET, partial(change, way=partial(_one_damaged, index=index)))
     for page in (0, 4096):
         for offset in (16, 20, 40, 64, 66, 68, 88, 104, 120, 128):
             for number in (0, 2**32 - 1, 2**63 + 7):
                 way = partial(_put, offset=page + offset, number=number)
-                yield _case(f"lmdb, {number} at {page + offset}", _LMDB, partial(change, way=way))
+                yield _case(f"lmdb, {number} at {page + offset}", LMDB_NET, partial(change, way=way))
     for name, prepare in _STRANGE_DATABASES.items():
-        yield _case(f"lmdb, {name}", _LMDB, prepare, expected=REFUSED)
+        yield _case(f"lmdb, {name}", LMDB_NET, prepare, expected=REFUSED)
 
 
 def _one_damaged(content: bytes, index: int) -> bytes:
@@ -111,10 +111,10 @@ def _put(content: bytes, offset: int, number: int) -> bytes:
 
 def _records() -> Iterator[Case]:
     for name, record in damaged(material.datum(), 16, seed=31):
-        yield _case(f"record, {name}", _LMDB, partial(_with_record, record=record))
+        yield _case(f"record, {name}", LMDB_NET, partial(_with_record, record=record))
     of_another_size = _Datum(channels=3, height=5, width=8, data=bytes(120)).SerializeToString()
     for name, record in {"smaller than the crop": of_another_size, "empty": b"", "10 MB": bytes(10_000_000)}.items():
-        yield _case(f"record, {name}", _LMDB, partial(_with_record, record=record), expected=REFUSED)
+        yield _case(f"record, {name}", LMDB_NET, partial(_with_record, record=record), expected=REFUSED)
 
 
 def _with_record(folder: Path, record: bytes) -> None:
@@ -128,11 +128,11 @@ def _images() -> Iterator[Case]:
     """Compressed images, in records and as files."""
     for kind in _IMAGE_KINDS:
         for name, content in damaged(_compressed(kind), 16, seed=32):
-            yield _case(f"{kind} record, {name}", _LMDB, partial(_with_image, content=content))
+            yield _case(f"{kind} record, {name}", LMDB_NET, partial(_with_image, content=content))
     packed = _png_declaring(8, 8, zlib.compress(bytes(100 << 20)))
-    yield _case("image record, 100 MB of packed zeros", _LMDB, partial(_with_image, content=packed))
+    yield _case("image record, 100 MB of packed zeros", LMDB_NET, partial(_with_image, content=packed))
     for name, content in _bad_images().items():
-        yield _case(f"image record, {name}", _LMDB, partial(_with_image, content=content), expected=REFUSED)
+        yield _case(f"image record, {name}", LMDB_NET, partial(_with_image, content=content), expected=REFUSED)
         prepare = partial(_with_files, content=content)
         yield _case(f"image file, {name}", _LIST.format(more=""), prepare, expected=REFUSED)
 

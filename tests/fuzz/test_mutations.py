@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.fuzz.campaigns import CAMPAIGNS, NUM_BLOCKS
 from tests.fuzz.case import READ, REFUSED
 from tests.fuzz.cases import KINDS, cases_of
 
@@ -37,6 +38,15 @@ def test_small_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", LARGE_KINDS)
 def test_large_inputs(kind: str, tmp_path: Path) -> None:
     assert_all_right([kind], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block", range(NUM_BLOCKS))
+@pytest.mark.parametrize("campaign", CAMPAIGNS)
+def test_campaigns(campaign: str, block: int, tmp_path: Path) -> None:
+    """The unchanged files come first and must be read; of the damaged ones some are refused."""
+    assert_all_right([f"{campaign}@{block}"], tmp_path)
 
 
 def test_how_many_there_are() -> None:
@@ -63,7 +73,7 @@ def read_all(kinds: Sequence[str], folder: Path) -> list[Told]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=800,
         check=False,
     )
     told: list[Told] = []
