@@ -4,7 +4,6 @@ import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,14 +15,14 @@ from samovar.api.team import Seat, Team
 from samovar.collectives.engine import WindowCollectives, float32_region
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, NotFinite, SamovarError
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.weights import FlatWeights
 from samovar.strategies.base import Buffers
-from samovar.strategies.build import build_strategy
+from samovar.strategies.build import build_hybrid
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.hybrid_easgd import Members
 
 
 class CenterExchange(WeightExchange):
@@ -69,9 +68,7 @@ class CenterExchange(WeightExchange):
 
 
 class HybridExchange(GradientExchange):
-    """`sync` in a group; after some steps its first worker that has data does for all what `ShmEasgd` says.
-
-    Others of the group get its weights. P counts groups: see `samovar.strategies.hybrid_easgd`.
+    """`HybridEasgd` whose gradients may travel as factors, and whose leader is the first worker that has data.
 
     Memory: 1N floats for gradients and 1N for weights, and the strategy's own.
     """
@@ -91,15 +88,14 @@ class HybridExchange(GradientExchange):
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
         super().__init__(parameters, optimizer, group, inside, seat)
-        between = replace(config, name="shm-easgd", group_size=None, factors=None)
-        buffers = Buffers(region, region.part(0, 0))
-        outer = build_strategy(between, group, layout.buckets(), buffers, shared.deadline, shared.strategy_seat())
-        self._outer = _at_center(outer)
-        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._outer)
         assert isinstance(group, WindowCollectives), group
-        self._broadcasts = [
-            group.broadcast_from("group's weights", region, root) for root in range(group.group.world_size)
-        ]
+        leaders = range(group.group.world_size)
+        broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
+        members = Members(group.group, self._strategy, broadcasts)
+        buffers = Buffers(region, region.part(0, 0))
+        seat_there = shared.strategy_seat()
+        self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)
+        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._hybrid)
         shared.filled()
         if shared.joins:
             self._adopt()
@@ -108,7 +104,7 @@ class HybridExchange(GradientExchange):
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()
         super().step(step, apply)
-        if self._outer.is_due(step):
+        if self._hybrid.is_due(step):
             self._seat.announce(Event.STEP, step)
             self._seat.num_active(Event.STEP, step)
             self._exchange(step)
@@ -128,7 +124,7 @@ class HybridExchange(GradientExchange):
     def evaluated(self) -> AbstractContextManager[None]:
         self._weights.require_in_place()
         self._desk.drain()
-        center = self._outer.center()
+        center = self._hybrid.center()
         assert center is not None
         return self._weights.replaced(center.copy())
 
@@ -136,35 +132,31 @@ class HybridExchange(GradientExchange):
         self._desk.finish(step)
 
     def center(self) -> dict[str, torch.Tensor] | None:
-        center = self._outer.center()
+        center = self._hybrid.center()
         assert center is not None
         return self._weights.named(center)
 
     def state_dict(self) -> State:
-        return self._outer.state_dict() | self._factoring.state_dict()
+        return self._hybrid.state_dict() | self._factoring.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
         self._factoring.load_state_dict(state)
-        self._outer.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
+        self._hybrid.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
         self._desk.filled()
 
     @torch.no_grad()
     def _exchange(self, step: int) -> None:
-        leader = self._seat.roll_call.last_active[0]
+        self._hybrid.leader = self._seat.roll_call.last_active[0]
         self._weights.gather()
-        if self._group.rank == leader:
-            self._outer.finish_step(step, _made_already)
-        self._broadcasts[leader].run(self._seat.deadline())
+        self._hybrid.updated(step)
         self._weights.scatter()
 
     @torch.no_grad()
     def _adopt(self) -> None:
         """All of a group start from one moment's center."""
-        if self._group.rank == 0:
-            self._outer.adopt_center()
-        self._broadcasts[0].run(self._seat.deadline())
+        self._hybrid.adopt_center()
         self._weights.scatter()
 
 
@@ -226,7 +218,3 @@ def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyCon
 def _at_center(strategy: object) -> CenterSteps:
     assert isinstance(strategy, CenterSteps), strategy
     return strategy
-
-
-def _made_already(_bucket: Bucket, _gradient_scale: float) -> None:
-    """The optimizer has stepped."""

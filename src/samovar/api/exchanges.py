@@ -171,11 +171,16 @@ class GradientExchange(NoExchange):
         self._strategy.gradient_final(bucket)
 
     def _complete(self, num_active: int) -> None:
-        self._strategy.finish_step(self._num_exchanges, _nothing)
+        self._sum(self._num_exchanges)
         self._factoring.stepped()
         self._staged.fetch()
         self._num_exchanges += 1
         self._gradients.publish(self._group.world_size / num_active)
+
+    def _sum(self, step: int) -> None:
+        """The step's first half, to its end: the optimizer steps later, when the user says so."""
+        for _bucket in self._strategy.reduced(step):
+            continue
 
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:
@@ -224,13 +229,12 @@ class WeightExchange:
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
-        buckets = layout.buckets()
         region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         self._seat = seat
         buffers = Buffers(region, region.part(0, 0))
-        self._strategy = build_strategy(config, collectives, buckets, buffers, deadline or seat.deadline, center)
-        self._buckets = buckets
+        made = (config, collectives, layout.buckets(), buffers, deadline or seat.deadline)
+        self._strategy = build_strategy(*made, center)
         self._announced = -1
         if center is None:
             self._strategy.begin_step(0)
@@ -263,11 +267,10 @@ class WeightExchange:
             self._finish(step, lambda: None)
 
     def _finish(self, step: int, apply: Apply) -> None:
-        update = _Once(apply, self._weights.gather)
-        for bucket in self._buckets:
-            self._strategy.gradient_final(bucket)
+        apply()
         with torch.no_grad():
-            self._strategy.finish_step(step, update)
+            self._weights.gather()
+            self._strategy.updated(step)
             self._weights.scatter()
         self._strategy.begin_step(step + 1)
 
@@ -304,23 +307,6 @@ class WeightExchange:
             self._seat.announce(Event.STEP, step)
 
 
-class _Once:
-    """A strategy updates bucket by bucket; an optimizer has one step for all."""
-
-    def __init__(self, *calls: Callable[[], Any]) -> None:
-        self._calls = calls
-
-    def __call__(self, _bucket: Bucket, _gradient_scale: float) -> None:
-        calls, self._calls = self._calls, ()
-        with torch.enable_grad():
-            for call in calls:
-                call()
-
-
 def _tell(rank: int, sentence: str) -> None:
     if rank == 0:
         sys.stderr.write(f"samovar: {sentence}\n")
-
-
-def _nothing(_bucket: Bucket, _gradient_scale: float) -> None:
-    """The optimizer steps later, when the user says so."""

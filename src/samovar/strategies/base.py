@@ -1,6 +1,6 @@
 """What the worker's step asks of a strategy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -10,6 +10,9 @@ from samovar.transports.base import Array, Region
 
 # update(bucket, gradient_scale): one solver step on the bucket, with gradient_scale * (its gradient).
 Update: TypeAlias = Callable[[Bucket, float], None]
+
+# Buckets, and by what their summed gradients are to be multiplied, as the sums are ready.
+Reduced: TypeAlias = Iterator[tuple[Bucket, float]]
 
 Exchanged: TypeAlias = Literal["gradients", "weights"]
 
@@ -48,12 +51,23 @@ class Strategy(Protocol):
         """The bucket's gradient is complete: may post it, never waits."""
         ...
 
+    def reduced(self, step: int, /) -> Reduced:
+        """After the last backward pass: the buckets that this rank updates, each as its summed gradient is ready.
+
+        A bucket that is updated before the next one is asked for may travel on behind it.
+        """
+        ...
+
+    def updated(self, step: int, /) -> None:
+        """After all updates of the step: exchange weights, if it is due."""
+        ...
+
     def finish_step(self, step: int, /, update: Update) -> None:
-        """After the last backward pass; every bucket must be updated once per step."""
+        """Both halves with `update` between them (see `TwoHalves`)."""
         ...
 
     def exchanges_at(self, step: int, /) -> bool:
-        """Whether `finish_step(step)` waits for other ranks: the same on all ranks."""
+        """Whether the step waits for other ranks: the same on all ranks."""
         ...
 
     def drain(self) -> None:
@@ -85,3 +99,18 @@ class Strategy(Protocol):
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """Take back what `state_dict` gave, after weights were loaded; an empty state starts from those weights."""
         ...
+
+
+class TwoHalves:
+    """A step that is made of `reduced` and `updated`, for strategies to begin from."""
+
+    def reduced(self, step: int) -> Reduced:
+        raise NotImplementedError
+
+    def updated(self, step: int) -> None:
+        """Nothing: weights are not exchanged."""
+
+    def finish_step(self, step: int, update: Update) -> None:
+        for bucket, gradient_scale in self.reduced(step):
+            update(bucket, gradient_scale)
+        self.updated(step)

@@ -1,6 +1,7 @@
 """Strategies by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from samovar.collectives.codecs import Codec
@@ -19,7 +20,7 @@ from samovar.strategies.config import AUTO, StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
 from samovar.strategies.diloco import DiLoCo, Outer
 from samovar.strategies.factors import FactoredSum
-from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd
+from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd, Members
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
@@ -113,9 +114,7 @@ def _at_center(
 ) -> CenterSteps:
     num_workers = seat.num_workers or collectives.group.world_size
     config = resolved(config, num_workers)
-    assert config.sync_period_steps is not None
-    most_refused = config.max_refused_pushes or MAX_REFUSED_PUSHES
-    place = Workplace(seat, buckets, buffers, config.sync_period_steps, deadline, most_refused)
+    place = _place(config, buckets, buffers, deadline, seat)
     if config.moving_rate is None:
         return _plain(config, place)
     rate = _rate(config, num_workers)
@@ -123,13 +122,43 @@ def _at_center(
         case "shm-easgd":
             return ShmEasgd(place, rate, bool(config.read_first), config.max_staleness_steps)
         case "hybrid-easgd":
-            group = _group(config, collectives, buffers)
-            return HybridEasgd(place, rate, group, bool(config.read_first), config.max_staleness_steps)
+            members = Members.in_step(_group(config, collectives, buffers), place)
+            return HybridEasgd(place, rate, members, bool(config.read_first), config.max_staleness_steps)
         case "round-robin-easgd":
             ring = _planned(config, collectives).transport.open_window("turns", 0, 1)
             return RoundRobinEasgd(place, rate, ring, collectives.group)
     one_by_one = {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}
     return one_by_one[config.name](place, rate, config.overlap == "period")
+
+
+def build_hybrid(
+    config: StrategyConfig,
+    members: Members,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    deadline: Callable[[], Deadline],
+    seat: CenterSeat,
+) -> HybridEasgd:
+    """`hybrid-easgd` for a worker of these members, whose gradients are summed elsewhere than in `buffers`.
+
+    `seat.num_workers` counts groups: each is one worker to the center.
+    """
+    assert seat.num_workers is not None, seat
+    config = resolved(replace(config, name="shm-easgd", group_size=None, factors=None), seat.num_workers)
+    place, rate = _place(config, buckets, buffers, deadline, seat), _rate(config, seat.num_workers)
+    return HybridEasgd(place, rate, members, bool(config.read_first), config.max_staleness_steps)
+
+
+def _place(
+    config: StrategyConfig,
+    buckets: Sequence[Bucket],
+    buffers: Buffers,
+    deadline: Callable[[], Deadline],
+    seat: CenterSeat,
+) -> Workplace:
+    assert config.sync_period_steps is not None
+    most_refused = config.max_refused_pushes or MAX_REFUSED_PUSHES
+    return Workplace(seat, buckets, buffers, config.sync_period_steps, deadline, most_refused)
 
 
 def _plain(config: StrategyConfig, place: Workplace) -> AsyncSgd:

@@ -11,7 +11,7 @@ from samovar.core.errors import NotFinite
 from samovar.core.finite import MAX_REFUSED_PUSHES, all_finite, first_not_finite
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Buffers, Exchanged, Update
+from samovar.strategies.base import Buffers, Exchanged, Reduced, TwoHalves
 from samovar.strategies.local_steps import take_array
 from samovar.strategies.staleness import Staleness
 from samovar.transports.base import Array
@@ -55,7 +55,7 @@ class Workplace:
     max_refused_pushes: int = MAX_REFUSED_PUSHES
 
 
-class CenterSteps:
+class CenterSteps(TwoHalves):
     """Every worker updates its own x_i; after every `sync_period_steps`-th step of its own: `_exchange` with c.
 
     Nobody waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c from
@@ -146,9 +146,11 @@ class CenterSteps:
         """Whether the step ends with an exchange with the center."""
         return (step + 1) % self._sync_period_steps == 0
 
-    def finish_step(self, step: int, update: Update) -> None:
-        for bucket in self._buckets:
-            update(bucket, 1.0)
+    def reduced(self, _step: int) -> Reduced:
+        """All buckets: each worker steps with its own gradients."""
+        yield from ((bucket, 1.0) for bucket in self._buckets)
+
+    def updated(self, step: int) -> None:
         if self.is_due(step):
             self._meet_center()
 

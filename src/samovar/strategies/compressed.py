@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Buffers, Update
+from samovar.strategies.base import Buffers, Reduced
 from samovar.strategies.factors import FactoredOrEncoded, FactoredSum
 from samovar.strategies.sync import Channels, Sync
 from samovar.strategies.trial import Trial
@@ -112,15 +111,13 @@ class CompressedSync(Sync):
             self._runners[bucket.index].give_back()
         super().gradient_final(bucket)
 
-    def finish_step(self, step: int, update: Update) -> None:
-        super().finish_step(step, partial(self._clear_and_update, update))
+    def reduced(self, step: int) -> Reduced:
+        for bucket, gradient_scale in super().reduced(step):
+            for gap in self._gaps[bucket.index]:
+                gap[:] = 0.0
+            yield bucket, gradient_scale
         self._gives_back = self._trial.stepped()
         self._choose()
-
-    def _clear_and_update(self, update: Update, bucket: Bucket, gradient_scale: float) -> None:
-        for gap in self._gaps[bucket.index]:
-            gap[:] = 0.0
-        update(bucket, gradient_scale)
 
     def state_dict(self) -> State:
         """This rank's own: every rank must save its state and load it again."""

@@ -9,7 +9,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.slice_tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Update
+from samovar.strategies.base import Reduced
 from samovar.strategies.gradients import EqualWeights
 from samovar.transports.base import Array, Region
 
@@ -90,7 +90,7 @@ class ExactSync(EqualWeights):
         self._buckets = buckets
         self._deadline = deadline
 
-    def finish_step(self, _step: int, update: Update) -> None:
+    def reduced(self, _step: int) -> Reduced:
         self._all_reduce.run(self._deadline())
         for bucket in self._buckets:
-            update(bucket, self._gradient_scale)
+            yield bucket, self._gradient_scale

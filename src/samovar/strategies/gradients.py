@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Exchanged
+from samovar.strategies.base import Exchanged, TwoHalves
 from samovar.transports.base import Array
 
 
-class EqualWeights:
+class EqualWeights(TwoHalves):
     """Every step ends with the same weights on all ranks, which are the ones evaluated and saved.
 
     No exchange outlives its step, and every rank makes every update, unless a strategy says otherwise.

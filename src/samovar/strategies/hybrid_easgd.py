@@ -1,5 +1,8 @@
 """Groups that train in step, and elastic averaging through shared memory between them."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from samovar.collectives.engine import PlannedCollectives
@@ -7,12 +10,12 @@ from samovar.collectives.execute import PlanRunner
 from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
-from samovar.core.clock import polled
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.finite import all_finite
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Update
+from samovar.strategies.base import Reduced, Strategy
 from samovar.strategies.center_steps import Rate, Workplace
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
@@ -47,11 +50,53 @@ class GroupCollectives(PlannedCollectives):
         return self._whole.planned(name, renumbered(plan, self._ranks), buffer)
 
 
+class Lives:
+    """Tells each rank of a group which life the others live: how often each was started again."""
+
+    def __init__(self, group: GroupCollectives, life: int) -> None:
+        self._ranks, self._life = group.ranks, life
+        memory = group.region("lives", _LIFE_BYTES)
+        self._lives = Region(memory.window, memory.offset, memory.array.view(np.int64))
+
+    def meet(self, deadline: Deadline) -> None:
+        """Return when all of the group live this life: none of them notifies another before its slots are clear."""
+        self._lives.array[0] = self._life
+        if self._life and not polled(lambda: all(map(self._lives_too, self._ranks)), deadline, _POLL_S):
+            missing = [rank for rank in self._ranks if not self._lives_too(rank)]
+            raise DeadlineExceeded(f"hybrid-easgd: ranks {missing} of this group did not come back; see their logs")
+
+    def _lives_too(self, rank: int) -> bool:
+        life = np.empty_like(self._lives.array)
+        self._lives.window.get(rank, self._lives.offset, life)
+        return bool(life[0] == self._life)
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """This worker's group: its rank there, what sums the group's gradients, and broadcasts of weights by their leaders.
+
+    `lives` is None where nobody comes back.
+    """
+
+    group: Group
+    sync: Strategy
+    broadcasts: Mapping[int, PlanRunner]
+    lives: Lives | None = None
+
+    @classmethod
+    def in_step(cls, group: GroupCollectives, place: Workplace) -> "Members":
+        """Gradients travel as they are, and the group's first worker leads."""
+        channels = sum_channels(group, place.buckets, place.buffers.gradients)
+        sync = Sync(channels, group.group.world_size, False, place.deadline)
+        broadcasts = {0: group.broadcast("group's weights", place.buffers.weights)}
+        return cls(group.group, sync, broadcasts, Lives(group, place.seat.life))
+
+
 class HybridEasgd(ShmEasgd):
     """ShmCaffe-H: G workers are a group. g = (1/G) sum of the group's g_i; every worker of it makes the same step.
 
-    Every `sync_period_steps` steps the group's first worker does what `ShmEasgd` says for all of them, and sends
-    its weights x - d to the others before their next step. So a group's weights are always the same bits. P
+    Every `sync_period_steps` steps the group's leader, its first worker, does what `ShmEasgd` says for all of them. It
+    sends its weights x - d to the others before their next step. So a group's weights are always the same bits. P
     counts groups: the center sees that many workers. Each step waits for the group, no group for another.
 
     Cost: `Sync`'s in a group at each step; `ShmEasgd`'s between groups, so its traffic divided by G; a broadcast of N
@@ -64,22 +109,21 @@ class HybridEasgd(ShmEasgd):
         self,
         place: Workplace,
         rate: Rate,
-        group: GroupCollectives,
+        members: Members,
         reads_first: bool = False,
         max_staleness_steps: int | None = None,
     ) -> None:
         super().__init__(place, rate, reads_first, max_staleness_steps)
-        self._is_leader = group.group.rank == 0
-        channels = sum_channels(group, place.buckets, place.buffers.gradients)
-        self._sync = Sync(channels, group.group.world_size, False, place.deadline)
-        self._broadcast = group.broadcast("group's weights", place.buffers.weights)
-        self._group, self._life = group, place.seat.life
-        memory = group.region("lives", _LIFE_BYTES)
-        self._lives = Region(memory.window, memory.offset, memory.array.view(np.int64))
+        self._members = members
+        self.leader = 0  # who meets the center for its group; all of the group must have the same
 
     @property
     def group_size(self) -> int:
-        return len(self._group.ranks)
+        return self._members.group.world_size
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._members.group.rank == self.leader
 
     @property
     def is_sick(self) -> bool:
@@ -91,13 +135,15 @@ class HybridEasgd(ShmEasgd):
         return True
 
     def gradient_final(self, bucket: Bucket) -> None:
-        self._sync.gradient_final(bucket)
+        self._members.sync.gradient_final(bucket)
 
-    def finish_step(self, step: int, update: Update) -> None:
-        self._sync.finish_step(step, update)
+    def reduced(self, step: int) -> Reduced:
+        return self._members.sync.reduced(step)
+
+    def updated(self, step: int) -> None:
         if self.is_due(step):
             self._meet_center()
-            self._broadcast.run(self._deadline())
+            self._share_weights()
 
     def _meet_center(self) -> None:
         """The leader does; the others, whose weights are the same bits, know as well as it whether they are refused."""
@@ -110,20 +156,12 @@ class HybridEasgd(ShmEasgd):
 
     def adopt_center(self) -> None:
         """x = c of one moment in the whole group, which must all call it."""
-        if self._life:
-            self._meet()
+        if self._members.lives is not None:
+            self._members.lives.meet(self._deadline())
         if self._is_leader:
             super().adopt_center()
-        self._broadcast.run(self._deadline())
+        self._share_weights()
 
-    def _meet(self) -> None:
-        """Return when all of the group live this life: none of them notifies another before its slots are clear."""
-        self._lives.array[0] = self._life
-        if not polled(lambda: all(map(self._lives_too, self._group.ranks)), self._deadline(), _POLL_S):
-            missing = [rank for rank in self._group.ranks if not self._lives_too(rank)]
-            raise DeadlineExceeded(f"hybrid-easgd: ranks {missing} of this group did not come back; see their logs")
-
-    def _lives_too(self, rank: int) -> bool:
-        life = np.empty_like(self._lives.array)
-        self._lives.window.get(rank, self._lives.offset, life)
-        return bool(life[0] == self._life)
+    def _share_weights(self) -> None:
+        """The leader's weights in the whole group."""
+        self._members.broadcasts[self.leader].run(self._deadline())

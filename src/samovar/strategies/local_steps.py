@@ -10,11 +10,11 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import StateValue
-from samovar.strategies.base import Exchanged, Update
+from samovar.strategies.base import Exchanged, Reduced, TwoHalves
 from samovar.transports.base import Array, Region
 
 
-class LocalSteps:
+class LocalSteps(TwoHalves):
     """Every worker updates its own x_i with its own gradient; after every `sync_period_steps`-th step: `_exchange`.
 
     All ranks start from the same weights. `_weights` is x_i, float32 (N,); `_shared` an area of the same shape for
@@ -57,9 +57,11 @@ class LocalSteps:
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
 
-    def finish_step(self, step: int, update: Update) -> None:
-        for bucket in self._buckets:
-            update(bucket, 1.0)
+    def reduced(self, _step: int) -> Reduced:
+        """All buckets: each worker steps with its own gradients."""
+        yield from ((bucket, 1.0) for bucket in self._buckets)
+
+    def updated(self, step: int) -> None:
         self._stepped()
         if self.exchanges_at(step):
             self._exchange()

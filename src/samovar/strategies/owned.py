@@ -7,7 +7,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Buffers, Update
+from samovar.strategies.base import Buffers, Reduced
 from samovar.strategies.gradients import EqualWeights
 
 
@@ -73,7 +73,8 @@ class OwnedSync(EqualWeights):
             self._shares[self._num_started].reduce.start()
             self._num_started += 1
 
-    def finish_step(self, step: int, update: Update) -> None:
+    def reduced(self, step: int) -> Reduced:
+        """Only the own buckets are this rank's to update."""
         assert len(self._final) == len(self._shares), f"step {step}: only buckets {self._final} are final"
         self._final.clear()
         self._num_started = 0
@@ -82,7 +83,7 @@ class OwnedSync(EqualWeights):
             self._await_weights(share)
             share.reduce.finish(self._deadline())
             if share.is_own:
-                update(share.bucket, self._gradient_scale)
+                yield share.bucket, self._gradient_scale
             share.broadcast.start()
             share.is_under_way = True
 

@@ -8,7 +8,7 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Buffers, Update
+from samovar.strategies.base import Buffers, Reduced
 from samovar.strategies.gradients import EqualWeights
 
 
@@ -47,11 +47,12 @@ class SyncInParts(EqualWeights):
         self._gradient_scale = 1.0 / collectives.group.world_size
         self._deadline = deadline
 
-    def finish_step(self, _step: int, update: Update) -> None:
+    def reduced(self, _step: int) -> Reduced:
+        """This rank's part of each bucket."""
         deadline = self._deadline()
         for part in self._parts:
             part.reduce.run(deadline)
-            update(part.own, self._gradient_scale)
+            yield part.own, self._gradient_scale
             part.gather.run(deadline)
 
     def gather_histories(self) -> None:

@@ -7,7 +7,7 @@ from samovar.collectives.engine import Collectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Update
+from samovar.strategies.base import Reduced
 from samovar.strategies.gradients import EqualWeights
 from samovar.transports.base import Region
 
@@ -60,7 +60,7 @@ class Sync(EqualWeights):
             self._channels[self._num_started][1].start()
             self._num_started += 1
 
-    def finish_step(self, step: int, update: Update) -> None:
+    def reduced(self, step: int) -> Reduced:
         assert len(self._final) == len(self._channels), f"step {step}: only buckets {self._final} are final"
         self._final.clear()
         self._num_started = 0
@@ -70,4 +70,4 @@ class Sync(EqualWeights):
                 channel.finish(deadline)
             else:
                 channel.run(deadline)
-            update(bucket, self._gradient_scale)
+            yield bucket, self._gradient_scale
