@@ -29,7 +29,7 @@ bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
 bench-collectives: $(GROUND) ; $(BIN)/python benchmarks/run.py collectives
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
-bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults
+bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 sanitize: ; tools/sanitize.sh

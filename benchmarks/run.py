@@ -15,6 +15,7 @@ from pathlib import Path
 import box
 import collectives
 import convergence
+import crowded
 import data
 import elastic
 import faults
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "collectives-network": collectives.run_network,
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,
+    "crowded": crowded.run,
     "data": data.run,
     "faults": faults.run,
     "nets": nets.run,

@@ -21,6 +21,7 @@
 #include "codec_bindings.hpp"
 #include "kernels.hpp"
 #include "layer_bindings.hpp"
+#include "parallel.hpp"
 #include "program.hpp"
 #include "progress.hpp"
 #include "solver_bindings.hpp"
@@ -222,6 +223,7 @@ NB_MODULE(_native, module) {
   bind_program(module);
   samovar::bind_center(module);
   samovar::bind_codec(module);
+  nb::class_<samovar::IdleThreads>(module, "IdleThreads").def(nb::init<unsigned>(), "count"_a);
   samovar::bind_layers(module);
   samovar::bind_solver(module);
   module.def("reduce", &reduce<float>, "destination"_a.noconvert(), "sources"_a.noconvert(), WithoutGil());

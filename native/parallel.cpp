@@ -22,6 +22,14 @@ ParallelRegion find_region() {
   return reinterpret_cast<ParallelRegion>(found);
 }
 
+// Looked for until it is there: torch may be loaded later.
+ParallelRegion parallel_region() {
+  static std::atomic<ParallelRegion> found{nullptr};
+  ParallelRegion region = found.load(std::memory_order_relaxed);
+  if (region == nullptr) found.store(region = find_region(), std::memory_order_relaxed);
+  return region;
+}
+
 struct Parts {
   const std::function<void(std::size_t, std::size_t)>& work;
   const std::size_t count;
@@ -50,11 +58,32 @@ void parallel(std::size_t count, std::size_t cost, int threads,
   const std::size_t most = static_cast<std::size_t>(std::max(threads, 1));
   const std::size_t num_parts = std::min({count, cost / kLeastCost + 1, most});
   if (num_parts == 1) return work(0, count);
-  static const ParallelRegion region = find_region();
+  const ParallelRegion region = parallel_region();
   if (region == nullptr) return work(0, count);
   Parts parts{work, count, num_parts};
   region(take_parts, &parts, static_cast<unsigned>(num_parts), 0);
   if (parts.failure) std::rethrow_exception(parts.failure);
+}
+
+IdleThreads::IdleThreads(unsigned count) {
+  const ParallelRegion region = parallel_region();
+  if (region == nullptr || count == 0) return;
+  // A pool belongs to the thread that opened a region, and ends with it.
+  thread_ = std::thread([this, region, count] {
+    region([](void*) {}, nullptr, count + 1, 0);
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return is_over_; });
+  });
+}
+
+IdleThreads::~IdleThreads() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+  ended_.notify_one();
+  thread_.join();
 }
 
 }  // namespace samovar

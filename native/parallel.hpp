@@ -1,8 +1,11 @@
 // Work shared among the threads that torch computes with.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <functional>
+#include <mutex>
+#include <thread>
 
 namespace samovar {
 
@@ -14,5 +17,22 @@ namespace samovar {
 // cores. Where there is none, the caller's thread does everything.
 void parallel(std::size_t count, std::size_t cost, int threads,
               const std::function<void(std::size_t begin, std::size_t end)>& work);
+
+// While it lives, libgomp manages `count` threads more, all of them asleep. Where it manages more threads than there are
+// cores, its threads sleep at once when they wait for each other; else they spin for milliseconds first, which takes the
+// core from whoever they wait for if that one has none. Only this has libgomp change its mind while a process runs.
+class IdleThreads {
+ public:
+  explicit IdleThreads(unsigned count);
+  ~IdleThreads();
+  IdleThreads(const IdleThreads&) = delete;
+  IdleThreads& operator=(const IdleThreads&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool is_over_ = false;
+  std::thread thread_;
+};
 
 }  // namespace samovar

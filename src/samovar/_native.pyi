@@ -67,6 +67,11 @@ class ProgressThread:
     def submit(self, program: Program) -> None: ...
     def wait(self, program: Program, timeout_s: float) -> bool: ...
 
+class IdleThreads:
+    """While it lives, waiting compute threads sleep at once instead of spinning (see native/parallel.hpp)."""
+
+    def __init__(self, count: int) -> None: ...
+
 class Fenced(RuntimeError):
     """A member's row is a newer incarnation's or another process's."""
 

@@ -33,8 +33,9 @@ class RunConfig:
     the number of workers. `phase` is that of a net to be timed, `is_solver` whether its `model` is a solver.
     `hdf5_out` is the folder that a tested net's HDF5Output layers write into. `precision` is that of convolutions
     and inner products; everything else, the weights included, is float32 in any case. The steps of `trace` are
-    recorded. With `hold_data` the training set, decoded, lies in the memory of all workers. `sweep` is what --workers
-    auto measured, empty where workers were given. `stop_rule`, `record` and `replay` are of workers that wait for
+    recorded. Workers leave alone `num_taken_cpus` that others used when the run began. With `hold_data` the training
+    set, decoded, lies in the memory of all workers. `sweep` is what --workers auto measured, empty where workers were
+    given. `stop_rule`, `record` and `replay` are of workers that wait for
     nobody; a `stop_rule` of None is settled before ranks start. `box` is where their center lies (None: with the
     launcher), a name or HOST:PORT with a `key_file`; `buffer` is its name there, None is settled before ranks start;
     with `join` it is there already. `device` is where nets compute; `auto` is settled before ranks start, and of
@@ -48,6 +49,7 @@ class RunConfig:
     workers: int = 1
     threads_per_worker: int = 1
     cpus: tuple[tuple[int, ...], ...] = ()
+    num_taken_cpus: int = 0
     oversubscribed: bool = False
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     batch_mode: str = "per-worker"

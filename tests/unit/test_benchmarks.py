@@ -17,6 +17,7 @@ SLOW = (
     "collectives-sweep",
     "convergence",
     "convergence-sync",
+    "crowded",
     "data",
     "faults",
     "nets",

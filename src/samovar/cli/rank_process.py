@@ -11,11 +11,18 @@ import torch
 from samovar.cli.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
 from samovar.config import RunConfig
 from samovar.core.board import BoardWord
+from samovar.core.crowding import PoliteThreads
 from samovar.core.group import Group
 from samovar.report.pipe import RecordWriter
+from samovar.report.records import Notice
 from samovar.transports.base import Transport
 from samovar.transports.shm import Board
 from samovar.worker.training import Requests
+
+_CROWDED = (
+    "rank {}: other programs compute on its cores, so as long as that lasts its threads sleep while they wait for each "
+    "other; the bits stay, and with one thread for each core that is free it may be faster: --threads-per-worker"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +95,21 @@ class SignalRequests:
 
     def _note_snapshot(self, _number: int, _frame: FrameType | None) -> None:
         self._num_snapshots += 1
+
+
+class Boundary:
+    """What a rank does between two steps, whatever its job."""
+
+    def __init__(self, requests: SignalRequests, num_threads: int, writer: RecordWriter, rank: int) -> None:
+        self._requests = requests
+        self._threads = PoliteThreads(num_threads)
+        self._writer = writer
+        self._rank = rank
+        self._is_told = False
+
+    def at(self, steps_done: int) -> Requests:
+        """Show how far this rank is; what was asked of it so far."""
+        if self._threads.look() and not self._is_told:
+            self._is_told = True
+            self._writer.write(Notice(level="info", text=_CROWDED.format(self._rank)))
+        return self._requests.at_boundary(steps_done)

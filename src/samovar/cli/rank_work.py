@@ -8,7 +8,7 @@ from samovar.cli.evaluate_rank import run_evaluation
 from samovar.cli.free_rank import run_free_training
 from samovar.cli.probe_rank import run_probe
 from samovar.cli.rank_arguments import RankArguments
-from samovar.cli.rank_process import BoxDescriptors, RankContext, SignalRequests, use_cpus
+from samovar.cli.rank_process import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.cli.time_rank import run_timing
 from samovar.cli.train_rank import run_training
 from samovar.config import RunConfig
@@ -46,7 +46,8 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed, is_back=is_back)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
     device = use_device(config.device, given.rank)
-    context = RankContext(config, transport, writer, requests.at_boundary, requests.is_gone, box, device, given.life)
+    boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
+    context = RankContext(config, transport, writer, boundary.at, requests.is_gone, box, device, given.life)
     job = run_free_training if config.job == "train" and config.is_free else _JOBS[config.job]
     job(context)
 

@@ -300,11 +300,21 @@ def _placement(config: RunConfig) -> Notice | None:
     """That workers share cores, or how they lie on several NUMA nodes."""
     if config.oversubscribed:
         return Notice(level="warning", text=_oversubscribed(config))
+    if config.num_taken_cpus:
+        return Notice(level="info", text=_left_alone(config))
     if config.box is not None:
         return None
     lies = spread(config.cpus, numa_nodes())
     workers, threads = counted(config.workers, "worker"), counted(config.threads_per_worker, "thread")
     return Notice(level="info", text=f"{workers} x {threads}, {lies}") if lies else None
+
+
+def _left_alone(config: RunConfig) -> str:
+    taken, threads = counted(config.num_taken_cpus, "core"), counted(config.threads_per_worker, "thread")
+    return (
+        f"other programs compute on {taken}, so each worker has {threads}; with another number the bits differ: "
+        "--threads-per-worker fixes it"
+    )
 
 
 def _oversubscribed(config: RunConfig) -> str:

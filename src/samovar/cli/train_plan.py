@@ -18,7 +18,17 @@ from samovar.strategies.stop_rule import MEAN
 
 LATEST: Final = "latest"
 # Where a run computes, and what it leaves behind, does not change what it computes.
-_NO_MATTER_TO_REPLAY = ("replay", "record", "out", "cpus", "oversubscribed", "sweep", "timeout_s", "stop_rule")
+_NO_MATTER_TO_REPLAY = (
+    "replay",
+    "record",
+    "out",
+    "cpus",
+    "num_taken_cpus",
+    "oversubscribed",
+    "sweep",
+    "timeout_s",
+    "stop_rule",
+)
 
 
 @dataclass(frozen=True, slots=True)
