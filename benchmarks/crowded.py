@@ -1,4 +1,4 @@
-"""LeNet on the digits beside a program that keeps one core busy: with one thread, one a core, and what a run takes itself.
+"""LeNet on the digits beside a program that keeps one core busy: 1 thread, one a core, and what a run takes by itself.
 
 Each is `samovar train`, one worker; they take turns, with the busy program and without it.
 """

@@ -165,6 +165,7 @@ def test_a_worker_that_gets_nowhere_is_gone_and_another_one_shows_and_saves(endl
     assert [worker["restarts"] for worker in workers] == [MOST_FRUITLESS_LIVES, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @trials
 def test_workers_stopped_for_ten_seconds_keep_nobody(endless: Path, tmp_path: Path, strategy: str, seed: int) -> None:

@@ -48,7 +48,10 @@ def assert_goes_on_without(ended: Ended, out: Path, victim: int) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "victim"),
-    [("hogwild-sgd", 0), ("shm-easgd", 1), pytest.param("hybrid-easgd", 3, marks=pytest.mark.slow)],
+    [
+        ("shm-easgd", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("hogwild-sgd", 0), ("hybrid-easgd", 3))),
+    ],
 )
 def test_others_end_the_run(tmp_path: Path, digits: Path, strategy: str, victim: int) -> None:
     ended = stopped(tmp_path, digits, strategy, victim, 20)
