@@ -12,14 +12,16 @@ from samovar.core.large_batch import LargeBatch
 from samovar.core.precision import FP32, PRECISIONS
 from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
-from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.stop_rule import STOP_RULES
+from samovar.strategies.traits import AUTO
 
 BATCH_MODES = ("per-worker", "global")
 PHASES = ("TRAIN", "TEST")
 DEFAULT_TIMEOUT_S = 120.0
 # Workers alone change the center, and each change has its place in one order.
-REPLAYABLE = ("async-sgd", "async-msgd", "async-easgd", "async-measgd", "shm-easgd")
+REPLAYABLE = tuple(name for name, traits in TRAITS.items() if traits.is_replayable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class RunConfig:
             raise InputError(
                 f"--trace: shows how workers meet at a step, and those with {self.strategy.name} do not; leave it out"
             )
-        if (self.record or self.replay is not None) and self.strategy.name not in REPLAYABLE:
+        if (self.record or self.replay is not None) and not self.strategy.traits.is_replayable:
             raise InputError(
                 f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {', '.join(REPLAYABLE)}"
             )
@@ -163,7 +165,7 @@ class RunConfig:
             raise InputError(
                 f"--exact {num_slices}: {self.workers} workers need a slice each; give at least {self.workers}"
             )
-        if strategy.name != "sync":
+        if strategy.exchanges_weights:
             raise InputError(f"--exact {num_slices}: workers with {strategy.name} differ in any case; leave one out")
         if strategy.overlap not in (None, "none") or strategy.bucket_size_bytes is not None:
             raise InputError(
@@ -184,7 +186,7 @@ class RunConfig:
     @property
     def is_free(self) -> bool:
         """Whether each worker steps at its own speed and waits for no other."""
-        return self.strategy.needs_center and self.strategy.name != "round-robin-easgd"
+        return self.strategy.is_async
 
     @property
     def shares_batch(self) -> bool:

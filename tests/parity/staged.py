@@ -86,7 +86,7 @@ class Rank:
         deadline = partial(Deadline.after, 50.0)
         seat = None
         if setting.strategy.needs_center:
-            locks, velocity = setting.strategy.center_has_locks, setting.strategy.center_has_velocity
+            locks, velocity = setting.strategy.traits.has_locks, setting.strategy.traits.has_velocity
             center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
             seat = CenterSeat(center, rank == 0)
         buffers = Buffers(rows[0], rows[1], tuple(rows[2:]))

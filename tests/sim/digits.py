@@ -76,7 +76,7 @@ def train(training: Training, transport: SimTransport) -> Array:
     barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
     forever = partial(transport.deadline, math.inf)
     shares = shared_momentum(training.strategy, MOMENTUM, world_size)
-    locks, velocity = shares.config.center_has_locks, shares.config.center_has_velocity
+    locks, velocity = shares.config.traits.has_locks, shares.config.traits.has_velocity
     center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
     weights.array[:] = start(training.seed)
     buckets, buffers = LAYOUT.buckets(None), Buffers(weights, gradients)

@@ -19,7 +19,7 @@ from samovar.core.group import Group
 from samovar.core.hosts import Host
 from samovar.launch.identity import Identity
 from samovar.launch.nccl import raised_nccl_errors
-from samovar.strategies.config import AUTO
+from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key

@@ -69,8 +69,8 @@ class SharedCenter:
         shape = BufferShape(
             layout.num_elements,
             max_members=team.group.world_size if choice is None else MAX_MEMBERS,
-            with_velocity=config.center_has_velocity,
-            with_locks=config.center_has_locks,
+            with_velocity=config.traits.has_velocity,
+            with_locks=config.traits.has_locks,
         )
         if choice is None:
             self.seat = own_seat(self._table, team, shape)
@@ -79,7 +79,7 @@ class SharedCenter:
         rows = self._table.show(self.seat.member.index, self.seat.member.incarnation)
         self._members = [Member(int(index), int(incarnation)) for index, incarnation, *_ in rows]
         self._group_size = config.group_size or 1
-        self._follows = config.name != "round-robin-easgd"  # where speeds are equal all stay to the end
+        self._follows = config.is_async  # where speeds are equal all stay to the end
         self.num_workers = self._count()
         self._look_s = 0.0
 

@@ -208,7 +208,7 @@ class _Desk:
 
 def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> None:
     rounded = [name for name, p in parameters.items() if p.dtype != torch.float32]
-    if rounded and config.adds_steps:
+    if rounded and config.traits.adds_steps:
         raise InputError(
             f"replicate: {config.name}: parameter {rounded[0]!r} is {parameters[rounded[0]].dtype}; the center would "
             "add up what rounding changes at each read: use float32 weights (and autocast), or an elastic strategy"

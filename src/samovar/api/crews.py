@@ -6,16 +6,12 @@ from samovar.api.team import Team
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.errors import InputError
-from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.strategies.traits import AUTO
 from samovar.transports.base import MappedWindow
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.tcp import TcpTransport
-
-
-def steps_freely(config: StrategyConfig) -> bool:
-    """Whether no step waits for all ranks: only for a group, or for nobody."""
-    return config.needs_center and config.name != "round-robin-easgd"
 
 
 def crew_of(team: Team, config: StrategyConfig) -> Team:
@@ -23,7 +19,7 @@ def crew_of(team: Team, config: StrategyConfig) -> Team:
 
     Raises InputError where groups do not fit into hosts, or an earlier replica's crew is another.
     """
-    if not steps_freely(config):
+    if not config.is_async:
         return team.crew(team.group.world_size, lambda: team)
     size = config.group_size or 1
     _require_whole_groups(team.collectives, size)

@@ -9,8 +9,9 @@ from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.frontends.torch.factors import matrices, own_arithmetic
-from samovar.strategies.config import ALWAYS, AUTO, NONE, StrategyConfig
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
+from samovar.strategies.traits import ALWAYS, AUTO, NONE
 
 # Where nothing travels. Of smaller ones the copy that is saved costs less than looking through the loss's graph.
 LEAST_IN_PLACE_BYTES = 12 << 20

@@ -22,7 +22,8 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.hosts import Host
 from samovar.launch.identity import Identity, checked_transport, own_identity
-from samovar.strategies.config import AUTO, COLLECTIVES
+from samovar.strategies.config import COLLECTIVES
+from samovar.strategies.traits import AUTO
 from samovar.transports.keys import make_key
 from samovar.transports.shm import ShmTransport, create_segment
 

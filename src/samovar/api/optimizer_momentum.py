@@ -19,12 +19,12 @@ def with_momentum(
     """
     momentum = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
     first_moment = max((_first_moment(group) for group in optimizer.param_groups), default=0.0)
-    if config.name == "async-measgd":
+    if config.traits.needs_momentum:
         return shared_momentum(config, momentum or first_moment, num_workers).config, ()
     shares = shared_momentum(config, momentum, num_workers)
     if shares.worker != momentum:
         raise InputError(f"replicate: {shares.refusal}")
-    if config.adds_steps and first_moment:
+    if config.traits.adds_steps and first_moment:
         return shares.config, (
             f"{config.name}: {type(optimizer).__name__} averages gradients over steps (betas), which acts as a "
             f"momentum of each worker where the center adds up their steps; betas=(0.0, ...) leaves it out",

@@ -12,7 +12,7 @@ from samovar.api.agreement import require_agreement
 from samovar.api.buffer_mean import ShownBuffers, SummedBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.crews import crew_of, steps_freely
+from samovar.api.crews import crew_of
 from samovar.api.doings import Doings
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.optimizer_momentum import with_momentum
@@ -46,7 +46,7 @@ class Replica:
         config, self.notices = with_momentum(config, optimizer, team.group.world_size)
         self.num_workers = team.group.world_size
         self.config = resolved(config, team.group.world_size)
-        if not self.config.exchanges_weights or self.config.name == "hybrid-easgd":
+        if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
         self._model, self._optimizer, self._team = model, optimizer, team
         self._crew = crew_of(team, self.config)
@@ -59,7 +59,7 @@ class Replica:
             self._exchange: Exchange = self._with_center(parameters, config, box)
         else:
             self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
-        self._is_free = steps_freely(config)
+        self._is_free = config.is_async
         self._buffers = ShownBuffers(model, team) if self._is_free else SummedBuffers(model, team, self._seat.deadline)
         self._num_updated = _num_parameters(optimizer)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
@@ -233,7 +233,7 @@ class Replica:
         shared = SharedCenter(self._team, self.config, layout_of(parameters), box, self._seat.deadline, self._doings)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
-        if config.name == "hybrid-easgd":
+        if config.traits.in_groups:
             return HybridExchange(parameters, self._optimizer, self._crew, config, self._seat, shared)
         return CenterExchange(parameters, self._crew, config, self._seat, shared)
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from samovar.api.center import BoxChoice, box_choice
-from samovar.api.crews import steps_freely
 from samovar.api.join import Joined, join_group
 from samovar.api.replica import Replica
 from samovar.api.team import Team
@@ -22,13 +21,11 @@ from samovar.core.errors import InputError
 from samovar.core.memory import keep_freed_memory
 from samovar.launch.allocator import allocator_is_chosen
 from samovar.strategies import defaults
-from samovar.strategies.config import AUTO, StrategyConfig, in_python, parse_bucket
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
+from samovar.strategies.traits import AUTO
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
-_KNOWN = (
-    "sync_period_steps, moving_rate, overlap, variant, outer_rate, outer_momentum, compress, "
-    "always_compresses, center_momentum, max_staleness_steps, max_refused_pushes, group_size, read_first, factors"
-)
 
 
 class _Process:
@@ -127,7 +124,7 @@ def _device_of(model: nn.Module) -> torch.device | None:
 
 def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
     """`choice`. Raises InputError where the strategy has nothing to put into a box."""
-    if choice is not None and not steps_freely(config):
+    if choice is not None and not config.is_async:
         raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, say")
     return choice
 
@@ -138,7 +135,7 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
         return replace(config, factors=None) if config.factors == AUTO else config
     if config.needs_center and not has_box:
         _require_home(config, joined)
-    if config.name != "sync":
+    if config.exchanges_weights:
         return config
     size = _BETWEEN_HOSTS_BUCKET_BYTES if cuts_by_itself else config.bucket_size_bytes
     return replace(config, bucket_size_bytes=size, factors=config.factors or AUTO)
@@ -146,9 +143,9 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
 
 def _require_home(config: StrategyConfig, joined: Joined) -> None:
     """Raises InputError where ranks on several hosts cannot come to a center of their own."""
-    if config.name == "round-robin-easgd" and not isinstance(joined.collectives, WindowCollectives):
+    if config.traits.in_turn and not isinstance(joined.collectives, WindowCollectives):
         raise InputError(
-            "replicate: round-robin-easgd: the turn goes from rank to rank by windows, and gloo has none; give "
+            f"replicate: {config.name}: the turn goes from rank to rank by windows, and gloo has none; give "
             "transport='tcp' and a key file"
         )
     if not joined.is_one_host and joined.home.key_file is None:
@@ -165,13 +162,22 @@ def _config(strategy: str, collective: str, bucket_size: int | str | None, setti
         config = StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
     except TypeError as error:
         given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-        raise InputError(f"replicate: got {given}; one is unknown or of a wrong type; known are {_KNOWN}") from error
+        raise InputError(
+            f"replicate: got {given}; one is unknown or of a wrong type; known are {_known(strategy)}"
+        ) from error
     if config.divides_updates:
         raise InputError(
             "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank; a torch "
             "optimizer updates all at once; choose overlap='backward', or leave both out"
         )
     return config
+
+
+def _known(strategy: str) -> str:
+    """The settings of this strategy, or of all where there is none of the name."""
+    kinds = [TRAITS[strategy]] if strategy in TRAITS else list(TRAITS.values())
+    names = dict.fromkeys(name for traits in kinds for name in traits.settings if name != "bucket_size_bytes")
+    return ", ".join([*names, *(["always_compresses"] if "compress" in names else [])])
 
 
 def _describe(replica: Replica, joined: Joined) -> None:

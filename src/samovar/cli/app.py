@@ -21,7 +21,8 @@ from samovar.core.precision import FP32
 from samovar.report.console import Console
 from samovar.report.log import Log
 from samovar.report.records import Notice
-from samovar.strategies.config import AUTO, COLLECTIVES
+from samovar.strategies.config import COLLECTIVES
+from samovar.strategies.traits import AUTO
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]

@@ -10,7 +10,8 @@ from samovar.frontends.caffe.backward_cost import backward_multiply_adds
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.report.wording import counted
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
-from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.traits import AUTO
 
 # What a core does of a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
 MULTIPLY_ADDS_PER_S = 50e9

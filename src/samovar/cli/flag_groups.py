@@ -10,8 +10,10 @@ import typer
 from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.launch.limits import MOST_THREADS_PER_CORE
-from samovar.strategies.config import COMPRESSIONS, NONE, VARIANTS
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.config import COMPRESSIONS, VARIANTS
 from samovar.strategies.stop_rule import MEAN, STOP_RULES
+from samovar.strategies.traits import NONE
 
 Oversubscribe = Annotated[
     bool,
@@ -42,8 +44,9 @@ class Rates(NamedTuple):
     overlap: Annotated[
         str | None,
         typer.Option(
-            help="Behind what an exchange runs. sync: none, backward, full; sync-easgd: none, step, period (default); "
-            "async-easgd, async-measgd, hogwild-easgd: none (default), period."
+            help="Behind what an exchange runs; default: by strategy. "
+            + "; ".join(f"{name}: {', '.join(traits.overlaps)}" for name, traits in TRAITS.items() if traits.overlaps)
+            + "."
         ),
     ] = None
     variant: Annotated[

@@ -233,5 +233,5 @@ class JoinedBox:
 
 def _shape_for(strategy: StrategyConfig, layout: Layout) -> BufferShape:
     return BufferShape(
-        layout.num_elements, with_velocity=strategy.center_has_velocity, with_locks=strategy.center_has_locks
+        layout.num_elements, with_velocity=strategy.traits.has_velocity, with_locks=strategy.traits.has_locks
     )

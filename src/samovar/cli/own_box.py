@@ -93,8 +93,8 @@ class OwnBox:
                 descriptor,
                 num_elements,
                 max_members=self._context.transport.group.world_size,
-                with_velocity=strategy.center_has_velocity,
-                with_locks=strategy.center_has_locks,
+                with_velocity=strategy.traits.has_velocity,
+                with_locks=strategy.traits.has_locks,
             )
 
     def _wait_until_filled(self) -> None:

@@ -17,7 +17,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.base import history_key
-from samovar.strategies.config import NONE
+from samovar.strategies.traits import NONE
 
 _COMMON_PARTS = ("weights", "momentum", "strategy")
 

@@ -21,8 +21,9 @@ from samovar.solver.build import num_histories
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
-from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
+from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import Witness
 from samovar.transports.base import MappedWindow, Region, Transport
 from samovar.worker.step import Parts
@@ -114,7 +115,7 @@ def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, coll
             f"--owner parts: {collective} makes no sums in parts; choose --collective {' or '.join(REDUCE_SCATTERS)}, "
             "or --owner all"
         )
-    is_open = sharing.owner is None and sharing.name == "sync" and sharing.overlap in (None, "none")
+    is_open = sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
     if not is_open or sharing.codec is not None or caffe.clip_gradients is not None:
         return sharing
     return replace(sharing, overlap="none", owner="parts" if collective == _DIVIDED and config.workers > 1 else "all")

@@ -9,13 +9,9 @@ from samovar.core import large_batch as large
 from samovar.core.device import DEVICES
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
-from samovar.strategies.config import (
-    AUTO,
-    NONE,
-    STRATEGIES,
-    StrategyConfig,
-    parse_bucket,
-)
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.config import STRATEGIES, StrategyConfig, parse_bucket
+from samovar.strategies.traits import AUTO, NONE
 
 Strategy = Annotated[str, typer.Option(help=f"How workers share what they learn: {', '.join(STRATEGIES)}.")]
 Bucket = Annotated[str, typer.Option(help="What sync exchanges as one: auto, model, layer, or bytes.")]
@@ -62,7 +58,7 @@ def sharing_of(
     """
     size = None if bucket == AUTO else parse_bucket(bucket, "'auto', 'model', 'layer'")
     settings = _settings(at_center or AtCenter(), compression or Compression())
-    is_automatic = bucket == AUTO and name == "sync"
+    is_automatic = bucket == AUTO and name in TRAITS and not TRAITS[name].exchanges_weights
     return StrategyConfig(name, collective, size, sync_period, *rates, automatic_buckets=is_automatic, **settings)
 
 

@@ -33,9 +33,9 @@ from samovar.report.records import Finished, Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
 from samovar.strategies.center_steps import CenterSteps
-from samovar.strategies.config import AUTO
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
+from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import Witness
 from samovar.worker.replicas import gather, require_equal
 from samovar.worker.training import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training

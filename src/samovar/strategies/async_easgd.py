@@ -5,11 +5,15 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from samovar.box.base import Push
+from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import NotFinite
 from samovar.core.group import Group
 from samovar.core.stateful import StateValue
 from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array, Notification, Window
+
+_SETTINGS = ("sync_period_steps", "moving_rate", "max_refused_pushes")
 
 
 class AsyncEasgd(ElasticSteps):
@@ -33,12 +37,25 @@ class AsyncEasgd(ElasticSteps):
     find it faster to the same accuracy than Async SGD.
     """
 
+    traits = Traits(
+        "async-easgd",
+        (*_SETTINGS, "overlap"),
+        default_period_steps=8,
+        overlaps=("none", "period"),
+        has_center=True,
+        is_replayable=True,
+    )
+
     def __init__(self, place: Workplace, rate: Rate, overlaps: bool = False) -> None:
         super().__init__(place, rate)
         self._overlaps = overlaps
         self._under_way: Push | None = None
         # x as it was sent, and as it comes back.
         self._sent, self._pulled = (np.empty_like(self._weights if overlaps else self._weights[:0]) for _ in range(2))
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, _collectives: Collectives) -> "AsyncEasgd":
+        return cls(place, rate, chosen.overlap == "period")
 
     def drain(self) -> None:
         """Wait for the exchange under way, and take its d off these weights."""
@@ -90,6 +107,16 @@ class AsyncMeasgd(AsyncEasgd):
     faster to the same accuracy than Async MSGD.
     """
 
+    traits = Traits(
+        "async-measgd",
+        (*_SETTINGS, "overlap"),
+        default_period_steps=8,
+        overlaps=("none", "period"),
+        has_center=True,
+        is_replayable=True,
+        needs_momentum=True,
+    )
+
 
 class HogwildEasgd(AsyncEasgd):
     """`AsyncEasgd` at a center without locks: of two exchanges of one element at the same time one may be lost.
@@ -101,6 +128,15 @@ class HogwildEasgd(AsyncEasgd):
     Source: Recht, Re, Wright and Niu 2011 (Hogwild); You, Buluc and Demmel 2017 (Hogwild EASGD), who find it as
     fast as Sync EASGD, and both the fastest of all.
     """
+
+    traits = Traits(
+        "hogwild-easgd",
+        (*_SETTINGS, "overlap"),
+        default_period_steps=8,
+        overlaps=("none", "period"),
+        has_center=True,
+        has_locks=False,
+    )
 
 
 class RoundRobinEasgd(AsyncEasgd):
@@ -114,12 +150,20 @@ class RoundRobinEasgd(AsyncEasgd):
     Source: You, Buluc and Demmel 2017 (Original EASGD), whose Sync EASGD takes 5.3 times less time.
     """
 
+    traits = Traits("round-robin-easgd", _SETTINGS, default_period_steps=8, has_center=True, in_turn=True)
+
     def __init__(self, place: Workplace, rate: Rate, ring: Window, group: Group) -> None:
         super().__init__(place, rate)
         self._ring = ring
         self._group = group
         self._num_turns = 0
         self._is_drained = False
+
+    @classmethod
+    def of(cls, _chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "RoundRobinEasgd":
+        """The turn goes around in windows that every rank can write to."""
+        assert isinstance(collectives, PlannedCollectives), collectives
+        return cls(place, rate, collectives.transport.open_window("turns", 0, 1), collectives.group)
 
     def exchanges_at(self, step: int) -> bool:
         return self.is_due(step)

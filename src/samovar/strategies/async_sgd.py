@@ -5,10 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from samovar.box.base import CenterWithVelocity
+from samovar.collectives.engine import Collectives
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.center_steps import CenterSteps, Workplace
+from samovar.strategies.center_steps import CenterSteps, Rate, Workplace
 from samovar.strategies.local_steps import take_array
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array
+
+_SETTINGS = ("sync_period_steps", "max_staleness_steps", "max_refused_pushes")
 
 
 class AsyncSgd(CenterSteps):
@@ -29,12 +33,18 @@ class AsyncSgd(CenterSteps):
     elastic method beats in time to accuracy.
     """
 
+    traits = Traits("async-sgd", _SETTINGS, default_period_steps=1, has_center=True, is_replayable=True)
+
     def __init__(self, place: Workplace, max_staleness_steps: int | None = None) -> None:
         super().__init__(place)
         self.num_set_aside = 0
         self._max_staleness_steps = max_staleness_steps
         self._pulled = np.empty_like(self._weights)
         self._momentum = 0.0
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, _rate: Rate, _collectives: Collectives) -> "AsyncSgd":
+        return cls(place, chosen.max_staleness_steps)
 
     def begin_step(self, _step: int) -> None:
         """The first time: pull."""
@@ -91,9 +101,23 @@ class AsyncMsgd(AsyncSgd):
     Source: You, Buluc and Demmel 2017 (Async MSGD).
     """
 
+    traits = Traits(
+        "async-msgd",
+        (*_SETTINGS, "center_momentum"),
+        default_period_steps=1,
+        has_center=True,
+        has_velocity=True,
+        is_replayable=True,
+    )
+
     def __init__(self, place: Workplace, max_staleness_steps: int | None, momentum: float) -> None:
         super().__init__(place, max_staleness_steps)
         self._momentum = momentum
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, _rate: Rate, _collectives: Collectives) -> "AsyncMsgd":
+        assert chosen.center_momentum is not None
+        return cls(place, chosen.max_staleness_steps, chosen.center_momentum)
 
     def state_dict(self) -> State:
         """c, and v where the center can tell it, on the first worker alone."""
@@ -120,3 +144,5 @@ class HogwildSgd(AsyncSgd):
 
     Source: Recht, Re, Wright and Niu 2011 (Hogwild); You, Buluc and Demmel 2017 (Hogwild SGD).
     """
+
+    traits = Traits("hogwild-sgd", _SETTINGS, default_period_steps=1, has_center=True, has_locks=False)

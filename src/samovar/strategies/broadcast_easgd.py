@@ -1,16 +1,15 @@
 """Elastic averaging in step as it was first built: the center travels to the workers, their weights to it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.engine import Collectives, float32_region
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
+from samovar.collectives.engine import float32_region
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalSteps, take_array
-from samovar.transports.base import Array, Region
+from samovar.strategies.local_steps import LocalPlace, LocalSteps, take_array
+from samovar.strategies.traits import Traits
+from samovar.transports.base import Array
 
 
 class BroadcastEasgd(LocalSteps):
@@ -29,18 +28,12 @@ class BroadcastEasgd(LocalSteps):
     Source: You, Buluc and Demmel 2017, the first of their three Sync EASGD.
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        moving_rate: float,
-        deadline: Callable[[], Deadline],
-    ) -> None:
-        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
-        center = float32_region(collectives, "center", len(self._weights))
-        self._broadcast = collectives.broadcast("center", center)
+    traits = Traits("sync-easgd, broadcast", ("sync_period_steps", "moving_rate"), default_period_steps=8)
+
+    def __init__(self, place: LocalPlace, moving_rate: float) -> None:
+        super().__init__(place)
+        center = float32_region(place.collectives, "center", len(self._weights))
+        self._broadcast = place.collectives.broadcast("center", center)
         self._center = center.array
         self._center[:] = self._weights
         self._differences = np.empty_like(self._center)

@@ -10,23 +10,20 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.layout import Bucket
-from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
-from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
 from samovar.strategies.base import Buffers, Strategy
-from samovar.strategies.broadcast_easgd import BroadcastEasgd
+from samovar.strategies.catalog import AT_A_CENTER, IN_STEP
 from samovar.strategies.center_steps import CenterSeat, CenterSteps, Rate, Workplace
 from samovar.strategies.compressed import CompressedSync, encoded_buckets
-from samovar.strategies.config import AUTO, StrategyConfig
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
-from samovar.strategies.diloco import DiLoCo, Outer
 from samovar.strategies.factors import FactoredSum
 from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd, Members
-from samovar.strategies.local_sgd import LocalSgd
+from samovar.strategies.local_steps import LocalPlace
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
-from samovar.strategies.sync_easgd import Elastic, SyncEasgd
+from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import Trial, Witness
 from samovar.transports.base import MappedWindow
 
@@ -54,9 +51,11 @@ def build_strategy(
     config = resolved(config, collectives.group.world_size)
     if config.divides_updates:
         return _with_divided_updates(config, collectives, buckets, buffers, deadline)
-    if config.name == "sync":
+    if not config.exchanges_weights:
         return _sync(config, collectives, buckets, buffers, deadline, witness or Witness(), factored or {})
-    return _with_local_steps(config, collectives, buckets, buffers, deadline)
+    assert config.sync_period_steps is not None
+    local = LocalPlace(collectives, buckets, buffers.weights, config.sync_period_steps, deadline)
+    return IN_STEP[config.name].of(config, local)
 
 
 def _sync(
@@ -80,30 +79,6 @@ def _sync(
     return CompressedSync(plain, encoded, config.codec, trial, *when)
 
 
-def _with_local_steps(
-    config: StrategyConfig,
-    collectives: Collectives,
-    buckets: Sequence[Bucket],
-    buffers: Buffers,
-    deadline: Callable[[], Deadline],
-) -> Strategy:
-    assert config.sync_period_steps is not None
-    local = (collectives, buckets, buffers.weights, config.sync_period_steps)
-    match config.name:
-        case "local-sgd":
-            return LocalSgd(*local, deadline)
-        case "diloco":
-            assert config.outer_rate is not None
-            assert config.outer_momentum is not None
-            return DiLoCo(*local, Outer(config.outer_rate, config.outer_momentum), deadline)
-    assert config.name == "sync-easgd", config.name
-    assert config.moving_rate is not None
-    if config.variant == "broadcast":
-        return BroadcastEasgd(*local, config.moving_rate, deadline)
-    assert config.overlap is not None
-    return SyncEasgd(*local, Elastic(config.moving_rate, config.overlap, config.codec), deadline)
-
-
 def _at_center(
     config: StrategyConfig,
     collectives: Collectives,
@@ -115,20 +90,12 @@ def _at_center(
     num_workers = seat.num_workers or collectives.group.world_size
     config = resolved(config, num_workers)
     place = _place(config, buckets, buffers, deadline, seat)
-    if config.moving_rate is None:
-        return _plain(config, place)
-    rate = _rate(config, num_workers)
-    match config.name:
-        case "shm-easgd":
-            return ShmEasgd(place, rate, bool(config.read_first), config.max_staleness_steps)
-        case "hybrid-easgd":
-            members = Members.in_step(_group(config, collectives, buffers), place)
-            return HybridEasgd(place, rate, members, bool(config.read_first), config.max_staleness_steps)
-        case "round-robin-easgd":
-            ring = _planned(config, collectives).transport.open_window("turns", 0, 1)
-            return RoundRobinEasgd(place, rate, ring, collectives.group)
-    one_by_one = {"async-easgd": AsyncEasgd, "async-measgd": AsyncMeasgd, "hogwild-easgd": HogwildEasgd}
-    return one_by_one[config.name](place, rate, config.overlap == "period")
+    rate = _rate(config, num_workers) if config.traits.is_elastic else Rate(0.0)
+    if config.traits.in_groups:
+        collectives = _group(config, collectives, buffers)
+    elif config.traits.in_turn:
+        collectives = _planned(config, collectives)
+    return AT_A_CENTER[config.name].of(config, place, rate, collectives)
 
 
 def build_hybrid(
@@ -144,9 +111,9 @@ def build_hybrid(
     `seat.num_workers` counts groups: each is one worker to the center.
     """
     assert seat.num_workers is not None, seat
-    config = resolved(replace(config, name="shm-easgd", group_size=None, factors=None), seat.num_workers)
+    config = resolved(replace(config, name=ShmEasgd.traits.name, group_size=None, factors=None), seat.num_workers)
     place, rate = _place(config, buckets, buffers, deadline, seat), _rate(config, seat.num_workers)
-    return HybridEasgd(place, rate, members, bool(config.read_first), config.max_staleness_steps)
+    return HybridEasgd.among(config, place, rate, members)
 
 
 def _place(
@@ -159,13 +126,6 @@ def _place(
     assert config.sync_period_steps is not None
     most_refused = config.max_refused_pushes or MAX_REFUSED_PUSHES
     return Workplace(seat, buckets, buffers, config.sync_period_steps, deadline, most_refused)
-
-
-def _plain(config: StrategyConfig, place: Workplace) -> AsyncSgd:
-    if config.name == "async-msgd":
-        assert config.center_momentum is not None
-        return AsyncMsgd(place, config.max_staleness_steps, config.center_momentum)
-    return {"async-sgd": AsyncSgd, "hogwild-sgd": HogwildSgd}[config.name](place, config.max_staleness_steps)
 
 
 def _rate(config: StrategyConfig, num_workers: int) -> Rate:

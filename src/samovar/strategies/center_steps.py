@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from samovar.box.base import Center, Versions
+from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite
 from samovar.core.finite import MAX_REFUSED_PUSHES, all_finite, first_not_finite
@@ -14,6 +16,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Exchanged, Reduced, TwoHalves
 from samovar.strategies.local_steps import take_array
 from samovar.strategies.staleness import Staleness
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array
 
 
@@ -65,6 +68,8 @@ class CenterSteps(TwoHalves):
     x = c, as it does where c refuses an update because it would not be finite with it.
     """
 
+    traits: ClassVar[Traits]
+
     def __init__(self, place: Workplace) -> None:
         self.staleness = Staleness()
         self.num_refused = 0
@@ -83,6 +88,11 @@ class CenterSteps(TwoHalves):
         self._notices: list[str] = []
         if self._is_first:
             self._center.write(self._weights, self._deadline())
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "CenterSteps":
+        """With these settings; `rate` is for rules that have one, `collectives` reach all workers."""
+        raise NotImplementedError
 
     @property
     def exchanges(self) -> Exchanged:

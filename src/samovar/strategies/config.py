@@ -7,41 +7,18 @@ from dataclasses import dataclass
 from samovar.collectives.codecs import CODECS
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.traits import ALWAYS, AUTO, NONE, Traits
 
-AUTO = "auto"
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 VARIANTS = ("reduce", "broadcast")
 # Who updates a bucket, as --overlap is.
 OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
-NONE, ALWAYS = "none", "always"
 COMPRESSIONS = (NONE, *CODECS)
 # What these leave out comes with the next exchange or two.
 _PROMPT_CODECS = ("bf16", "int8")
 FACTORS = (NONE, AUTO, ALWAYS)
 
-# What may be set beside the collective, and what --overlap may be, strategy by strategy.
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "sync": ("bucket_size_bytes", "overlap", "owner", "compress", "factors"),
-    "local-sgd": ("sync_period_steps",),
-    "diloco": ("sync_period_steps", "outer_rate", "outer_momentum"),
-    "sync-easgd": ("sync_period_steps", "moving_rate", "overlap", "variant", "compress"),
-    "async-sgd": ("sync_period_steps", "max_staleness_steps"),
-    "async-msgd": ("sync_period_steps", "max_staleness_steps", "center_momentum"),
-    "hogwild-sgd": ("sync_period_steps", "max_staleness_steps"),
-    "round-robin-easgd": ("sync_period_steps", "moving_rate"),
-    "async-easgd": ("sync_period_steps", "moving_rate", "overlap"),
-    "async-measgd": ("sync_period_steps", "moving_rate", "overlap"),
-    "hogwild-easgd": ("sync_period_steps", "moving_rate", "overlap"),
-    "shm-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first"),
-    "hybrid-easgd": ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "group_size", "factors"),
-}
-_AT_A_CENTER = tuple(name for name in _SETTINGS if name not in ("sync", "local-sgd", "diloco", "sync-easgd"))
-_SETTINGS |= {name: (*_SETTINGS[name], "max_refused_pushes") for name in _AT_A_CENTER}
-_OVERLAPS = {
-    "sync": ("none", "backward", "full"),
-    "sync-easgd": ("none", "step", "period"),
-    **dict.fromkeys(("async-easgd", "async-measgd", "hogwild-easgd"), ("none", "period")),
-}
 _FLAGS = {
     "bucket_size_bytes": "--bucket",
     "overlap": "--overlap",
@@ -66,7 +43,7 @@ _PYTHON_NAMES = {
     "--bucket": "bucket_size",
     "--compress-always": "always_compresses",
 }
-STRATEGIES = tuple(_SETTINGS)
+STRATEGIES = tuple(TRAITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +80,7 @@ class StrategyConfig:
         self._refuse_what_belongs_to_others()
         if self.bucket_size_bytes is not None and self.bucket_size_bytes < 1:
             raise InputError(f"--bucket: got {self.bucket_size_bytes} bytes; give at least 1, or 'model'")
-        assert not self.automatic_buckets or (self.name == "sync" and self.bucket_size_bytes is None), self
+        assert not self.automatic_buckets or (not self.exchanges_weights and self.bucket_size_bytes is None), self
         if self.sync_period_steps is not None and self.sync_period_steps < 1:
             raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
         _require_below("--moving-rate", self.moving_rate, 1.0)
@@ -121,6 +98,11 @@ class StrategyConfig:
         self._check_factors()
 
     @property
+    def traits(self) -> Traits:
+        """What the strategy declares of itself."""
+        return TRAITS[self.name]
+
+    @property
     def codec(self) -> str | None:
         """How gradients, or differences to a center, are compressed; None where they are not."""
         return None if self.compress == NONE else self.compress
@@ -133,7 +115,7 @@ class StrategyConfig:
     @property
     def exchanges_weights(self) -> bool:
         """Whether workers train on their own and exchange weights now and then."""
-        return self.name != "sync"
+        return self.traits.exchanges_weights
 
     @property
     def has_owners(self) -> bool:
@@ -152,28 +134,18 @@ class StrategyConfig:
 
     @property
     def needs_center(self) -> bool:
-        """Whether workers share a center that lies in one place, each at its own speed."""
-        return self.name in _AT_A_CENTER
+        """Whether workers share a center that lies in one place."""
+        return self.traits.has_center
 
     @property
-    def adds_steps(self) -> bool:
-        """Whether the center adds up what workers' steps changed, rather than being pulled at."""
-        return self.needs_center and "moving_rate" not in _SETTINGS[self.name]
-
-    @property
-    def center_has_locks(self) -> bool:
-        """Whether updates of the center wait for each other."""
-        return not self.name.startswith("hogwild-")
-
-    @property
-    def center_has_velocity(self) -> bool:
-        """Whether the center keeps a momentum of its own."""
-        return self.name == "async-msgd"
+    def is_async(self) -> bool:
+        """Whether each worker, or group of them, goes at its own speed and waits for no other."""
+        return self.traits.is_async
 
     def _refuse_what_belongs_to_others(self) -> None:
         for name, flag in _FLAGS.items():
-            if getattr(self, name) is not None and name not in _SETTINGS[self.name]:
-                owners = [strategy for strategy, settings in _SETTINGS.items() if name in settings]
+            if getattr(self, name) is not None and name not in self.traits.settings:
+                owners = [strategy for strategy, traits in TRAITS.items() if name in traits.settings]
                 raise InputError(
                     f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
                 )
@@ -226,7 +198,7 @@ class StrategyConfig:
 
     def _check_overlap(self) -> None:
         if self.overlap is not None:
-            _require_choice(f"--overlap of {self.name}", self.overlap, _OVERLAPS[self.name])
+            _require_choice(f"--overlap of {self.name}", self.overlap, self.traits.overlaps)
         if self.variant is not None:
             _require_choice("--variant", self.variant, VARIANTS)
         if self.overlap in ("backward", "full") and self.bucket_size_bytes is None and not self.automatic_buckets:

@@ -1,16 +1,14 @@
 """A strategy's defaults for a number of workers, and what to tell the user about its settings."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from samovar.core.errors import InputError
-from samovar.strategies.config import AUTO, OWNERS, StrategyConfig
+from samovar.strategies.config import OWNERS, StrategyConfig
+from samovar.strategies.traits import AUTO
 
-# Pushing strategies move at half the rate of the other elastic ones, and twice as often.
-SYNC_PERIOD_STEPS = {"diloco": 50, "async-sgd": 1, "async-msgd": 1, "hogwild-sgd": 1, "shm-easgd": 4, "hybrid-easgd": 4}
-OTHERS_PERIOD_STEPS = 8
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9  # of DiLoCo's paper
 WORKERS_MOMENTUM = 0.9  # of a solver that says nothing
-PUSHING = ("shm-easgd", "hybrid-easgd")
 MOST_OF_A_GROUP = 4  # the GPUs of a ShmCaffe node
 
 
@@ -26,25 +24,25 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
         return replace(
             config, overlap=overlap, owner=config.owner or (OWNERS["full"][0] if overlap == "full" else None)
         )
-    period = config.sync_period_steps or SYNC_PERIOD_STEPS.get(config.name, OTHERS_PERIOD_STEPS)
-    config = replace(config, sync_period_steps=period)
-    match config.name:
-        case "diloco":
-            return replace(
-                config,
-                outer_rate=OUTER_RATE if config.outer_rate is None else config.outer_rate,
-                outer_momentum=OUTER_MOMENTUM if config.outer_momentum is None else config.outer_momentum,
-            )
-        case "sync-easgd":
-            return _resolved_elastic(config, world_size)
-        case "local-sgd" | "async-sgd" | "hogwild-sgd":
-            return config
-        case "async-msgd":
-            default = default_center_momentum(WORKERS_MOMENTUM, world_size)
-            return replace(
-                config, center_momentum=default if config.center_momentum is None else config.center_momentum
-            )
-    return _resolved_at_a_center(config, world_size)
+    traits = config.traits
+    config = replace(config, sync_period_steps=config.sync_period_steps or traits.default_period_steps)
+    if "outer_rate" in traits.settings:
+        config = _with_given(config, outer_rate=OUTER_RATE, outer_momentum=OUTER_MOMENTUM)
+    if traits.has_velocity:
+        config = _with_given(config, center_momentum=default_center_momentum(WORKERS_MOMENTUM, world_size))
+    if traits.pushes:
+        config = _with_given(config, read_first=False)
+    if traits.in_groups:
+        config = _in_groups(config, world_size)
+    if not traits.is_elastic:
+        return config
+    config = _with_given(config, moving_rate=default_moving_rate(config, world_size))
+    return config if traits.has_center else _resolved_in_step(config, world_size)
+
+
+def _with_given(config: StrategyConfig, **defaults: Any) -> StrategyConfig:
+    """`config`, where nothing is given with these."""
+    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
 
 
 def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
@@ -66,7 +64,7 @@ def _swinging(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
     if rate is None:
         return ()
     default = default_moving_rate(config, world_size)
-    if config.name in PUSHING:
+    if config.traits.pushes:
         limit = 2 / (num_pushers(config, world_size) + 1)
         is_swinging = rate >= limit
         consequence = "diverges where all read the center before any has pushed"
@@ -88,9 +86,9 @@ def default_moving_rate(config: StrategyConfig, world_size: int) -> float:
 
     In step the center and the workers' mean then close nine tenths of their distance at an exchange.
     """
-    if config.name == "sync-easgd":
+    if not config.needs_center:
         return 0.9 / (world_size + 1)
-    if config.name in PUSHING:
+    if config.traits.pushes:
         return 0.5 / num_pushers(config, world_size)
     return min(0.9 / world_size, 0.5)
 
@@ -172,15 +170,15 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
     f P eta / (1 - mu_c) = eta / (1 - mu), with mu_c the momentum that the center keeps; f = 1 where mu_c is given.
     Raises InputError where the strategy is named for a momentum that is not there.
     """
-    if config.name == "async-measgd" and momentum == 0:
-        raise InputError("async-measgd: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
-    if not config.adds_steps:
+    if config.traits.needs_momentum and momentum == 0:
+        raise InputError(f"{config.name}: the solver has no momentum; give it one (0.9, say), or choose async-easgd")
+    if not config.traits.adds_steps:
         return MomentumShares(config, momentum)
     refusal = (
         f"{config.name}: the optimizer has momentum {momentum:g}, which workers must not have where the center adds "
         "up their steps; make it with momentum=0"
     )
-    if config.name == "async-msgd":
+    if config.traits.has_velocity:
         refusal = f"{refusal}, and give center_momentum"
         if config.center_momentum is not None or not momentum:
             return MomentumShares(config, 0.0, refusal=refusal)
@@ -196,19 +194,14 @@ def _rate_factor(config: StrategyConfig, momentum: float, num_workers: int) -> f
     return round((1.0 - (config.center_momentum or 0.0)) / (num_workers * (1.0 - momentum)), 6)
 
 
-def _resolved_at_a_center(config: StrategyConfig, world_size: int) -> StrategyConfig:
-    if config.name in PUSHING:
-        config = replace(config, read_first=bool(config.read_first))
-    if config.name == "hybrid-easgd":
-        config = replace(config, group_size=config.group_size or _group_size(world_size))
-        assert config.group_size is not None
-        if world_size % config.group_size:
-            raise InputError(
-                f"--group-size {config.group_size}: {world_size} workers are no whole number of such groups; "
-                f"give a divisor of {world_size} (default {_group_size(world_size)})"
-            )
-    rate = default_moving_rate(config, world_size) if config.moving_rate is None else config.moving_rate
-    return replace(config, moving_rate=rate)
+def _in_groups(config: StrategyConfig, world_size: int) -> StrategyConfig:
+    size = config.group_size or _group_size(world_size)
+    if world_size % size:
+        raise InputError(
+            f"--group-size {size}: {world_size} workers are no whole number of such groups; "
+            f"give a divisor of {world_size} (default {_group_size(world_size)})"
+        )
+    return replace(config, group_size=size)
 
 
 def _group_size(world_size: int) -> int:
@@ -217,8 +210,9 @@ def _group_size(world_size: int) -> int:
     return max((size for size in sizes if world_size % size == 0), default=1)
 
 
-def _resolved_elastic(config: StrategyConfig, world_size: int) -> StrategyConfig:
-    rate = default_moving_rate(config, world_size) if config.moving_rate is None else config.moving_rate
+def _resolved_in_step(config: StrategyConfig, world_size: int) -> StrategyConfig:
+    rate = config.moving_rate
+    assert rate is not None
     if rate * (world_size + 1) >= 2:
         raise InputError(
             f"--moving-rate: got {rate:g}; give more than 0 and less than {2 / (world_size + 1):.4g}, from which on "

@@ -1,17 +1,15 @@
 """DiLoCo: workers train on their own; an outer optimizer takes the mean of how far they came as its gradient."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from samovar import _native
-from samovar.collectives.engine import Collectives
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalSteps, take_array
-from samovar.transports.base import Array, Region
+from samovar.strategies.local_steps import LocalPlace, LocalSteps, take_array
+from samovar.strategies.traits import Chosen, Traits
+from samovar.transports.base import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +37,21 @@ class DiLoCo(LocalSteps):
     Source: Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models.
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        outer: Outer,
-        deadline: Callable[[], Deadline],
-    ) -> None:
-        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
+    traits = Traits("diloco", ("sync_period_steps", "outer_rate", "outer_momentum"), default_period_steps=50)
+
+    def __init__(self, place: LocalPlace, outer: Outer) -> None:
+        super().__init__(place)
         self._outer = outer
         self._center = self._weights.copy()
         self._velocity = np.zeros_like(self._center)
         self._is_common = True  # x_i = c
         self._ahead: Array | None = None  # c as an exchange now would make it
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: LocalPlace) -> "DiLoCo":
+        assert chosen.outer_rate is not None
+        assert chosen.outer_momentum is not None
+        return cls(place, Outer(chosen.outer_rate, chosen.outer_momentum))
 
     def _stepped(self) -> None:
         self._is_common = False

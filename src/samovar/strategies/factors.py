@@ -17,7 +17,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.config import ALWAYS, NONE
+from samovar.strategies.traits import ALWAYS, NONE
 from samovar.transports.base import Region
 
 # product(left (K, m), right (K, n), scale, gradient (m, n)): gradient = scale * left^T right.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
@@ -17,8 +17,9 @@ from samovar.core.group import Group
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Reduced, Strategy
 from samovar.strategies.center_steps import Rate, Workplace
-from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.strategies.shm_easgd import SETTINGS, ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Region
 
 _LIFE_BYTES = 8
@@ -105,6 +106,15 @@ class HybridEasgd(ShmEasgd):
     Source: Ahn et al. 2018 (ShmCaffe): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
     """
 
+    traits = Traits(
+        "hybrid-easgd",
+        (*SETTINGS, "group_size", "factors"),
+        default_period_steps=4,
+        has_center=True,
+        in_groups=True,
+        pushes=True,
+    )
+
     def __init__(
         self,
         place: Workplace,
@@ -116,6 +126,17 @@ class HybridEasgd(ShmEasgd):
         super().__init__(place, rate, reads_first, max_staleness_steps)
         self._members = members
         self.leader = 0  # who meets the center for its group; all of the group must have the same
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "HybridEasgd":
+        """`collectives` are those of the worker's group."""
+        assert isinstance(collectives, GroupCollectives), collectives
+        return cls.among(chosen, place, rate, Members.in_step(collectives, place))
+
+    @classmethod
+    def among(cls, chosen: Chosen, place: Workplace, rate: Rate, members: Members) -> "HybridEasgd":
+        """Of a group that sums its gradients by its own means."""
+        return cls(place, rate, members, bool(chosen.read_first), chosen.max_staleness_steps)
 
     @property
     def group_size(self) -> int:

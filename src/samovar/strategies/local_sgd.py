@@ -1,15 +1,13 @@
 """Local SGD: workers train on their own and take the mean of their weights now and then."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalSteps
-from samovar.transports.base import Array, Region
+from samovar.strategies.local_steps import LocalPlace, LocalSteps
+from samovar.strategies.traits import Chosen, Traits
+from samovar.transports.base import Array
 
 
 class LocalSgd(LocalSteps):
@@ -24,17 +22,16 @@ class LocalSgd(LocalSteps):
     Source: McMahan et al. 2017 (federated averaging); Stich 2019 (local SGD).
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-    ) -> None:
-        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
+    traits = Traits("local-sgd", ("sync_period_steps",), default_period_steps=8)
+
+    def __init__(self, place: LocalPlace) -> None:
+        super().__init__(place)
         self._is_common = True  # x_i is the same on all ranks
         self._mean: Array | None = None  # of weights that are not
+
+    @classmethod
+    def of(cls, _chosen: Chosen, place: LocalPlace) -> "LocalSgd":
+        return cls(place)
 
     def _stepped(self) -> None:
         self._is_common = False

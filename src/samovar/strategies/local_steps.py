@@ -1,6 +1,8 @@
 """What strategies have in common whose workers step on their own and exchange weights every so many steps."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,8 +12,23 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import StateValue
-from samovar.strategies.base import Exchanged, Reduced, TwoHalves
+from samovar.strategies.base import Exchanged, Reduced, Strategy, TwoHalves
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array, Region
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """Where a worker works: its buckets and weights x_i, float32 (N,), and collectives with all others.
+
+    It exchanges every `sync_period_steps` steps; every wait of it ends by `deadline()`.
+    """
+
+    collectives: Collectives
+    buckets: Sequence[Bucket]
+    weights: Region
+    sync_period_steps: int
+    deadline: Callable[[], Deadline]
 
 
 class LocalSteps(TwoHalves):
@@ -21,22 +38,22 @@ class LocalSteps(TwoHalves):
     what is summed over ranks by `_all_reduce`.
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        deadline: Callable[[], Deadline],
-    ) -> None:
-        self._world_size = collectives.group.world_size
-        self._buckets = buckets
-        self._weights = weights.array
-        self._sync_period_steps = sync_period_steps
-        self._deadline = deadline
-        shared = float32_region(collectives, "exchanged weights", len(weights.array))
+    traits: ClassVar[Traits]
+
+    def __init__(self, place: LocalPlace) -> None:
+        self._world_size = place.collectives.group.world_size
+        self._buckets = place.buckets
+        self._weights = place.weights.array
+        self._sync_period_steps = place.sync_period_steps
+        self._deadline = place.deadline
+        shared = float32_region(place.collectives, "exchanged weights", len(place.weights.array))
         self._shared = shared.array
-        self._all_reduce = self._opened(collectives, "exchanged weights", shared)
+        self._all_reduce = self._opened(place.collectives, "exchanged weights", shared)
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: LocalPlace) -> Strategy:
+        """With these settings."""
+        raise NotImplementedError
 
     @property
     def exchanges(self) -> Exchanged:

@@ -4,8 +4,12 @@ import numpy as np
 
 from samovar import _native
 from samovar.box.base import Push, Versions
+from samovar.collectives.engine import Collectives
 from samovar.core.errors import NotFinite
 from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
+from samovar.strategies.traits import Chosen, Traits
+
+SETTINGS = ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "max_refused_pushes")
 
 
 class ShmEasgd(ElasticSteps):
@@ -30,6 +34,8 @@ class ShmEasgd(ElasticSteps):
     with alpha = 0.2 at every scale.
     """
 
+    traits = Traits("shm-easgd", SETTINGS, default_period_steps=4, has_center=True, pushes=True, is_replayable=True)
+
     def __init__(
         self, place: Workplace, rate: Rate, reads_first: bool = False, max_staleness_steps: int | None = None
     ) -> None:
@@ -39,6 +45,10 @@ class ShmEasgd(ElasticSteps):
         self._difference = np.empty_like(self._weights)
         self._push: Push | None = None
         self._is_warned = False
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, _collectives: Collectives) -> "ShmEasgd":
+        return cls(place, rate, bool(chosen.read_first), chosen.max_staleness_steps)
 
     def drain(self) -> None:
         """Wait until the own push is in the center."""

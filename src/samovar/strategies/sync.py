@@ -9,6 +9,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Reduced
 from samovar.strategies.gradients import EqualWeights
+from samovar.strategies.traits import Traits
 from samovar.transports.base import Region
 
 Channels: TypeAlias = Sequence[tuple[Bucket, PlanRunner]]
@@ -41,6 +42,10 @@ class Sync(EqualWeights):
     Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), ring 2(P-1)/P * S bytes
     sent per rank. Nobody waits for anyone but its plan neighbours; there is no barrier.
     """
+
+    traits = Traits(
+        "sync", ("bucket_size_bytes", "overlap", "owner", "compress", "factors"), overlaps=("none", "backward", "full")
+    )
 
     def __init__(
         self, channels: Channels, world_size: int, overlaps_backward: bool, deadline: Callable[[], Deadline]

@@ -1,6 +1,6 @@
 """Elastic averaging in step: workers and a center that all of them keep pull at each other."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +9,10 @@ from samovar import _native
 from samovar.collectives.codecs import Codec, Floats
 from samovar.collectives.engine import Collectives
 from samovar.collectives.execute import PlanRunner
-from samovar.core.clock import Deadline
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalSteps, take_array
+from samovar.strategies.broadcast_easgd import BroadcastEasgd
+from samovar.strategies.local_steps import LocalPlace, LocalSteps, take_array
+from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array, Region
 
 
@@ -55,20 +55,28 @@ class SyncEasgd(LocalSteps):
     al. 2014 (what a message leaves out comes with the next one).
     """
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        buckets: Sequence[Bucket],
-        weights: Region,
-        sync_period_steps: int,
-        elastic: Elastic,
-        deadline: Callable[[], Deadline],
-    ) -> None:
+    traits = Traits(
+        "sync-easgd",
+        ("sync_period_steps", "moving_rate", "overlap", "variant", "compress"),
+        default_period_steps=8,
+        overlaps=("none", "step", "period"),
+    )
+
+    def __init__(self, place: LocalPlace, elastic: Elastic) -> None:
         self._elastic = elastic
         self._residual: Floats = np.zeros(0, np.float32)
-        super().__init__(collectives, buckets, weights, sync_period_steps, deadline)
+        super().__init__(place)
         self._center = self._weights.copy()
         self._is_under_way = False
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: LocalPlace) -> "SyncEasgd | BroadcastEasgd":
+        """`SyncEasgd`, or `BroadcastEasgd` by its variant."""
+        assert chosen.moving_rate is not None
+        if chosen.variant == "broadcast":
+            return BroadcastEasgd(place, chosen.moving_rate)
+        assert chosen.overlap is not None
+        return cls(place, Elastic(chosen.moving_rate, chosen.overlap, chosen.codec))
 
     @property
     def is_compressed(self) -> bool | None:

@@ -164,7 +164,7 @@ def work(job: Work, transport: Transport, pause: Callable[[float], None], deadli
 def opened(job: Work, transport: Transport) -> Center:
     """The center that this worker sees; it carries the number of its steps, for those who note events."""
     config = resolved(job.config, transport.group.world_size)
-    settings = {"with_velocity": config.center_has_velocity, "with_locks": config.center_has_locks}
+    settings = {"with_velocity": config.traits.has_velocity, "with_locks": config.traits.has_locks}
     center = job.center(transport, NUM_ELEMENTS, **settings, chunk_elements=CHUNK_ELEMENTS)
     center.num_steps = 0
     return center
@@ -194,7 +194,7 @@ def take_steps(
 def on_box(job: Work, world_size: int) -> list[Worked]:
     """Every worker a thread, at the native center."""
     config = resolved(job.config, world_size)
-    settings = {"with_velocity": config.center_has_velocity, "with_locks": config.center_has_locks}
+    settings = {"with_velocity": config.traits.has_velocity, "with_locks": config.traits.has_locks}
     descriptor = create_center(NUM_ELEMENTS, world_size, **settings, chunk_elements=CHUNK_ELEMENTS)
 
     def attached(transport: Transport, *_sizes: int, **_settings: object) -> MappedCenter:
@@ -217,5 +217,5 @@ def on_sim(job: Work, world_size: int) -> list[Worked]:
     def program(transport) -> Worked:
         return work(job, transport, transport.sleep, lambda: transport.deadline(math.inf))
 
-    config = SimConfig(job.seed, max_delay_s=MAX_DELAY_S, check=job.config.center_has_locks)
+    config = SimConfig(job.seed, max_delay_s=MAX_DELAY_S, check=job.config.traits.has_locks)
     return simulate(program, world_size, config).results

@@ -33,7 +33,7 @@ class Worker:
         window = transport.open_window("model", 2 * NUM_ELEMENTS * 4, 0)
         weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
         self.weights = weights.array
-        self.center = WindowCenter(transport, NUM_ELEMENTS, with_velocity=config.center_has_velocity)
+        self.center = WindowCenter(transport, NUM_ELEMENTS, with_velocity=config.traits.has_velocity)
         collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
         seat = CenterSeat(self.center, self.rank == 0, num_workers)
         self.deadline = lambda: transport.deadline(math.inf)

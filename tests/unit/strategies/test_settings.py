@@ -189,8 +189,8 @@ def test_which_strategies_need_what_of_a_center() -> None:
         "diloco",
         "sync-easgd",
     ]
-    assert [config.name for config in configs if not config.center_has_locks] == ["hogwild-sgd", "hogwild-easgd"]
-    assert [config.name for config in configs if config.center_has_velocity] == ["async-msgd"]
+    assert [config.name for config in configs if not config.traits.has_locks] == ["hogwild-sgd", "hogwild-easgd"]
+    assert [config.name for config in configs if config.traits.has_velocity] == ["async-msgd"]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
