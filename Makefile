@@ -5,18 +5,19 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
+.PHONY: setup demo test test-all fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
 
 setup: $(GROUND)
 
 $(GROUND): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.cpp native/*.hpp)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt scikit-build-core nanobind
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[dev]'
 	touch $@
 
 demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
 lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py
+fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
 test: lint types docs ; $(BIN)/python -m pytest
