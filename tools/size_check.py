@@ -21,6 +21,8 @@ BARRED_FILE_NAMES = {"utils.py", "common.py"}
 BARRED_MODULES = {"pickle", "_pickle", "marshal", "cloudpickle", "dill", "joblib", "shelve"}
 BARRED_CALLS = {"eval", "exec", "torch.load"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
+STRATEGIES = Path("src/samovar/strategies")
+_DECLARED = re.compile(r'\btraits = Traits\(\s*"([^"]+)"')
 SKIPPED_FOLDERS = {"__pycache__", "build", "out"}
 
 Finding = tuple[int, str]
@@ -29,10 +31,11 @@ Finding = tuple[int, str]
 def check(root: Path) -> list[str]:
     """All findings under `root`, as `path:line: sentence`."""
     found = []
+    strategies = _strategies(root)
     for path in _files(root):
         relative = path.relative_to(root)
         lines = path.read_text(encoding="utf-8").splitlines()
-        findings = sorted(_findings(relative, lines))
+        findings = sorted(_findings(relative, lines, strategies))
         found += [f"{relative}:{line}: {sentence}" for line, sentence in findings]
     return found
 
@@ -46,7 +49,13 @@ def _files(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def _findings(path: Path, lines: list[str]) -> Iterator[Finding]:
+def _strategies(root: Path) -> set[str]:
+    """The names that strategies declare."""
+    files = (root / STRATEGIES).glob("*.py")
+    return {name for path in files for name in _DECLARED.findall(path.read_text(encoding="utf-8"))}
+
+
+def _findings(path: Path, lines: list[str], strategies: set[str]) -> Iterator[Finding]:
     if len(lines) > MAX_FILE_LINES:
         yield 1, f"{len(lines)} lines; a file has at most {MAX_FILE_LINES}: divide it"
     if path.name in BARRED_FILE_NAMES:
@@ -63,6 +72,7 @@ def _findings(path: Path, lines: list[str]) -> Iterator[Finding]:
     if path.parts[0] == PACKAGE:
         yield from _late_imports(tree)
         yield from _barred(tree)
+        yield from _name_tests(tree, strategies)
         if ENVIRONMENT_READER not in path.parents:
             yield from _environment_reads(tree)
 
@@ -101,6 +111,14 @@ def _barred(tree: ast.AST) -> Iterator[Finding]:
                 yield node.lineno, f"{called}() can run code from a file; use safetensors and JSON"
             if any(_allows_pickle(keyword) for keyword in node.keywords):
                 yield node.lineno, "allow_pickle=True can run code from a file; use safetensors and JSON"
+
+
+def _name_tests(tree: ast.AST, strategies: set[str]) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare | ast.MatchValue):
+            named = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and one.value in strategies]
+            if named:
+                yield node.lineno, f"tests for {named[0]!r}; ask the strategy's traits instead"
 
 
 def _takes_weights_only(called: str, node: ast.Call) -> bool:

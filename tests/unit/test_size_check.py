@@ -168,3 +168,14 @@ def test_the_program_prints_and_fails(tmp_path: Path, repository_root: Path) -> 
     done = run()
     assert done.returncode == 1
     assert done.stdout == "tools/utils.py:1: a file is named for what it knows, not utils or common\n"
+
+
+def test_a_strategy_is_not_told_by_its_name(tool: ModuleType, tmp_path: Path) -> None:
+    declared = tmp_path / "src/samovar/strategies/ring.py"
+    declared.parent.mkdir(parents=True)
+    declared.write_text('class Ring:\n    traits = Traits(\n        "ring-easgd", ("sync_period_steps",)\n    )\n')
+    text = 'a = name == "ring-easgd"\nb = name in ("x", "ring-easgd")\nc = other == "x"\nd = "ring-easgd"\n'
+    text += 'match name:\n    case "ring-easgd":\n        pass\n'
+    assert found(tool, tmp_path, PLACE, text) == [
+        f"{PLACE}:{line}: tests for 'ring-easgd'; ask the strategy's traits instead" for line in (1, 2, 6)
+    ]

@@ -17,6 +17,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.weights import match_weights
 from samovar.solver.base import history_key
+from samovar.strategies.catalog import TRAITS
 from samovar.strategies.traits import NONE
 
 _COMMON_PARTS = ("weights", "momentum", "strategy")
@@ -55,7 +56,7 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
-    if had != has and _codec(snapshot.config) is not None and _strategy_name(snapshot.config) == "sync":
+    if had != has and _codec(snapshot.config) is not None and _exchanged_gradients(snapshot.config):
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum; what was left out is lost"
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))
     if own not in parts and _strategy_name(snapshot.config) == config.strategy.name:
@@ -82,6 +83,11 @@ def _sharing(config: Mapping[str, object]) -> str:
 def _strategy_name(config: Mapping[str, object]) -> object:
     strategy = config.get("strategy")
     return strategy.get("name") if isinstance(strategy, Mapping) else None
+
+
+def _exchanged_gradients(config: Mapping[str, object]) -> bool:
+    traits = TRAITS.get(str(_strategy_name(config)))
+    return traits is not None and not traits.exchanges_weights
 
 
 def _codec(config: Mapping[str, object]) -> object:
