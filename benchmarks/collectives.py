@@ -21,12 +21,11 @@ from typing import Any
 from figures import Figure, compare
 from ranks import Ranks, own_cpus
 
-from samovar.collectives.choose import choose_all_reduce
-from samovar.collectives.choose_between import choose_between
+from samovar.collectives.choose import choose_all_reduce, choose_between
 from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.calibration import NOMINAL
-from samovar.launch.placement import place
+from samovar.launch.numa import place
 from samovar.transports.keys import KEY_FILE_NAME, make_key
 from samovar.transports.shm import create_segment
 

@@ -9,7 +9,7 @@ from figures import Figure, compare_both
 from ranks import FOLDER, Net, Ranks, Rates, own_cpus, take_turns
 
 from samovar.data.digits import write_digits
-from samovar.launch.placement import num_available_cpus
+from samovar.launch.numa import num_available_cpus
 from samovar.transports.shm import create_segment
 
 SOLVER = FOLDER.parent / "examples" / "lenet" / "digits_solver.prototxt"

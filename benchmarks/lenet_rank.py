@@ -22,7 +22,6 @@ from turns import answer, open_barrier, serve
 from verified import digest, relative_distance
 
 from samovar import _native
-from samovar.cli import build
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -30,8 +29,9 @@ from samovar.data.order import batch_portions
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.solver import load_solver
+from samovar.training import build
+from samovar.training.step import Worker
 from samovar.transports.shm import ShmTransport
-from samovar.worker.step import Worker
 
 NUM_VERIFIED_STEPS = 25
 TIMEOUT_S = 60.0

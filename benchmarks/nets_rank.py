@@ -22,7 +22,6 @@ from torch_twin import Twin
 from turns import Stepping, answer, serve
 
 from samovar import _native
-from samovar.cli import build
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -31,14 +30,15 @@ from samovar.core.memory import keep_freed_memory
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
-from samovar.frontends.caffe.layers.dropout import Dropout
+from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.solver import load_solver
 from samovar.strategies.base import Update
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.strategies.gradients import EqualWeights
+from samovar.strategies.sync import EqualWeights
+from samovar.training import build
 from samovar.transports.base import Transport
 from samovar.transports.shm import ShmTransport, create_segment
 

@@ -21,9 +21,9 @@ from turns import answer, serve
 from samovar import _native
 from samovar.core.memory import keep_freed_memory
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
-from samovar.worker.step import Worker
-from samovar.worker.times import Laps, StepTimes
-from samovar.worker.training import _last
+from samovar.training.loop import _last
+from samovar.training.step import Worker
+from samovar.training.times import Laps, StepTimes
 
 NUM_CALLS, NUM_TIMES = 2000, 15
 

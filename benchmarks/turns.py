@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.execute import open_channel
+from samovar.collectives.ring import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
 

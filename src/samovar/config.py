@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samovar.core.calibration import NOMINAL, CalibrationRecord
-from samovar.core.device import CPU, CUDA, DEVICES, is_device
+from samovar.core.device import CPU, CUDA, DEVICES, FP32, PRECISIONS, is_device
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
-from samovar.core.precision import FP32, PRECISIONS
 from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
+from samovar.strategies.box_terms import STOP_RULES
 from samovar.strategies.catalog import TRAITS
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.stop_rule import STOP_RULES
 from samovar.strategies.traits import AUTO
 
 BATCH_MODES = ("per-worker", "global")

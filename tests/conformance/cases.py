@@ -9,18 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.kary_tree import kary_tree_all_reduce
-from samovar.collectives.nested import Place
 from samovar.collectives.plan import Plan, PlanFunction
-from samovar.collectives.ring import ring_all_reduce
-from samovar.collectives.scatter_gather import ring_all_gather, ring_reduce_scatter
+from samovar.collectives.ring import dissemination_barrier, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from samovar.collectives.segment import segmented
-from samovar.collectives.server import server_all_reduce
-from samovar.collectives.tree import tree_all_reduce, tree_broadcast
-from samovar.collectives.two_level import two_level
+from samovar.collectives.tree import kary_tree_all_reduce, server_all_reduce, tree_all_reduce, tree_broadcast
+from samovar.collectives.two_level import Place, two_level
 from tests.conformance import orders
 from tests.conformance.orders import Array, Order
 

@@ -5,17 +5,20 @@ from math import ceil, log2
 
 import pytest
 
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.cost import Cost, cost
 from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.kary_tree import chosen_arity, kary_tree_all_reduce, num_levels
 from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
-from samovar.collectives.ring import ring_all_reduce
-from samovar.collectives.scatter_gather import ring_all_gather, ring_reduce_scatter
+from samovar.collectives.ring import dissemination_barrier, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from samovar.collectives.segment import segmented
-from samovar.collectives.server import server_all_reduce
-from samovar.collectives.tree import tree_all_reduce, tree_broadcast
+from samovar.collectives.tree import (
+    chosen_arity,
+    kary_tree_all_reduce,
+    num_levels,
+    server_all_reduce,
+    tree_all_reduce,
+    tree_broadcast,
+)
 from samovar.collectives.two_level import two_level
 from tests.conformance import orders
 

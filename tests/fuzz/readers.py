@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 
-from samovar.cli.conversion import read_mean_file
-from samovar.cli.inspection import Wanted, describe
-from samovar.cli.resume import resume_from
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.data.reader import BatchReader
+from samovar.files.conversion import read_mean_file
+from samovar.files.inspection import Wanted, describe
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.text import parse_text
@@ -22,9 +21,9 @@ from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, net
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.spec import Phase
-from samovar.frontends.caffe.stored import read_stored
-from samovar.frontends.caffe.weights import match_weights
-from samovar.frontends.caffe.weights_files import read_weights
+from samovar.frontends.caffe.state_files import read_stored
+from samovar.frontends.caffe.weights import match_weights, read_weights
+from samovar.training.resume import resume_from
 from tests.fuzz import material
 
 _PHASES: tuple[Phase, ...] = ("TRAIN", "TEST")

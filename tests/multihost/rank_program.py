@@ -14,7 +14,7 @@ import numpy as np
 
 from samovar import _native
 from samovar.api.join import Joined, join_group
-from samovar.collectives.codecs import CODECS, Codec
+from samovar.collectives.encoded import CODECS, Codec
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError

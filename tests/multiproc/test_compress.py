@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.collectives.codecs import CODECS
+from samovar.collectives.encoded import CODECS
 from tests.multiproc.command import Command, result_of, succeed
 from tests.multiproc.nets import write_net, write_solver
 

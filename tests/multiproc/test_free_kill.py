@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from samovar.cli.survivors import MOST_FRUITLESS_LIVES
+from samovar.launcher.restart_policy import MOST_FRUITLESS_LIVES
 from tests.multiproc.command import Command, metrics_of, result_of, succeed
 from tests.multiproc.leftovers import living, sessions_of, unfinished
 from tests.multiproc.nets import write_net, write_solver

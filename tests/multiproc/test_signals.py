@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.core.board import BoardWord
-from samovar.transports.shm import Board
+from samovar.transports.shm import Board, BoardWord
 from tests.multiproc.command import Command, Ended, last_step, result_of
 from tests.multiproc.held_import import HeldImport
 from tests.multiproc.leftovers import living
@@ -31,7 +30,7 @@ def start(solver: Path, out: Path, workers: int = 2, prefix: tuple[object, ...] 
 @pytest.fixture
 def import_of_rank_1(tmp_path: Path) -> HeldImport:
     """Holds rank 1 when it begins to import what it works with."""
-    return HeldImport(tmp_path, "samovar.cli.rank_work", "--rank=1")
+    return HeldImport(tmp_path, "samovar.training.rank_work", "--rank=1")
 
 
 def send_and_wait(command: Command, number: signal.Signals) -> None:

@@ -19,16 +19,15 @@ from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import build_net
 from samovar.model.model import Model, layout_of
-from samovar.solver.build import build_solver, num_histories
-from samovar.solver.config import SolverConfig
-from samovar.solver.policy import PolicyConfig
+from samovar.solver.flat import build_solver, num_histories
+from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
+from samovar.training.evaluated import EvaluatedWeights
+from samovar.training.step import Parts, Worker
 from samovar.transports.base import Region, Transport
-from samovar.worker.evaluated import EvaluatedWeights
-from samovar.worker.step import Parts, Worker
 from tests.away import AWAY, away_mode
 
 NET = """

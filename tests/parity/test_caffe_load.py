@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import samovar
-from samovar.cli.conversion import convert
 from samovar.data.reader import BatchReader
+from samovar.files.conversion import convert
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.frontends.caffe.definition import load_net
 

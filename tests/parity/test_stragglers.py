@@ -15,15 +15,14 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.data.stream import Batch
 from samovar.report.time_spent import Arrival, StragglerWatch
-from samovar.solver.build import build_solver
-from samovar.solver.config import SolverConfig
-from samovar.solver.policy import PolicyConfig
+from samovar.solver.flat import build_solver
+from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
+from samovar.training.finite import FiniteCheck
+from samovar.training.loop import NUM_RECORD_FIELDS, Requests, Schedule, StepDone, Training
+from samovar.training.step import Parts, Worker
 from samovar.transports.shm import ShmTransport
-from samovar.worker.finite import FiniteCheck
-from samovar.worker.step import Parts, Worker
-from samovar.worker.training import NUM_RECORD_FIELDS, Requests, Schedule, StepDone, Training
 from tests.parity.lenet import BATCH, Lenet, random_batch
 from tests.threads import on_threads
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from samovar.box.base import Center, Push, Versions
 from samovar.box.window_center import WindowCenter
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.ring import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers

@@ -9,8 +9,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from samovar.box.window_center import WindowCenter
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.ring import dissemination_barrier
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.machine import Link, MachineModel
 from samovar.strategies.base import Buffers

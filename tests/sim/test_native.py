@@ -2,9 +2,9 @@
 
 import pytest
 
-from samovar.collectives.kary_tree import kary_tree_all_reduce
 from samovar.collectives.plan import Wait
 from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.tree import kary_tree_all_reduce
 from samovar.transports.sim.scheduler import Deadlock
 from tests.sim.harness import COLLECTIVES, SimCase, WrongResult
 from tests.sim.mistakes import changed

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from samovar.launch.allocator import allocator_is_chosen
+from samovar.launch.limits import allocator_is_chosen
 
 
 @pytest.mark.parametrize(

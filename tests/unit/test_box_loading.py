@@ -9,10 +9,10 @@ import pytest
 from samovar.box.buffers import BufferShape
 from samovar.box.parts import Part
 from samovar.box.places import Places, create_parts, take_parts
-from samovar.cli.box_content import Content
-from samovar.cli.box_loading import load, saved
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.launcher.box_content import Content
+from samovar.launcher.box_loading import load, saved
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box
 

@@ -10,10 +10,10 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
+from samovar.membership.box_members import BoxMembers, RunSteps, Seats
 from samovar.strategies.box_terms import BoxWord, Terms
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.worker.box_members import BoxMembers, RunSteps, Seats
 
 A, B, C = Member(0, 1), Member(1, 2), Member(2, 3)
 

@@ -6,7 +6,7 @@ import pytest
 
 from samovar.box.joining import BoxPlace
 from samovar.box.places import Places
-from samovar.cli.box_plan import buffer_name, drop_command
+from samovar.launcher.box_plan import buffer_name, drop_command
 
 DEFAULT = BoxPlace("default", None, None)
 FAR = BoxPlace(None, ("host0", 4711), Path("key"))

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli.bucket_cut import cut_buckets, cut_notices, described, hidden_fraction
 from samovar.cli.strategy_flags import sharing_of
 from samovar.config import RunConfig
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
-from samovar.frontends.caffe.backward_cost import backward_multiply_adds
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.summary import backward_multiply_adds
 from samovar.model.model import layout_of
 from samovar.strategies.config import StrategyConfig
+from samovar.training.bucket_cut import cut_buckets, cut_notices, described, hidden_fraction
 
 SHAPES = {"data": (100, 3, 32, 32), "label": (100,)}
 # A link on which the net takes as long as its backward pass.

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from samovar.collectives.choose_between import choose_between, predicted_between_s
+from samovar.collectives.choose import choose_between, predicted_between_s
 from samovar.collectives.cost import cost
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.calibration import NOMINAL, CalibrationRecord, TransportFigures

@@ -61,7 +61,7 @@ def test_the_package_keeps_its_contracts(copy: Path) -> None:
         ("transports/shm", "from torch.distributed import TCPStore", GROUND),
         ("launch/identity", "import samovar.transports.torch_dist", LAUNCHER),
         ("cli/app", "import torch", LAUNCHER),
-        ("launch", "import samovar.worker.step", LAUNCHER),
+        ("launch", "import samovar.training.step", LAUNCHER),
     ],
 )
 def test_a_planted_import_breaks_the_contract_by_name(copy: Path, module: str, line: str, contract: str) -> None:

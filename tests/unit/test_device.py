@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from samovar.cli.placing import on_device
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
+from samovar.launcher.placing import on_device
 from samovar.model import device as devices
 from samovar.model.half import precision_warnings
 from samovar.strategies.config import StrategyConfig

@@ -11,10 +11,10 @@ import pytest
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
-from samovar.strategies.stop_rule import run_steps
+from samovar.strategies.box_terms import run_steps
+from samovar.training.order_log import LogHead, OrderLog, OrderWriter, read_order
+from samovar.training.replayed import Turns, reads_up_to
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.worker.order_log import LogHead, OrderLog, OrderWriter, read_order
-from samovar.worker.replayed import Turns, reads_up_to
 
 NUM_CHUNKS, NUM_WORKERS = 3, 3
 HEAD = LogHead(0, 2, 40, 16)

@@ -13,11 +13,11 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.strategies.stop_rule import MEAN
+from samovar.membership.crew import Crew
+from samovar.membership.members import OwnMembers
+from samovar.strategies.box_terms import MEAN
+from samovar.training.free_evaluated import CenterWeights
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.worker.crew import Crew
-from samovar.worker.free_evaluated import CenterWeights
-from samovar.worker.members import OwnMembers
 
 LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,), is_learned=False)])
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from samovar.cli.survivors import Survivors, blamed
-from samovar.core.board import BoardWord
 from samovar.launch.processes import Launch, RankEnd
+from samovar.launcher.restart_policy import Survivors, blamed
 from samovar.report.records import Failed, Notice, Record
-from samovar.transports.shm import Board, create_segment
+from samovar.transports.shm import Board, BoardWord, create_segment
 from tests.unit.report.examples import RESULT, WORKER
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]

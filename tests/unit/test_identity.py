@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.identity import Identity, identity, launcher_process
-from samovar.launch.node_list import first_node, tasks_on_node
+from samovar.launch.identity import Identity, first_node, identity, launcher_process, tasks_on_node
 
 TORCHRUN = {
     "RANK": "3",

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch import placement
-from samovar.launch.placement import num_available_cpus, place
+from samovar.launch import numa
+from samovar.launch.numa import num_available_cpus, place
 from samovar.launch.processes import Launch, RankEnd
 from samovar.transports.shm import Board, create_segment
 
@@ -29,7 +29,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine of six cores, of which this process may use five."""
     available = [1, 2, 3, 5, 8]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(available))
-    monkeypatch.setattr(placement, "numa_nodes", lambda: (tuple(available),))
+    monkeypatch.setattr(numa, "numa_nodes", lambda: (tuple(available),))
     return available
 
 
@@ -263,7 +263,7 @@ print("ends", [end.return_code for end in ends], launch.signals.stop_signal, lau
 """
 RANK = """
 import os, sys
-from samovar.core.board import BoardWord
+from samovar.transports.shm import BoardWord
 from samovar.transports.shm import Board
 
 board = Board(int(sys.argv[1]), 1)

@@ -10,8 +10,8 @@ from samovar.core.errors import InputError
 from samovar.core.memory import available_bytes
 from samovar.launch import limits
 from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, processes_left, require_room
+from samovar.launch.numa import num_available_cpus
 from samovar.launch.passing_folder import passing_folder, remove_abandoned
-from samovar.launch.placement import num_available_cpus
 
 MOST = num_available_cpus() * MOST_THREADS_PER_CORE
 

@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from samovar.formats.message_tables import MessageTable
+from samovar.formats.packed import MessageTable
 
 TABLE = """message Outer
 1 inner Inner*

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.launch.numa import numa_nodes, spread
-from samovar.launch.placement import place
+from samovar.launch.numa import numa_nodes, place, spread
 
 Nodes = tuple[tuple[int, ...], ...]
 MakeNodes = Callable[..., Nodes]

@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from samovar.launch.pinning import apart, least_taken
+from samovar.launch.numa import apart, least_taken
 
 FOUR = ((0, 1, 2, 3),)
 
 # A run with one rank on one core; it lasts until its standard input ends.
 PROGRAM = """
 import sys
-from samovar.launch.pinning import apart
+from samovar.launch.numa import apart
 with apart(((0,),), sys.argv[1], ((0, 1, 2, 3),)) as cpus:
     print(cpus[0][0], flush=True)
     sys.stdin.read()

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from samovar.launch.interface import describe_route
-from samovar.report.script_wording import end_sentence
+from samovar.launch.script import describe_route
+from samovar.report.script_output import end_sentence
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from torch.utils.data import (
 
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.loader import divided_loader
-from samovar.frontends.torch.order import num_rank_batches, rank_batches, seeded
+from samovar.frontends.torch.order import divided_loader, num_rank_batches, rank_batches, seeded
 
 NUMBERS = TensorDataset(torch.arange(21))
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from samovar.cli.sharing import divided, possible
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
+from samovar.training.memory import divided, possible
 
 
 @pytest.fixture

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.cli.placing import placed
 from samovar.cli.strategy_flags import count_of
-from samovar.cli.sweep import fastest, sweep_lines, with_fastest_workers
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.launch.placement import place
-from samovar.launch.sweep import sweep_settings
+from samovar.launch.numa import place
+from samovar.launcher.placing import placed
+from samovar.launcher.sweep import fastest, sweep_lines, sweep_settings, with_fastest_workers
 from samovar.report.console import Console
 from samovar.report.result import SweptSetting
 from samovar.strategies.config import StrategyConfig

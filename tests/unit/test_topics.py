@@ -1,6 +1,6 @@
 """What several ranks tell of one thing is shown once."""
 
-from samovar.cli.start import Told
+from samovar.launcher.job import Told
 from samovar.report.records import Notice, SnapshotWritten
 
 

@@ -11,20 +11,18 @@ from pathlib import Path
 import torch
 
 from samovar.api.gathering import Gathering, Hello
-from samovar.collectives.choose_between import choose_between
+from samovar.collectives.choose import choose_between
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.calibration import NOMINAL
 from samovar.core.errors import InputError
-from samovar.core.group import Group
-from samovar.core.hosts import Host
+from samovar.core.group import Group, Host
 from samovar.launch.identity import Identity
-from samovar.launch.nccl import raised_nccl_errors
+from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import HostsTransport
-from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.meeting import is_loopback
+from samovar.transports.meeting import address_of, addresses_towards, interface_of, is_loopback
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of as listening_address

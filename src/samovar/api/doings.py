@@ -2,7 +2,7 @@
 
 import torch
 
-from samovar.core.pace import Pace
+from samovar.core.clock import Pace
 
 
 class Doings:

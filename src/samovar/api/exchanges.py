@@ -14,11 +14,10 @@ from samovar.api.roll_call import Event
 from samovar.api.team import Seat
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
-from samovar.core.buffer import FlatBuffer
+from samovar.core.buffer import FlatBuffer, Staged
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
-from samovar.core.staged import Staged
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.factors import Factors, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout

@@ -16,7 +16,7 @@ import torch
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
-from samovar.core.hosts import Host
+from samovar.core.group import Host
 from samovar.launch.identity import Identity, launcher_process
 from samovar.transports.join import SegmentOffer, ask_port, join_segment, offer_port
 from samovar.transports.meeting import listen_at

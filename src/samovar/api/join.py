@@ -19,8 +19,7 @@ from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.calibration import NOMINAL
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.group import Group
-from samovar.core.hosts import Host
+from samovar.core.group import Group, Host
 from samovar.launch.identity import Identity, checked_transport, own_identity
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO

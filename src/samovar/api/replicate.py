@@ -19,7 +19,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.memory import keep_freed_memory
-from samovar.launch.allocator import allocator_is_chosen
+from samovar.launch.limits import allocator_is_chosen
 from samovar.strategies import defaults
 from samovar.strategies.catalog import TRAITS
 from samovar.strategies.config import StrategyConfig, in_python, parse_bucket

@@ -9,7 +9,7 @@ from samovar.api.doings import Doings
 from samovar.api.roll_call import Event
 from samovar.api.team import Seat, Team
 from samovar.core.group import Group
-from samovar.frontends.torch.loader import divided_loader
+from samovar.frontends.torch.order import divided_loader
 
 
 class Shard:

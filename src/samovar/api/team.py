@@ -11,7 +11,7 @@ from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.broadcast import Broadcast
+from samovar.frontends.torch.buffers import Broadcast
 
 
 class Member(Protocol):

@@ -12,7 +12,7 @@ from samovar import _native
 from samovar.box.base import Push, Versions
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
-from samovar.core.finite import all_finite
+from samovar.core.layout import all_finite
 from samovar.transports.base import Array, Notification, Pending, Spawning, Transport, Window
 
 CHUNK_ELEMENTS = 1 << 16

@@ -19,11 +19,11 @@ from samovar.box.local import DEFAULT_BOX
 from samovar.box.places import drop_parts, parse_places
 from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
-from samovar.cli.box_content import Content
-from samovar.cli.box_loading import load, saved
-from samovar.cli.box_snapshots import Snapshots
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.launcher.box_content import Content
+from samovar.launcher.box_loading import load, saved
+from samovar.launcher.box_snapshots import Snapshots
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
 

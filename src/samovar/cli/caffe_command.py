@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 
 from samovar.cli.caffe_flags import COMMANDS, CaffeFlags, parse_caffe_flags
-from samovar.cli.placing import on_device, placed
-from samovar.cli.start import remove_unfinished, run_without_folder
 from samovar.config import RunConfig
 from samovar.core.device import CUDA
 from samovar.core.errors import InputError
 from samovar.formats.caffe.text import read_text
-from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
+from samovar.launcher.job import remove_unfinished, run_without_folder
+from samovar.launcher.placing import on_device, placed
 from samovar.report.caffe_log import CaffeLog
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved

@@ -23,7 +23,7 @@ class Command:
 
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Load the command."""
-        module = importlib.import_module(f"samovar.cli.{self.module}")
+        module = importlib.import_module(self.module)
         loaded = getattr(module, self.attribute)
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=name)
@@ -33,16 +33,16 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command("app", "train"),
-    "test": Command("app", "test"),
-    "time": Command("time", "time_net"),
-    "inspect": Command("inspect", "inspect"),
-    "convert": Command("convert", "convert"),
-    "caffe": Command("caffe_command", "caffe", has_help=False),
-    "run": Command("run", "run_script"),
-    "doctor": Command("doctor", "doctor"),
-    "data": Command("data", "data_app"),
-    "box": Command("box", "box_app"),
+    "train": Command("samovar.cli.train", "train"),
+    "test": Command("samovar.cli.train", "test"),
+    "time": Command("samovar.cli.time", "time_net"),
+    "inspect": Command("samovar.cli.inspect", "inspect"),
+    "convert": Command("samovar.cli.convert", "convert"),
+    "caffe": Command("samovar.cli.caffe_command", "caffe", has_help=False),
+    "run": Command("samovar.cli.run", "run_script"),
+    "doctor": Command("samovar.cli.doctor", "doctor"),
+    "data": Command("samovar.cli.data", "data_app"),
+    "box": Command("samovar.cli.box", "box_app"),
 }
 _WITHOUT_COMMAND = ("--version",)
 

@@ -21,6 +21,6 @@ def convert(
     .solverstate, .solverstate.h5; mean images: .binaryproto, .npy.
     """
     # What needs torch is imported when it is asked for: other commands do without.
-    conversion = importlib.import_module("samovar.cli.conversion")
+    conversion = importlib.import_module("samovar.files.conversion")
     for line in conversion.convert(source, target, model, force):
         typer.echo(line)

@@ -11,10 +11,10 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.cli.calibrate import calibrate
-from samovar.cli.placing import torch_devices
 from samovar.core.calibration import CalibrationRecord
 from samovar.core.errors import InputError
+from samovar.launcher.calibrate import calibrate
+from samovar.launcher.placing import torch_devices
 from samovar.report.diagnosis import Finding, diagnose
 from samovar.report.host import Host, read_host
 from samovar.report.plain import to_plain

@@ -7,13 +7,12 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.launch.limits import MOST_THREADS_PER_CORE
+from samovar.strategies.box_terms import MEAN, STOP_RULES
 from samovar.strategies.catalog import TRAITS
 from samovar.strategies.config import COMPRESSIONS, VARIANTS
-from samovar.strategies.stop_rule import MEAN, STOP_RULES
-from samovar.strategies.traits import NONE
+from samovar.strategies.traits import MAX_REFUSED_PUSHES, NONE
 
 Oversubscribe = Annotated[
     bool,

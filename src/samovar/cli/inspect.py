@@ -23,6 +23,6 @@ def inspect(
 ) -> None:
     """Tell what a file is and what it holds."""
     # What needs torch is imported when it is asked for: other commands do without.
-    inspection = importlib.import_module("samovar.cli.inspection")
+    inspection = importlib.import_module("samovar.files.inspection")
     wanted = inspection.Wanted(phase, tuple(shape or ()), values, records, draw, force)
     inspection.inspect(file, wanted, as_json)

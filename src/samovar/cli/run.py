@@ -13,12 +13,10 @@ import typer
 from samovar.cli.flag_groups import Oversubscribe
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
-from samovar.launch.interface import describe_route
 from samovar.launch.limits import require_room
-from samovar.launch.placement import num_available_cpus
-from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch
-from samovar.report.script_output import ScriptOutput
-from samovar.report.script_wording import end_sentence
+from samovar.launch.numa import num_available_cpus
+from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch, describe_route
+from samovar.report.script_output import ScriptOutput, end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
 _MAX_PORT = 65_535
@@ -120,7 +118,7 @@ def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
 def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:
     """The shim, and what it becomes."""
     python = [sys.executable, *(["-m"] if module else []), *command]
-    shim = [sys.executable, "-P", "-m", "samovar.cli.run_rank", str(os.getpid())]
+    shim = [sys.executable, "-P", "-m", "samovar.launch.script_rank", str(os.getpid())]
 
     def of_rank(_rank: int, cpus: tuple[int, ...]) -> list[str]:
         return [*shim, ",".join(map(str, cpus)), *python]

@@ -13,13 +13,12 @@ import rich.table
 import typer
 
 from samovar.cli import strategy_flags as flags
-from samovar.cli.placing import on_device, placed
-from samovar.cli.start import run_without_folder
 from samovar.config import RunConfig
-from samovar.core.device import CPU
+from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
-from samovar.core.precision import FP32
 from samovar.launch.processes import SignalEffect
+from samovar.launcher.job import run_without_folder
+from samovar.launcher.placing import on_device, placed
 from samovar.report.console import Console
 from samovar.report.plain import json_line, to_plain
 from samovar.report.records import READING, LayerTime, Record, Timed

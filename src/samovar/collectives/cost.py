@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from samovar.collectives.nested import cell_bounds, cells
 from samovar.collectives.plan import Combine, Notify, Plan, Put, Reduce, Wait
+from samovar.collectives.two_level import cell_bounds, cells
 
 
 @dataclass(frozen=True, slots=True)

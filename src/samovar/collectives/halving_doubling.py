@@ -1,7 +1,7 @@
 """Recursive halving and doubling: few steps and little traffic, for any number of ranks."""
 
-from samovar.collectives.nested import NestedPlan, Span
 from samovar.collectives.plan import Operation, Put, Reduce, Wait
+from samovar.collectives.two_level import NestedPlan, Span
 
 
 def halving_doubling_all_reduce(rank: int, world_size: int) -> NestedPlan:

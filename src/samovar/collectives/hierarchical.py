@@ -8,20 +8,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.all_gather import AllGather, direct_gather
-from samovar.collectives.codecs import Codec
-from samovar.collectives.encoded import EncodedRunner
+from samovar.collectives.encoded import Codec, EncodedRunner, GatheredMessages, NoMessages
 from samovar.collectives.engine import Records, float32_region
 from samovar.collectives.execute import PlanRunner, open_channel
-from samovar.collectives.gathered import GatheredMessages, NoMessages
-from samovar.collectives.kary_tree import chosen_arity, kary_tree_down, kary_tree_up
 from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
-from samovar.collectives.tree import tree_broadcast
+from samovar.collectives.ring import AllGather, direct_gather
+from samovar.collectives.tree import chosen_arity, kary_tree_down, kary_tree_up, tree_broadcast
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
-from samovar.core.group import Group
-from samovar.core.hosts import Host
+from samovar.core.group import Group, Host
 from samovar.transports.background import Background, Job
 from samovar.transports.base import Array, MissingNotification, NativeCollectives, Pending, Region, Transport
 

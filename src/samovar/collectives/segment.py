@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from samovar.collectives.nested import NestedPlan, Place, Span, as_nested
 from samovar.collectives.plan import Operation, PlanFunction, Wait
+from samovar.collectives.two_level import NestedPlan, Place, Span, as_nested
 
 
 def segmented(function: PlanFunction, num_segments: int) -> PlanFunction:

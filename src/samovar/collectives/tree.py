@@ -1,5 +1,7 @@
 """Binomial trees rooted at rank 0: the parent of a rank is the rank with its lowest set bit cleared."""
 
+from dataclasses import replace
+
 from samovar.collectives.plan import Notify, Operation, Plan, Put, Reduce, Wait
 
 
@@ -74,3 +76,82 @@ def _children(rank: int, world_size: int) -> list[int]:
 
 def _max_children(world_size: int) -> int:
     return (world_size - 1).bit_length()
+
+
+def kary_tree_all_reduce(rank: int, world_size: int, arity: int | None = None) -> Plan:
+    """Sum of all buffers on every rank: up a k-ary tree, then down the same tree; k is chosen where not given.
+
+    A parent adds its children's sums in rank order, ((x + s_1) + s_2) + ... + s_k: one fixed order, in one
+    pass.
+
+    Cost: L levels below the root, at most (k+1) L steps (exactly, where the tree is full): L up, k at every
+    level down. A rank with m children sends (m+1)N elements, the root mN; in all 2(P-1)N.
+    Reuse: the sum comes down only after the parent has read its stagings; a child's buffer is written only
+    after its own share was sent.
+
+    Reference: Kuehn, Keuper, Pfreundt, CaffeGPI, 2017 (arXiv 1706.00095): its broadcast tree, here both ways.
+    """
+    arity = chosen_arity(world_size) if arity is None else min(arity, world_size - 1)
+    up, down = kary_tree_up(rank, world_size, arity), kary_tree_down(rank, world_size, arity)
+    # Up takes slots 0 to k-1, down slot k.
+    return replace(up, name="kary-tree", operations=up.operations + down.operations)
+
+
+def kary_tree_up(rank: int, world_size: int, arity: int) -> Plan:
+    """The first half: the sum on rank 0. Its stagings may be used again when something came back down."""
+    children = _arity_children(rank, world_size, arity)
+    operations: list[Operation] = [Wait(child, slot) for slot, child in enumerate(children)]
+    if children:
+        operations.append(Reduce(0, tuple(range(len(children)))))
+    if rank > 0:
+        parent, place = divmod(rank - 1, arity)
+        operations.append(Put(parent, 0, staging=place, slot=place))
+    return Plan("kary-tree-up", tuple(operations), 1, arity, arity + 1)
+
+
+def kary_tree_down(rank: int, world_size: int, arity: int) -> Plan:
+    """The second half: rank 0's buffer on every rank, for buffers whose contents were sent up before.
+
+    The eldest child is served first: its subtree is the deepest.
+    """
+    operations: list[Operation] = []
+    if rank > 0:
+        operations.append(Wait((rank - 1) // arity, slot=arity))
+    operations += [Put(child, 0, staging=None, slot=arity) for child in _arity_children(rank, world_size, arity)]
+    return Plan("kary-tree-down", tuple(operations), 1, 0, arity + 1)
+
+
+def chosen_arity(world_size: int) -> int:
+    """The k that makes k * levels smallest, the messages one after the other on the longest way down."""
+    arities = range(2, max(world_size, 3))
+    best = min(arities, key=lambda arity: (arity * num_levels(world_size, arity), arity))
+    return min(best, world_size - 1)
+
+
+def num_levels(world_size: int, arity: int) -> int:
+    """Levels below the root."""
+    levels, rank = 0, world_size - 1
+    while rank > 0:
+        rank = (rank - 1) // arity
+        levels += 1
+    return levels
+
+
+def _arity_children(rank: int, world_size: int, arity: int) -> range:
+    first = arity * rank + 1
+    return range(first, max(first, min(first + arity, world_size)))
+
+
+def server_all_reduce(rank: int, world_size: int) -> Plan:
+    """Sum of all buffers on every rank: rank 0 receives all, adds them up, and sends the sum to each.
+
+    The same as a tree of one level. Rank 0 adds in rank order, ((x_0 + x_1) + x_2) + ..., in one pass.
+
+    Cost: P steps (none for one rank); rank 0 sends (P-1)N elements, every other N. All of it, (P-1)N in and
+    (P-1)N out, goes through rank 0's port, one after the other, so the time grows with P. The stagings take
+    (P-1)N elements.
+    Reuse: as in the tree.
+
+    Reference: Iandola et al., FireCaffe, 2016 (arXiv 1511.00175).
+    """
+    return replace(kary_tree_all_reduce(rank, world_size, arity=world_size - 1), name="server")

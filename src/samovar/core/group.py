@@ -12,3 +12,15 @@ class Group:
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, (self.rank, self.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Ranks that share memory, in rising order; the first one speaks for all."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        numbers = ", ".join(map(str, self.ranks))
+        return f"{self.name} (rank{'s' if len(self.ranks) > 1 else ''} {numbers})"

@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
+from samovar import _native
+
 ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector register
 
 
@@ -118,3 +123,13 @@ def _bucket(index: int, entries: Sequence[Entry]) -> Bucket:
 
 def _rounded_up(size: int) -> int:
     return -(-size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+
+
+def all_finite(values: npt.NDArray[np.float32]) -> bool:
+    """Cost: one read of `values`, float32 (N,), contiguous."""
+    return _native.all_finite(values)
+
+
+def first_not_finite(entries: Iterable[Entry], values: npt.NDArray[np.float32]) -> str:
+    """The name of the first parameter of `entries` that holds what is not finite in `values`; "" where none does."""
+    return next((entry.spec.name for entry in entries if not all_finite(values[entry.offset : entry.stop])), "")

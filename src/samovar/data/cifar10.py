@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from samovar.core.errors import InputError
 from samovar.data.image_database import WrittenDatabase, write_images
-from samovar.data.published import PublishedFile, find_published, read_published
+from samovar.data.mnist import PublishedFile, find_published, read_published
 from samovar.formats.caffe.mean import mean_image, write_mean
 
 _SHAPE = (3, 32, 32)

@@ -11,8 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+
+
 Int64s = npt.NDArray[np.int64]
+
+
 Int32s = npt.NDArray[np.int32]
+
 
 _BITS = 11
 

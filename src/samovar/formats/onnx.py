@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
-from samovar.formats.message_tables import Message, MessageTable
+from samovar.formats.packed import Message, MessageTable
 
 Dimension: TypeAlias = int | str  # a name stands for a size that is free
 Attribute: TypeAlias = int | float | str | Sequence[int]

@@ -1,6 +1,6 @@
 """A small process that outlives its launcher by a moment: it kills what a killed launcher could not.
 
-The kernel kills ranks with their launcher (see cli/run_rank.py), but not what ranks have started, such as
+The kernel kills ranks with their launcher (see launch/script_rank.py), but not what ranks have started, such as
 the workers of a data loader. The launcher tells the guard each rank's process group over a pipe; when
 the pipe ends and groups are left, nobody else can end them any more. Run as a program: `python -I -S guard.py`.
 """

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import resource
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from samovar.core.errors import InputError
 from samovar.core.memory import available_bytes, left_in_groups
-from samovar.launch.placement import num_available_cpus
+from samovar.launch.numa import num_available_cpus
 
 MOST_THREADS_PER_CORE: Final = 8
 # What a rank takes for itself before it has a net: the interpreter and PyTorch. Measured: 190 to 230 MiB.
@@ -80,3 +81,13 @@ def _num_threads(process: Path) -> int:
     with contextlib.suppress(OSError):
         return len(list((process / "task").iterdir())) if process.stat().st_uid == os.getuid() else 0
     return 0
+
+
+_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+def allocator_is_chosen(variables: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment says what malloc does with freed memory, or puts another in its place."""
+    given = os.environ if variables is None else variables
+    tunes = "glibc.malloc." in given.get("GLIBC_TUNABLES", "")
+    return tunes or "malloc" in given.get("LD_PRELOAD", "") or any(given.get(name) for name in _MALLOC_VARIABLES)

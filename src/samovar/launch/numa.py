@@ -3,8 +3,14 @@
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from samovar.core.clock import Deadline, polled
 
 Cpus = tuple[int, ...]
 
@@ -48,3 +54,144 @@ def _cpus(path: Path) -> set[int]:
         found = [_RANGE.fullmatch(part) for part in path.read_text(encoding="ascii").strip().split(",")]
         return {cpu for match in found if match for cpu in range(int(match[1]), int(match[2] or match[1]) + 1)}
     return set()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where ranks run: `cpus[rank]` are the cores of that rank; `oversubscribed` if they had to be shared."""
+
+    threads_per_worker: int
+    cpus: tuple[Cpus, ...]
+    oversubscribed: bool
+
+
+def place(
+    num_workers: int,
+    threads_per_worker: int | None,
+    with_spare: bool = False,
+    nodes: Sequence[Cpus] | None = None,
+) -> Placement:
+    """Spread the workers over the cores this process may use; by default cores / workers threads each.
+
+    Workers get neighbouring cores of their own while there are enough, one a thread, or all that there are for each
+    (`with_spare`: for exchanges behind the computation); else all share all cores. A worker's cores lie in one NUMA
+    node where there is room for it, workers are spread evenly over the nodes, and neighbours in rank share one.
+    `nodes` None: those of this machine.
+    """
+    nodes = numa_nodes() if nodes is None else nodes
+    available = tuple(sorted(cpu for node in nodes for cpu in node))
+    threads = max(1, len(available) // num_workers) if threads_per_worker is None else threads_per_worker
+    oversubscribed = num_workers * threads > len(available)
+    if oversubscribed:
+        return Placement(threads, (available,) * num_workers, oversubscribed=True)
+    width = _with_spare(num_workers, threads, nodes) if with_spare else threads
+    return Placement(threads, _shares(num_workers, width, nodes), oversubscribed=False)
+
+
+def num_available_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def num_inside(width: int, node_sizes: Sequence[int]) -> int:
+    """How many workers of `width` cores each find room inside one node."""
+    return sum(size // width for size in node_sizes)
+
+
+def _with_spare(num_workers: int, threads: int, nodes: Sequence[Cpus]) -> int:
+    """All cores that there are for each worker, but for those that would draw it out of its node."""
+    sizes = [len(node) for node in nodes]
+    most = sum(sizes) // num_workers
+    inside = [width for width in range(threads, most + 1) if num_inside(width, sizes) >= num_workers]
+    return max(inside, default=most)
+
+
+def _shares(num_workers: int, width: int, nodes: Sequence[Cpus]) -> tuple[Cpus, ...]:
+    """`width` cores for each worker: of the node with most left, or of several where no node has so many."""
+    left = [len(node) for node in nodes]
+    counts = [0] * len(nodes)
+    for _ in range(num_workers):
+        roomiest = left.index(max(left))
+        if left[roomiest] < width:
+            break
+        left[roomiest] -= width
+        counts[roomiest] += 1
+    inside = [
+        node[place * width : (place + 1) * width]
+        for node, count in zip(nodes, counts, strict=True)
+        for place in range(count)
+    ]
+    rest = [node[count * width :] for node, count in zip(nodes, counts, strict=True)]
+    cores = [cpu for node in sorted(rest, key=len, reverse=True) for cpu in node]
+    across = [tuple(cores[place * width : (place + 1) * width]) for place in range(num_workers - len(inside))]
+    return (*inside, *across)
+
+
+_PREFIX: Final = "samovar-cpu"
+_SOCKETS: Final = Path("/proc/net/unix")
+# A turn takes milliseconds; who does not get one goes on without.
+_TURN_S, _POLL_S = 2.0, 0.005
+
+
+@contextlib.contextmanager
+def apart(
+    planned: tuple[Cpus, ...], prefix: str = _PREFIX, nodes: Sequence[Cpus] | None = None
+) -> Iterator[tuple[Cpus, ...]]:
+    """Cores for ranks that shall have as many as `planned`: those that the fewest other runs have; for the block.
+
+    Ranks that share cores by plan, or are not pinned, stay so. A run's cores are abstract sockets, one each, of the
+    name `samovar-cpu-CORE-PROCESS`: they end with the process, however that ends, and all who share its network
+    namespace see them listed, of any user. One process at a time chooses, so that of two that start at once the
+    second sees what the first has. How many cores a rank has never depends on others. Cost: a socket a core.
+    `nodes` None: those of this machine.
+    """
+    width = min(map(len, planned), default=0)
+    if width == 0 or len({core for own in planned for core in own}) < width * len(planned):
+        yield planned
+        return
+    with contextlib.ExitStack() as held:
+        with _turn(prefix):
+            free = least_taken(numa_nodes() if nodes is None else nodes, _num_runs(prefix), width * len(planned))
+            chosen = place(len(planned), width, nodes=free).cpus
+            for core in sorted(core for own in chosen for core in own):
+                _bind(held.enter_context(_socket()), f"{prefix}-{core}-{os.getpid()}")
+        yield chosen
+
+
+def least_taken(nodes: Sequence[Cpus], num_runs: Mapping[int, int], num_cores: int) -> tuple[Cpus, ...]:
+    """The cores of each node that no more runs have than is needed for `num_cores` in all, the least taken first."""
+    taken = {core: num_runs.get(core, 0) for node in nodes for core in node}
+    most = sorted(taken.values())[num_cores - 1]
+    fit = [[core for core in node if taken[core] <= most] for node in nodes]
+    return tuple(tuple(sorted(cores, key=lambda core: (taken[core], core))) for cores in fit)
+
+
+@contextlib.contextmanager
+def _turn(prefix: str) -> Iterator[None]:
+    with _socket() as turn:
+        polled(lambda: _bind(turn, prefix), Deadline.after(_TURN_S), _POLL_S)
+        yield
+
+
+def _num_runs(prefix: str) -> Mapping[int, int]:
+    """How many runs have each core; nothing where the kernel does not list sockets."""
+    claim = re.compile(rf"@{re.escape(prefix)}-([0-9]{{1,6}})-[0-9]+")
+    try:
+        lines = _SOCKETS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = [claim.fullmatch(line.rpartition(" ")[2]) for line in lines]
+    return Counter(int(match[1]) for match in found if match)
+
+
+def _socket() -> socket.socket:
+    """For a name alone: a stream that does not listen takes nothing from anybody, as datagrams would be taken."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def _bind(given: socket.socket, name: str) -> bool:
+    """Whether the name was free."""
+    try:
+        given.bind(f"\0{name}")
+    except OSError:
+        return False
+    return True

@@ -10,10 +10,9 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 
-from samovar.core.board import BoardWord
 from samovar.core.errors import InputError
 from samovar.launch.watch import RankEnd, RankProcess, RankWatch
-from samovar.transports.shm import Board
+from samovar.transports.shm import Board, BoardWord
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 

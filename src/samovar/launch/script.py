@@ -17,9 +17,9 @@ from functools import partial
 
 from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
-from samovar.launch.pinning import apart
-from samovar.launch.placement import place
+from samovar.launch.numa import apart, place
 from samovar.launch.watch import Outlet, RankEnd, RankProcess, RankWatch
+from samovar.transports.meeting import addresses_towards, interface_of
 
 EXIT_PREEMPTED = 75
 LOOPBACK = "127.0.0.1"
@@ -236,3 +236,40 @@ def _environment() -> dict[str, str]:
     """This process's own, without what another launcher has told it about itself."""
     foreign = ("SAMOVAR_LISTEN_FD", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+def describe_route(address: str, port: int, is_own: bool) -> str:
+    """Words for where the ranks meet and how this host gets there; nothing is sent.
+
+    `is_own`: the address should be one of this host's own.
+    """
+    meeting = f"they meet at {address} port {port}"
+    try:
+        own, target = addresses_towards(address)
+    except (OSError, UnicodeError) as error:  # a name may also be none at all
+        return f"{meeting}, which cannot be reached from here now: {error}"
+    if is_own and own != target:
+        return f"{meeting}, which is not this host's own address (that towards it is {own})"
+    name = interface_of(own)
+    return f"{meeting}, reached from {own}" + (f" (interface {name})" if name else "")
+
+
+_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
+
+
+@contextmanager
+def raised_nccl_errors() -> Iterator[None]:
+    """Groups made inside raise an operation's error where it is waited for, instead of ending the process.
+
+    A group asks for this variable when it is made, and has no option that says the same; groups that a script makes
+    before or after stay as they are. Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; see ADR 19.
+    """
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before

@@ -1,13 +1,14 @@
 """Parameters' values in bfloat16, to compute with; the float32 ones stay the master copy that the solver updates."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from samovar.core.buffer import FlatTensor
+from samovar.core.device import BF16
 from samovar.core.layout import Bucket
-from samovar.core.precision import BF16
 
 _INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16")  # as torch.cpu names them
 
@@ -75,3 +76,15 @@ class HalfWeights:
     def take_back(self, parameter: torch.Tensor) -> None:
         """Have the parameter's layer compute with the parameter itself."""
         parameter.half_values = None  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class NetOutput:
+    """`loss` is the weighted sum of the net's losses (a scalar with its graph), None for a net without any.
+
+    `scalars` are the net's outputs by name, detached: losses before weighting, accuracies. An output that is
+    no single number is among them with its shape.
+    """
+
+    loss: torch.Tensor | None
+    scalars: dict[str, torch.Tensor]

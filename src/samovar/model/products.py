@@ -10,15 +10,25 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from samovar.core.processor import vendor
+from samovar.core.device import vendor
 
 _HAS_ONEDNN: Final = bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_convolution_pointwise")
 )
+
+
 _HAS_HALF: Final = _HAS_ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 _TYPES: Final = (torch.float32, torch.bfloat16) if _HAS_HALF else (torch.float32,)
+
+
 _HAS_WIDE_MKL: Final = vendor() == "GenuineIntel" and bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+
+
 _LARGE_BYTES: Final = 8 << 20  # of rows of weights: MKL's order of reading them is worse than oneDNN's
+
+
 _BLOCK_BYTES: Final = 4 << 20  # of results on their way to another place: they fit the cache, and reuse its memory
 
 

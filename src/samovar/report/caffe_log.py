@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TextIO
 
-from samovar.report.log import local_now
+from samovar.report.console import Screen, local_now
 from samovar.report.records import (
     Failed,
     Finished,
@@ -25,7 +25,6 @@ from samovar.report.records import (
     Valued,
     ValueLine,
 )
-from samovar.report.screen import Screen
 from samovar.report.wording import failure_sentence
 
 _INDEX = re.compile(r"\[\d+\]$")

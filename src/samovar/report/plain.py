@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
+
 _SPELLINGS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from samovar.core.buffer import FlatBuffer
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.solver.config import SolverConfig
+from samovar.solver.policy import SolverConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A solver on flat buffers: any of the rules, by one native pass for each bucket."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,14 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.solver.base import Multipliers, history_key
-from samovar.solver.config import SolverConfig
-from samovar.solver.rules import RULES
+from samovar.solver.base import Multipliers, Solver, history_key
+from samovar.solver.policy import SolverConfig
 
 _TYPE = "type"
 
 
 class FlatSolver:
-    """The rule of `config.type` (see `samovar.solver.rules`) with Caffe's order of operations.
+    """The rule of `config.type` (see `samovar.solver.flat`) with Caffe's order of operations.
 
     The learning rate is found, gradients are clipped, divided by `iter_size` (the caller's `gradient_scale`
     does that), regularized, and the rule makes the update.
@@ -170,3 +169,49 @@ class _BucketRows:
             decays if is_l1 else none,
         )
         return cls(native, np.array([row.lr for row in rows], np.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kernel of native/solver_kernels.hpp, its histories by their names there, and its constants by Caffe's."""
+
+    kernel: Callable[..., None]
+    histories: tuple[str, ...]
+    constants: tuple[str, ...]
+    rate_factor: Callable[[SolverConfig, int], float] = lambda _config, _step: 1.0
+
+
+def _bias_correction(config: SolverConfig, step: int) -> float:
+    """sqrt(1 - momentum2^t) / (1 - momentum^t), with the constants as the kernel has them."""
+    momentum, momentum2 = float(np.float32(config.momentum)), float(np.float32(config.momentum2))
+    return math.sqrt(1.0 - momentum2 ** (step + 1)) / (1.0 - momentum ** (step + 1))
+
+
+RULES = {
+    "SGD": Rule(_native.sgd_step, ("history",), ("momentum",)),
+    "Nesterov": Rule(_native.nesterov_step, ("history",), ("momentum",)),
+    "AdaGrad": Rule(_native.adagrad_step, ("history",), ("delta",)),
+    "RMSProp": Rule(_native.rmsprop_step, ("history",), ("rms_decay", "delta")),
+    "AdaDelta": Rule(_native.adadelta_step, ("squares", "moves"), ("momentum", "delta")),
+    "Adam": Rule(_native.adam_step, ("means", "squares"), ("momentum", "momentum2", "delta"), _bias_correction),
+}
+
+
+def build_solver(
+    config: SolverConfig,
+    weights: FlatBuffer,
+    gradients: FlatBuffer,
+    multipliers: Mapping[str, Multipliers],
+    histories: Sequence[FlatBuffer] = (),
+) -> Solver:
+    """The solver of `config.type` on these buffers, its histories zero.
+
+    `multipliers` are by parameter name; a parameter without takes 1 for both. `histories` are zeroed memory for what
+    it keeps, `num_histories(config)` of them; none given, it takes its own.
+    """
+    return FlatSolver(config, weights, gradients, multipliers, histories)
+
+
+def num_histories(config: SolverConfig) -> int:
+    """How many floats a parameter's value has beside it."""
+    return len(RULES[config.type].histories)

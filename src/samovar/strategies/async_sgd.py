@@ -8,7 +8,7 @@ from samovar.box.base import CenterWithVelocity
 from samovar.collectives.engine import Collectives
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.center_steps import CenterSteps, Rate, Workplace
-from samovar.strategies.local_steps import take_array
+from samovar.strategies.local_sgd import take_array
 from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array
 

@@ -32,7 +32,7 @@ class Buffers:
 
 
 class Strategy(Protocol):
-    """The places in a step where a strategy may act; see `samovar.worker.step`."""
+    """The places in a step where a strategy may act; see `samovar.training.step`."""
 
     @property
     def exchanges(self) -> Exchanged:

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from samovar.collectives.codecs import Codec
+from samovar.collectives.encoded import Codec
 from samovar.collectives.engine import Collectives, PlannedCollectives, WindowCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.finite import MAX_REFUSED_PUSHES
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.catalog import AT_A_CENTER, IN_STEP
@@ -18,12 +17,12 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
 from samovar.strategies.factors import FactoredSum
 from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd, Members
-from samovar.strategies.local_steps import LocalPlace
+from samovar.strategies.local_sgd import LocalPlace
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, MAX_REFUSED_PUSHES
 from samovar.strategies.trial import Trial, Witness
 from samovar.transports.base import MappedWindow
 

@@ -5,8 +5,7 @@ from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.diloco import DiLoCo
 from samovar.strategies.hybrid_easgd import HybridEasgd
-from samovar.strategies.local_sgd import LocalSgd
-from samovar.strategies.local_steps import LocalSteps
+from samovar.strategies.local_sgd import LocalSgd, LocalSteps
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync
 from samovar.strategies.sync_easgd import SyncEasgd

@@ -1,5 +1,6 @@
 """What strategies have in common whose workers share a center, each at its own speed."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,14 +11,40 @@ from samovar.box.base import Center, Versions
 from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite
-from samovar.core.finite import MAX_REFUSED_PUSHES, all_finite, first_not_finite
-from samovar.core.layout import Bucket
+from samovar.core.layout import Bucket, all_finite, first_not_finite
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Exchanged, Reduced, TwoHalves
-from samovar.strategies.local_steps import take_array
-from samovar.strategies.staleness import Staleness
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.local_sgd import take_array
+from samovar.strategies.traits import MAX_REFUSED_PUSHES, Chosen, Traits
 from samovar.transports.base import Array
+
+NUM_RECENT = 64
+
+
+class Staleness:
+    """Of each update: how many updates of others its fullest chunk took between this worker's read and the update.
+
+    `last` is that of the last update, `largest` of all so far, `histogram` how often each came.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.largest = 0
+        self.histogram: dict[int, int] = {}
+        self._recent: deque[int] = deque(maxlen=NUM_RECENT)
+
+    @property
+    def mean(self) -> float:
+        """Over the last 64 updates; 0 before the first."""
+        return sum(self._recent) / len(self._recent) if self._recent else 0.0
+
+    def note(self, seen: Versions, updated: Versions) -> int:
+        """An update whose chunks now have the versions `updated`, made from those that were read as `seen`."""
+        self.last = max(0, int((updated - seen).max(initial=1)) - 1)
+        self.largest = max(self.largest, self.last)
+        self.histogram[self.last] = self.histogram.get(self.last, 0) + 1
+        self._recent.append(self.last)
+        return self.last
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.collectives.codecs import Codec, Floats
-from samovar.collectives.encoded import EncodedRunner
+from samovar.collectives.encoded import Codec, EncodedRunner, Floats
 from samovar.collectives.engine import Collectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from samovar.collectives.codecs import CODECS
+from samovar.collectives.encoded import CODECS
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
 from samovar.strategies.catalog import TRAITS

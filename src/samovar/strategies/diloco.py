@@ -7,7 +7,7 @@ import numpy as np
 
 from samovar import _native
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalPlace, LocalSteps, take_array
+from samovar.strategies.local_sgd import LocalPlace, LocalSteps, take_array
 from samovar.strategies.traits import Chosen, Traits
 from samovar.transports.base import Array
 

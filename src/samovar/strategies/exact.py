@@ -10,7 +10,7 @@ from samovar.collectives.slice_tree import Node, children, own_nodes, slice_tree
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Reduced
-from samovar.strategies.gradients import EqualWeights
+from samovar.strategies.sync import EqualWeights
 from samovar.transports.base import Array, Region
 
 

@@ -7,14 +7,13 @@ import numpy as np
 
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.execute import PlanRunner
-from samovar.collectives.nested import renumbered
 from samovar.collectives.plan import Plan
 from samovar.collectives.records import RecordExchange
+from samovar.collectives.two_level import renumbered
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
-from samovar.core.finite import all_finite
 from samovar.core.group import Group
-from samovar.core.layout import Bucket
+from samovar.core.layout import Bucket, all_finite
 from samovar.strategies.base import Reduced, Strategy
 from samovar.strategies.center_steps import Rate, Workplace
 from samovar.strategies.shm_easgd import SETTINGS, ShmEasgd

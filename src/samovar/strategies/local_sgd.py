@@ -1,13 +1,108 @@
 """Local SGD: workers train on their own and take the mean of their weights now and then."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.execute import PlanRunner
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_steps import LocalPlace, LocalSteps
+from samovar.strategies.base import Exchanged, Reduced, Strategy, TwoHalves
 from samovar.strategies.traits import Chosen, Traits
-from samovar.transports.base import Array
+from samovar.transports.base import Array, Region
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlace:
+    """Where a worker works: its buckets and weights x_i, float32 (N,), and collectives with all others.
+
+    It exchanges every `sync_period_steps` steps; every wait of it ends by `deadline()`.
+    """
+
+    collectives: Collectives
+    buckets: Sequence[Bucket]
+    weights: Region
+    sync_period_steps: int
+    deadline: Callable[[], Deadline]
+
+
+class LocalSteps(TwoHalves):
+    """Every worker updates its own x_i with its own gradient; after every `sync_period_steps`-th step: `_exchange`.
+
+    All ranks start from the same weights. `_weights` is x_i, float32 (N,); `_shared` an area of the same shape for
+    what is summed over ranks by `_all_reduce`.
+    """
+
+    traits: ClassVar[Traits]
+
+    def __init__(self, place: LocalPlace) -> None:
+        self._world_size = place.collectives.group.world_size
+        self._buckets = place.buckets
+        self._weights = place.weights.array
+        self._sync_period_steps = place.sync_period_steps
+        self._deadline = place.deadline
+        shared = float32_region(place.collectives, "exchanged weights", len(place.weights.array))
+        self._shared = shared.array
+        self._all_reduce = self._opened(place.collectives, "exchanged weights", shared)
+
+    @classmethod
+    def of(cls, chosen: Chosen, place: LocalPlace) -> Strategy:
+        """With these settings."""
+        raise NotImplementedError
+
+    @property
+    def exchanges(self) -> Exchanged:
+        return "weights"
+
+    def begin_step(self, step: int) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def before_forward(self, bucket: Bucket) -> None:
+        """Nothing: the weights are this worker's own."""
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        """Nothing: gradients stay here."""
+
+    def gather_histories(self) -> None:
+        """Nothing: every worker's solver is its own."""
+
+    def exchanges_at(self, step: int) -> bool:
+        return (step + 1) % self._sync_period_steps == 0
+
+    def reduced(self, _step: int) -> Reduced:
+        """All buckets: each worker steps with its own gradients."""
+        yield from ((bucket, 1.0) for bucket in self._buckets)
+
+    def updated(self, step: int) -> None:
+        self._stepped()
+        if self.exchanges_at(step):
+            self._exchange()
+
+    def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
+        """How `_shared` is summed over ranks."""
+        return collectives.all_reduce(name, shared)
+
+    def _stepped(self) -> None:
+        """x_i has made a step of its own."""
+        raise NotImplementedError
+
+    def _exchange(self) -> None:
+        """All ranks are at the same due step."""
+        raise NotImplementedError
+
+
+def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None:
+    """place = state[name]; InputError where that is no array of the same shape."""
+    value = state.get(name)
+    if not isinstance(value, np.ndarray) or value.shape != place.shape:
+        found = "missing" if value is None else f"of shape {np.shape(value)}"
+        raise InputError(f"state of the strategy: {name!r} is {found}, not {place.shape}; is it of another net?")
+    place[:] = value
 
 
 class LocalSgd(LocalSteps):

@@ -8,7 +8,7 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Reduced
-from samovar.strategies.gradients import EqualWeights
+from samovar.strategies.sync import EqualWeights
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, Reduced
-from samovar.strategies.gradients import EqualWeights
+from samovar.strategies.sync import EqualWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,49 @@ from samovar.collectives.engine import Collectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Reduced
-from samovar.strategies.gradients import EqualWeights
+from samovar.core.stateful import State, StateValue
+from samovar.strategies.base import Exchanged, Reduced, TwoHalves
 from samovar.strategies.traits import Traits
-from samovar.transports.base import Region
+from samovar.transports.base import Array, Region
+
+
+class EqualWeights(TwoHalves):
+    """Every step ends with the same weights on all ranks, which are the ones evaluated and saved.
+
+    No exchange outlives its step, and every rank makes every update, unless a strategy says otherwise.
+    """
+
+    @property
+    def exchanges(self) -> Exchanged:
+        return "gradients"
+
+    def begin_step(self, step: int) -> None:
+        """Nothing: the weights are already equal everywhere."""
+
+    def before_forward(self, bucket: Bucket) -> None:
+        """Nothing: the update ran at the end of the last step."""
+
+    def gradient_final(self, bucket: Bucket) -> None:
+        """Nothing: gradients are exchanged at the end of the step."""
+
+    def exchanges_at(self, _step: int) -> bool:
+        return True
+
+    def drain(self) -> None:
+        """Nothing: no exchange outlives its step."""
+
+    def gather_histories(self) -> None:
+        """Nothing: every rank makes every update."""
+
+    def center(self) -> Array | None:
+        return None
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Nothing to take back."""
+
 
 Channels: TypeAlias = Sequence[tuple[Bucket, PlanRunner]]
 

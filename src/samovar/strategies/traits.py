@@ -1,10 +1,11 @@
 """What a strategy declares of itself, from which settings, refusals, flags and tables are made."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 # How far --compress and factors go, and who chooses.
 NONE, AUTO, ALWAYS = "none", "auto", "always"
+MAX_REFUSED_PUSHES: Final = 3  # in a row, of one worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,8 @@ from typing import Protocol
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
-from samovar.core.group import Group
-from samovar.core.hosts import Host
+from samovar.core.group import Group, Host
 from samovar.transports.base import Array
-from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
 from samovar.transports.meeting import first_line, within
 
 _PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
@@ -72,7 +70,7 @@ class LeaderCollectives:
     Ranks are numbers of hosts here. Sums are made in the library's order, the same at every run, so all get the same
     bits. An operation fails by itself where nothing moves for as long as the library was told.
 
-    Cost: `samovar.transports.gloo_cost`. A library with other algorithms sends other numbers of bytes than are counted.
+    Cost: `samovar.transports.leaders`. A library with other algorithms sends other numbers of bytes than are counted.
     """
 
     def __init__(self, library: Library, number: int, leaders: Sequence[Leader]) -> None:
@@ -235,3 +233,40 @@ class _Pending:
 def _reason(error: RuntimeError) -> str:
     """What torch says, without the place in its source before and the advice behind."""
     return re.sub(r"^\[[^]]*\] ?", "", first_line(error)).partition(". This is")[0]
+
+
+_MAX_SEGMENT_BYTES = 1 << 20
+
+
+def ring_all_reduce_bytes(rank: int, world_size: int, num_bytes: int, element_bytes: int) -> int:
+    """What `rank` sends: 2(P-1)/P of `num_bytes`, up to rounding.
+
+    The buffer is cut into equal segments of whole elements, at most 1 MiB and at least two a rank; P chunks of as
+    many segments each, of which the last may be shorter or empty. First every chunk but `rank` goes around to
+    be added up, then every chunk but `rank` - 1, complete.
+    """
+    if world_size == 1 or num_bytes == 0:
+        return 0
+    num_segments = _rounded_up(max(-(-num_bytes // _MAX_SEGMENT_BYTES), 2 * world_size), world_size)
+    segment_bytes = _rounded_up(-(-num_bytes // num_segments), element_bytes)
+    chunk_bytes = num_segments // world_size * segment_bytes
+
+    def chunk(number: int) -> int:
+        return max(0, min(chunk_bytes, num_bytes - number * chunk_bytes))
+
+    return 2 * num_bytes - chunk(rank) - chunk((rank - 1) % world_size)
+
+
+def broadcast_bytes(rank: int, world_size: int, num_bytes: int) -> int:
+    """What `rank` sends down the binomial tree of rank 0: in round i, ranks below 2^i each reach one 2^i above."""
+    rounds = range((world_size - 1).bit_length())
+    return num_bytes * sum(rank < 1 << i and rank + (1 << i) < world_size for i in rounds)
+
+
+def all_gather_bytes(world_size: int, num_bytes: int) -> int:
+    """What every rank sends: its own part and all but one of the others', around a ring."""
+    return (world_size - 1) * num_bytes
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

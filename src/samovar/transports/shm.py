@@ -7,6 +7,7 @@ inherit its descriptor from the launcher; `join` hands it to processes that come
 import fcntl
 import os
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,16 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Array, MissingNotification, Notification
+
+
+class BoardWord(IntEnum):
+    """One word of a row. `STEPS_DONE` is a rank's, the next two anybody's who was asked by a signal."""
+
+    STEPS_DONE = 0
+    STOP_SIGNAL = 1  # number of the signal that asked to stop; 0: none
+    SNAPSHOT_REQUESTS = 2  # how many snapshots were asked for so far
+    IS_GONE = 3  # 1: the launcher says of this rank that it has ended and will not come back
+
 
 # Ranks with a core each have nothing better to do with it, and one that sleeps wakes up late. Measured, interleaved, on
 # steps of 7 ms: 1.1 % shorter than with the 50 us that a wake-up by futex takes; 2 ms are no better.

@@ -25,8 +25,7 @@ from samovar.transports.meeting import Meeting
 from samovar.transports.secure import Address, Channel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
-from samovar.transports.tcp_service import FOR_EVER, Service, TcpConfig
-from samovar.transports.tcp_wire import NO_SLOT, Hello, Request, Verb
+from samovar.transports.tcp_service import FOR_EVER, NO_SLOT, Hello, Request, Service, TcpConfig, Verb
 
 # What waits for a peer lets others go on.
 _MOST_THREADS = 4

@@ -92,7 +92,7 @@ class JobStore:
     def nccl(self, prefix: str, number: int, num_hosts: int, device: torch.device, timeout_s: float) -> "Nccl":
         """As `gloo`, with NCCL, through the GPU `device`. Never run: machines with a GPU were not at hand (ADR 19).
 
-        The caller has seen to it that its process groups raise errors (`samovar.launch.nccl`).
+        The caller has seen to it that its process groups raise errors (`samovar.launch.script`).
         """
         library: Any = distributed
         options = library.ProcessGroupNCCL.Options()

@@ -12,15 +12,15 @@ import safetensors.torch
 import torch
 
 import samovar
-from samovar.cli.conversion import convert
-from samovar.cli.weights import load_weights
 from samovar.core.errors import InputError
+from samovar.files.conversion import convert
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, read_caffemodel
 from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.schema import message_class
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import build_net
+from samovar.training.weights import load_weights
 from tests.multiproc.command import run
 
 NET = """

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samovar.core.buffer import FlatBuffer
-from samovar.core.precision import BF16, FP32
+from samovar.core.device import BF16, FP32
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.model import Model, layout_of
 

@@ -11,9 +11,9 @@ import torch
 
 import samovar
 from samovar.checkpoint.store import SnapshotStore
-from samovar.cli.description import Description, Table, show
-from samovar.cli.inspection import Wanted, describe, inspect
 from samovar.core.errors import InputError
+from samovar.files.inspection import Wanted, describe, inspect
+from samovar.files.inspection_runs import Description, Table, show
 from samovar.formats.caffe.datum import encode_datum
 from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
+from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
-from samovar.frontends.caffe.sources import load_source
-from samovar.solver.config import SolverConfig
-from samovar.solver.policy import PolicyConfig
+from samovar.solver.policy import PolicyConfig, SolverConfig
 
 Solver = Callable[[str], CaffeSolver]
 LEAST = 'net: "net.prototxt"\nbase_lr: 0.5\nmax_iter: 10\nlr_policy: "fixed"\n'

@@ -7,16 +7,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from samovar.collectives.codecs import CODECS, Codec
 from samovar.collectives.cost import cost
-from samovar.collectives.encoded import EncodedChannel, completed_cells, encodable
+from samovar.collectives.encoded import CODECS, Codec, EncodedChannel, completed_cells, encodable
 from samovar.collectives.execute import Channel
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.nested import num_cells
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.collectives.segment import segmented
-from samovar.collectives.two_level import two_level
+from samovar.collectives.two_level import num_cells, two_level
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
 from samovar.transports.sim.transport import SimTransport

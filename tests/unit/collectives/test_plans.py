@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
-from samovar.collectives.barrier import dissemination_barrier
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.nested import NestedPlan
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
-from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.ring import dissemination_barrier, ring_all_reduce
 from samovar.collectives.segment import segmented
-from samovar.collectives.two_level import two_level
+from samovar.collectives.two_level import NestedPlan, two_level
 from tests.conformance import cases
 
 FUNCTIONS: dict[str, PlanFunction] = {

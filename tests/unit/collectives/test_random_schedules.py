@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
 from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.kary_tree import kary_tree_all_reduce
 from samovar.collectives.plan import Notify, Plan, PlanFunction, Put, Reduce, Wait
 from samovar.collectives.ring import ring_all_reduce
 from samovar.collectives.segment import segmented
-from samovar.collectives.tree import tree_all_reduce
+from samovar.collectives.tree import kary_tree_all_reduce, tree_all_reduce
 from samovar.collectives.two_level import two_level
 from tests.conformance import cases, orders
 from tests.conformance.orders import Array, Order

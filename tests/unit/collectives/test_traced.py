@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from samovar.collectives.engine import float32_region
-from samovar.collectives.traced import TracedCollectives
+from samovar.collectives.engine import TracedCollectives, float32_region
 from samovar.core.clock import Deadline
 from samovar.core.trace import Span, Trace
 from samovar.transports.shm import ShmTransport

@@ -11,7 +11,7 @@ from samovar.core.errors import InputError
 from samovar.data.cifar10 import BATCHES, WrittenMean, write_cifar10
 from samovar.data.dataset import LmdbDataset
 from samovar.data.image_database import WrittenDatabase
-from samovar.data.published import PublishedFile
+from samovar.data.mnist import PublishedFile
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.mean import mean_image, write_mean
 from samovar.formats.lmdb_file import LmdbFile

@@ -15,8 +15,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.data.dataset import LmdbDataset
 from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import FASHION_MNIST, MNIST, Split, write_mnist
-from samovar.data.published import PublishedFile
+from samovar.data.mnist import FASHION_MNIST, MNIST, PublishedFile, Split, write_mnist
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from torch import nn
 from samovar.core.buffer import FlatBuffer
 from samovar.frontends.caffe.layers import kernels
 from samovar.model.model import Model, layout_of
-from samovar.model.output import NetOutput
+from samovar.model.half import NetOutput
 
 class Net(nn.Linear):
     def forward(self, batch):

@@ -7,13 +7,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from samovar.core.buffer import FlatBuffer
+from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket
-from samovar.core.precision import BF16, FP32
 from samovar.model.convolution import Window, convolution
 from samovar.model.direct import linear
-from samovar.model.half import half_of, precision_warnings
+from samovar.model.half import NetOutput, half_of, precision_warnings
 from samovar.model.model import Model, layout_of
-from samovar.model.output import NetOutput
 
 Batch = dict[str, torch.Tensor]
 

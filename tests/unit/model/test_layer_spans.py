@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samovar.core.trace import Trace
-from samovar.model.layer_spans import LayerSpans
+from samovar.model.model import LayerSpans
 
 
 class Branches(nn.Module):

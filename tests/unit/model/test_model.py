@@ -14,8 +14,8 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.model import direct
+from samovar.model.half import NetOutput
 from samovar.model.model import Model, layout_of
-from samovar.model.output import NetOutput
 
 Batch = dict[str, torch.Tensor]
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from samovar.collectives.codecs import CODECS, Codec
+from samovar.collectives.encoded import CODECS, Codec
 from tests.unit.native import codec_reference as reference
 from tests.unit.native.numbers import wild
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report.console import Console
-from samovar.report.log import Log
+from samovar.report.console import Console, Log
 from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
 from tests.terminal import read_to_end

@@ -2,9 +2,9 @@
 
 import pytest
 
-from samovar.cli.observer import remedy_for
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
 from samovar.strategies.config import StrategyConfig
+from samovar.training.observer import remedy_for
 
 
 def seconds(**given: float) -> dict[str, float]:

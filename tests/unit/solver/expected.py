@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samovar.solver.config import SolverConfig
+from samovar.solver.policy import SolverConfig
 
 Arrays = dict[str, np.ndarray]
 

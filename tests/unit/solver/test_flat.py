@@ -11,9 +11,8 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.solver.base import Multipliers, Solver, history_key
-from samovar.solver.build import build_solver
-from samovar.solver.config import TYPES, SolverConfig
-from samovar.solver.policy import PolicyConfig
+from samovar.solver.flat import build_solver
+from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
 from samovar.strategies.parts import own_part
 from tests.unit.solver.expected import Arrays, Expected
 

@@ -12,9 +12,8 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
-from samovar.strategies.center_steps import CenterSeat, CenterSteps
+from samovar.strategies.center_steps import CenterSeat, CenterSteps, Staleness
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.staleness import Staleness
 from samovar.transports.base import Region
 from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.world import SimConfig, simulate

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from samovar.collectives.codecs import CODECS
+from samovar.collectives.encoded import CODECS
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.errors import InputError

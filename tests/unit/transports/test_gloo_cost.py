@@ -2,7 +2,7 @@
 
 import pytest
 
-from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
+from samovar.transports.leaders import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 16])

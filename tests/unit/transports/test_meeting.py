@@ -11,9 +11,16 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
-from samovar.transports.interfaces import address_of, addresses_towards, interface_of
 from samovar.transports.join import ask_port, offer_port
-from samovar.transports.meeting import Meeting, await_server, is_loopback, listen_at
+from samovar.transports.meeting import (
+    Meeting,
+    address_of,
+    addresses_towards,
+    await_server,
+    interface_of,
+    is_loopback,
+    listen_at,
+)
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 20.0

@@ -14,9 +14,9 @@ from samovar.api.between import lacks_nccl
 from samovar.api.gathering import Hello
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
-from samovar.core.hosts import Host
+from samovar.core.group import Host
 from samovar.launch.identity import Identity
-from samovar.launch.nccl import raised_nccl_errors
+from samovar.launch.script import raised_nccl_errors
 from samovar.transports import torch_dist
 from samovar.transports.leaders import LeaderCollectives, Library
 from samovar.transports.torch_dist import nccl_card

@@ -17,8 +17,7 @@ from samovar.transports.meeting import Meeting
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
-from samovar.transports.tcp_service import TcpConfig
-from samovar.transports.tcp_wire import Hello
+from samovar.transports.tcp_service import Hello, TcpConfig
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0

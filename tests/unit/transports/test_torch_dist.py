@@ -9,8 +9,7 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
-from samovar.transports.gloo_cost import all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
-from samovar.transports.leaders import LeaderCollectives
+from samovar.transports.leaders import LeaderCollectives, all_gather_bytes, broadcast_bytes, ring_all_reduce_bytes
 from samovar.transports.torch_dist import JobStore
 from tests.unit.transports.three_hosts import (
     ADDRESSES,

@@ -8,7 +8,7 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
-from samovar.core.hosts import Host
+from samovar.core.group import Host
 from samovar.transports.leaders import Leader, LeaderCollectives
 from samovar.transports.meeting import listen_at
 from samovar.transports.torch_dist import JobStore, open_store

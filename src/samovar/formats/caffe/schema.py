@@ -2,7 +2,7 @@
 
 from samovar.formats.caffe.schema_layers import LAYERS, OLD_LAYERS
 from samovar.formats.caffe.schema_nets import NETS
-from samovar.formats.message_tables import Message, MessageClass, MessageTable
+from samovar.formats.packed import Message, MessageClass, MessageTable
 
 __all__ = ["PACKAGE", "Message", "MessageClass", "message_class", "packed_message_class"]
 

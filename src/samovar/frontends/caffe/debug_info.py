@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from samovar.frontends.caffe.naming import SplitNames
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.split_names import SplitNames
 from samovar.frontends.caffe.wiring import Step
 
 TOP, PARAMETER, BOTTOM, GRADIENT, ALL = "top", "parameter", "bottom", "gradient", "all"

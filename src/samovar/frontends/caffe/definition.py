@@ -9,9 +9,10 @@ from samovar.data.config import LayerConfig
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import TextMessage, read_text
 from samovar.frontends.caffe.data import data_config, data_warnings, refuse_memory_data
-from samovar.frontends.caffe.foreign import FOREIGN_FIELDS, foreign_sentence
 from samovar.frontends.caffe.layers.inputs import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class, settings_of
+from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, foreign_sentence
+from samovar.frontends.caffe.solver_nets import NetSource
 from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase, Shape
 from samovar.frontends.caffe.upgrade import layers_of
 
@@ -144,3 +145,12 @@ def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]
             place = spec.where("hdf5_output_param", "file_name")
             warnings.append(f"{place}: file_name is written by `samovar test --iterations 1 --out FOLDER` alone")
     return tuple(warnings)
+
+
+def load_source(source: NetSource, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
+    """The net in the state that the solver gives it; `level` and `stages` are the command line's, which go first.
+
+    Raises InputError as `load_net`.
+    """
+    text = source.text if source.text is not None else read_text(source.path, "NetParameter", FOREIGN_FIELDS)
+    return net_from_message(text, source.level if level is None else level, (*source.stages, *stages))

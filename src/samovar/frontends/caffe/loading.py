@@ -11,7 +11,7 @@ from samovar.frontends.caffe.module import Net
 from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.sizes import sized
 from samovar.frontends.caffe.spec import PHASES, Phase
-from samovar.frontends.caffe.weights_files import read_into
+from samovar.frontends.caffe.weights import read_into
 
 AnyPath: TypeAlias = str | Path
 

@@ -17,7 +17,7 @@ from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.spec import Phase, Shape, text
 from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
-from samovar.model.output import NetOutput
+from samovar.model.half import NetOutput
 
 
 class Watch(Protocol):

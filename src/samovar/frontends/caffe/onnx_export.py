@@ -3,19 +3,151 @@
 So the file says what the layers mean, whichever kernels compute them here, and no other package is needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
 
 from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
 from samovar.formats.onnx import Dimension, OnnxGraph
-from samovar.frontends.caffe import onnx_values, onnx_windows
+from samovar.frontends.caffe import onnx_values
 from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
+from samovar.frontends.caffe.layers.inner_product import InnerProduct
+from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
+from samovar.frontends.caffe.layers.pooling import Pooling
+from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.loading import AnyPath
 from samovar.frontends.caffe.module import Net
-from samovar.frontends.caffe.onnx_scope import Scope
-from samovar.frontends.caffe.onnx_windows import Translation
+from samovar.frontends.caffe.onnx_values import Floats, Scope
 from samovar.frontends.caffe.spec import Shape
+
+Translation: TypeAlias = Callable[..., list[str]]  # (scope, layer, *bottoms) -> tops
+_Pads: TypeAlias = tuple[int, int, int, int]  # above, left, below, right
+
+
+def convolution(scope: Scope, layer: Convolution, *bottoms: str) -> list[str]:
+    if layer.channel_axis != 1:
+        raise layer.spec.error(f"axis: {layer.channel_axis} has no counterpart in ONNX; only axis 1 can be exported")
+    window = layer.window
+    parameters = [scope.parameter(index) for index in range(len(layer.parameter_names))]
+    operator = "ConvTranspose" if isinstance(layer, Deconvolution) else "Conv"
+    return [
+        scope.op(
+            operator,
+            bottom,
+            *parameters,
+            kernel_shape=window.kernel,
+            strides=window.stride,
+            pads=window.padding * 2,
+            dilations=window.dilation,
+            group=layer.groups,
+        )
+        for bottom in bottoms
+    ]
+
+
+def inner_product(scope: Scope, layer: InnerProduct, x: str) -> list[str]:
+    shape = scope.shapes[x]
+    rows = x if layer.axis == 1 and len(shape) == 2 else scope.op("Flatten", x, axis=layer.axis)
+    parameters = [scope.parameter(index) for index in range(len(layer.parameter_names))]
+    y = scope.op("Gemm", rows, *parameters, transB=0 if layer.transpose else 1)
+    if layer.axis == 1:
+        return [y]
+    sizes = (-1, *shape[1 : layer.axis], layer.num_output) if layer.axis else (layer.num_output,)
+    return [scope.op("Reshape", y, scope.integers(sizes))]
+
+
+def pooling(scope: Scope, layer: Pooling, x: str) -> list[str]:
+    if layer.with_index:
+        raise layer.spec.error("a second top (the index of the maximum) cannot be exported to ONNX; remove it", "top")
+    pads = _pads(layer, scope.shapes[x][2:])
+    if layer.is_stochastic:
+        return [_expected(scope, layer, x, pads)]
+    if layer.is_global:
+        return [scope.op("GlobalMaxPool" if layer.is_max else "GlobalAveragePool", x)]
+    if layer.is_max:
+        return [scope.op("MaxPool", x, kernel_shape=layer.kernel, strides=layer.stride, pads=pads)]
+    return [_mean(scope, layer, x, pads)]
+
+
+def _mean(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
+    """The mean over whole windows; where Caffe divides by the part of a window inside the padded image, corrected."""
+    y = scope.op("AveragePool", x, kernel_shape=layer.kernel, strides=layer.stride, pads=pads, count_include_pad=1)
+    heights, widths = (_window_sizes(layer, pads[2 + axis], axis) for axis in (0, 1))
+    correction = prod(layer.kernel) / np.outer(heights, widths)
+    return y if np.all(correction == 1) else scope.op("Mul", y, scope.constant(correction))
+
+
+def _expected(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
+    """Stochastic pooling in test: the mean of squares by the mean, 0 of a window of zeros."""
+    if layer.is_random:
+        raise _in_training(layer, "it draws its values")
+    squares, values = _mean(scope, layer, scope.op("Mul", x, x), pads), _mean(scope, layer, x, pads)
+    return scope.op("Div", squares, scope.op("Add", values, scope.constant(np.finfo(np.float32).tiny)))
+
+
+def _pads(layer: Pooling, sizes: Shape) -> _Pads:
+    """The pad, and what the last window needs below and to the right, which may differ from it."""
+    (above, left), outputs = layer.pad, layer.top_shapes[0][2:]
+    ends = [(out - 1) * step + kernel for out, step, kernel in zip(outputs, layer.stride, layer.kernel, strict=True)]
+    below, right = (max(0, end - size - pad) for end, size, pad in zip(ends, sizes, layer.pad, strict=True))
+    return above, left, below, right
+
+
+def _window_sizes(layer: Pooling, beyond: int, axis: int) -> Floats:
+    """How much of each window lies inside the image padded by `pad`, if the last leaves the image by `beyond`."""
+    output, kernel, stride, pad = layer.top_shapes[0][2 + axis], layer.kernel[axis], layer.stride[axis], layer.pad[axis]
+    overshoot = beyond - pad - stride * np.arange(output - 1, -1, -1)
+    return (kernel - np.maximum(overshoot, 0)).astype(np.float32)
+
+
+def batch_norm(scope: Scope, layer: BatchNorm, x: str) -> list[str]:
+    if not layer.uses_global:
+        raise _in_training(layer, "it normalizes by its batch's own statistics")
+    mean, variance, count = (scope.array(index) for index in range(3))
+    scale = 0.0 if count[0] == 0 else 1 / count[0]
+    statistics = scope.constant(mean * scale), scope.constant(variance * scale)
+    ones, zeros = scope.constant(np.ones_like(mean)), scope.constant(np.zeros_like(mean))
+    return [scope.op("BatchNormalization", x, ones, zeros, *statistics, epsilon=layer.eps)]
+
+
+def lrn(scope: Scope, layer: LRN, x: str) -> list[str]:
+    if not layer.is_within:
+        return [scope.op("LRN", x, size=layer.size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)]
+    squares, window = scope.op("Mul", x, x), (layer.size, layer.size)
+    pads = (layer.size // 2,) * 4
+    mean = scope.op("AveragePool", squares, kernel_shape=window, strides=(1, 1), pads=pads, count_include_pad=1)
+    base = scope.op("Add", scope.op("Mul", mean, scope.constant(layer.alpha)), scope.constant(1))
+    return [scope.op("Div", x, scope.op("Pow", base, scope.constant(layer.beta)))]
+
+
+def mvn(scope: Scope, layer: MVN, x: str) -> list[str]:
+    axes = tuple(range(layer.num_lead, len(scope.shapes[x])))
+    if not axes:
+        raise layer.spec.error("normalizes single values to 0, which is not exported to ONNX")
+    y = scope.op("Sub", x, scope.op("ReduceMean", x, axes=axes, keepdims=1))
+    if not layer.normalizes_variance:
+        return [y]
+    variance = scope.op("ReduceMean", scope.op("Mul", y, y), axes=axes, keepdims=1)
+    return [scope.op("Div", y, scope.op("Add", scope.op("Sqrt", variance), scope.constant(layer.eps)))]
+
+
+def dropout(_scope: Scope, layer: Dropout, x: str) -> list[str]:
+    if layer.is_random:
+        raise _in_training(layer, "it drops values")
+    return [x]
+
+
+def _in_training(layer: Layer, how: str) -> InputError:
+    return layer.spec.error(
+        f"works as in training: {how}; for ONNX call eval() on the net first, or take away the layer's own phase or "
+        "use_global_stats"
+    )
+
 
 _BATCH = "batch"  # the name of the free size
 
@@ -94,27 +226,27 @@ _TRANSLATIONS: dict[str, Translation] = {
     "AbsVal": _plain("Abs"),
     "ArgMax": onnx_values.arg_max,
     "BNLL": _plain("Softplus"),
-    "BatchNorm": onnx_windows.batch_norm,
+    "BatchNorm": batch_norm,
     "Bias": onnx_values.bias,
     "Clip": onnx_values.clip,
     "Concat": onnx_values.concat,
-    "Convolution": onnx_windows.convolution,
+    "Convolution": convolution,
     "Crop": onnx_values.crop,
-    "Deconvolution": onnx_windows.convolution,
-    "Dropout": onnx_windows.dropout,
+    "Deconvolution": convolution,
+    "Dropout": dropout,
     "DummyData": onnx_values.dummy_data,
     "ELU": onnx_values.elu,
     "Eltwise": onnx_values.eltwise,
     "Embed": onnx_values.embed,
     "Exp": onnx_values.exp,
     "Flatten": onnx_values.flatten,
-    "InnerProduct": onnx_windows.inner_product,
-    "LRN": onnx_windows.lrn,
+    "InnerProduct": inner_product,
+    "LRN": lrn,
     "Log": onnx_values.log,
-    "MVN": onnx_windows.mvn,
+    "MVN": mvn,
     "PReLU": onnx_values.prelu,
     "Parameter": onnx_values.parameter,
-    "Pooling": onnx_windows.pooling,
+    "Pooling": pooling,
     "Power": onnx_values.power,
     "ReLU": onnx_values.relu,
     "Reduction": onnx_values.reduction,

@@ -4,10 +4,13 @@ from pathlib import Path
 
 from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
-from samovar.formats.caffe.caffemodel import LayerRecord, StoredNet
+from samovar.formats.caffe.caffemodel import (
+    LayerRecord,
+    StoredNet,
+)
 from samovar.frontends.caffe.loading import AnyPath
 from samovar.frontends.caffe.module import Net
-from samovar.frontends.caffe.stored import SUFFIXES, encode_named, encode_stored, require_finite
+from samovar.frontends.caffe.state_files import SUFFIXES, encode_named, encode_stored, require_finite
 
 
 def save(net: Net, path: AnyPath) -> None:

@@ -7,12 +7,10 @@ from typing import Literal, TypeAlias
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.text import TextMessage, field_names, read_text
-from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.paths import find_named
-from samovar.frontends.caffe.solver_checks import check_solver, only_for_caffe, solver_warnings
+from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, check_solver, only_for_caffe, solver_warnings
 from samovar.frontends.caffe.solver_nets import NetSource, TestNet, test_nets, train_net
-from samovar.solver.config import TYPES, SolverConfig
-from samovar.solver.policy import PolicyConfig
+from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
 
 SnapshotFormat: TypeAlias = Literal["BINARYPROTO", "HDF5"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import Place, TextMessage, read_text
-from samovar.frontends.caffe.foreign import FOREIGN_FIELDS
 from samovar.frontends.caffe.paths import find_named
+from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.frontends.caffe.spec import PHASES, Phase
 
 _TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")

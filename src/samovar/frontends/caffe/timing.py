@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from samovar.core.buffer import FlatBuffer
-from samovar.core.staged import Staged
+from samovar.core.buffer import FlatBuffer, Staged
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.wiring import Step
 from samovar.model.direct import GradientSink

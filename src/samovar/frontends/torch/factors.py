@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from samovar.collectives.codecs import Floats
+from samovar.collectives.encoded import Floats
 from samovar.collectives.records import digest_record
+from samovar.core.device import models
 from samovar.core.errors import SamovarError
-from samovar.core.processor import models
 from samovar.frontends.torch.products import Graph, Use
 from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
 

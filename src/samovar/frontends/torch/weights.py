@@ -8,9 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from samovar.core.buffer import FlatBuffer
+from samovar.core.buffer import FlatBuffer, Staged
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.staged import Staged
 from samovar.frontends.torch.parameters import device_of
 
 

@@ -1,10 +1,12 @@
 """Many values into fewer: Eltwise, Reduction, ArgMax."""
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from math import prod
 
 import torch
+from torch import nn
 
 from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
@@ -126,3 +128,194 @@ class ArgMax(Layer):
         values, order = torch.sort(x.flip(axis), dim=axis, descending=True, stable=True)
         indices = (x.shape[axis] - 1 - order).to(x.dtype)
         return values.narrow(axis, 0, self.top_k), indices.narrow(axis, 0, self.top_k)
+
+
+_NATURAL = -1.0  # the value of `base` that stands for e
+
+
+class AbsVal(Layer):
+    """y = |x|; the gradient at 0 is 0."""
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (bottoms[0].abs(),)
+
+
+class Clip(Layer):
+    """y = x brought to min .. max; on the limits themselves the gradient passes."""
+
+    settings = ("clip_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        if not spec.message.HasField("clip_param"):
+            raise spec.error("clip_param is missing; give its min and max")
+        self.least, self.most = spec.finite("clip_param", "min"), spec.finite("clip_param", "max")
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (bottoms[0].clamp(self.least, self.most),)
+
+
+class Exp(Layer):
+    """y = base^(shift + scale x); base -1 stands for e."""
+
+    settings = ("exp_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        log_base = _log_base(spec, "exp_param")
+        self.inner_scale = log_base * spec.finite("exp_param", "scale")
+        try:
+            self.outer_scale = math.exp(log_base * spec.finite("exp_param", "shift"))
+        except OverflowError:
+            raise spec.error("base^shift is too large for a float; make shift smaller", "exp_param", "shift") from None
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.exp(bottoms[0] if self.inner_scale == 1 else bottoms[0] * self.inner_scale)
+        return (y if self.outer_scale == 1 else y * self.outer_scale,)
+
+
+class Log(Layer):
+    """y = log_base(shift + scale x); base -1 stands for e."""
+
+    settings = ("log_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        log_base = _log_base(spec, "log_param")
+        if log_base == 0:
+            raise spec.error("base: 1 has no logarithm; give another base, or -1 for e", "log_param", "base")
+        self.base_scale = 1 / log_base
+        self.scale, self.shift = spec.finite("log_param", "scale"), spec.finite("log_param", "shift")
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.log(_affine(bottoms[0], self.scale, self.shift))
+        return (y if self.base_scale == 1 else y * self.base_scale,)
+
+
+class Power(Layer):
+    """y = (shift + scale x)^power; a constant without gradient where power or scale is 0."""
+
+    settings = ("power_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        self.power, self.scale, self.shift = (spec.finite("power_param", f) for f in ("power", "scale", "shift"))
+        self.is_constant = self.power * self.scale == 0
+        self.constant = float(torch.tensor(self.shift) ** self.power)
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (x,) = bottoms
+        if self.is_constant:
+            return (torch.where(torch.zeros_like(x, dtype=torch.bool), x, self.constant),)
+        base = _affine(x, self.scale, self.shift)
+        return (base if self.power == 1 else base**self.power,)
+
+
+class Threshold(Layer):
+    """y = 1 where x > threshold, else 0. No gradient."""
+
+    has_gradient = False
+    settings = ("threshold_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        self.threshold = spec.finite("threshold_param", "threshold")
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return ((bottoms[0] > self.threshold).to(bottoms[0].dtype),)
+
+
+def _log_base(spec: LayerSpec, owner: str) -> float:
+    base = spec.finite(owner, "base")
+    if base == _NATURAL:
+        return 1.0
+    if base <= 0:
+        raise spec.error(f"base: {base}; it must be above 0, or -1 for e", owner, "base")
+    return math.log(base)
+
+
+def _affine(x: torch.Tensor, scale: float, shift: float) -> torch.Tensor:
+    if scale != 1:
+        x = x * scale
+    return x + shift if shift else x
+
+
+class _Broadcast(Layer):
+    """An operand of the shape of the first bottom's axes from `axis` on, `num_axes` of them (-1: to the end)."""
+
+    num_bottoms = (1, 2)
+    forgets_output = True
+
+    def operand(self, shapes: Sequence[Shape]) -> Shape:
+        """The operand's shape; also sets `view_shape`, in which it meets the first bottom."""
+        owner, settings, x = self.settings[0], getattr(self.spec.message, self.settings[0]), shapes[0]
+        if (len(shapes) == 2 and not shapes[1]) or (len(shapes) == 1 and settings.num_axes == 0):
+            axis = 0
+        else:
+            axis = self.spec.axis(x, settings.axis, owner, "axis")
+        if len(shapes) == 2:
+            shape = shapes[1]
+        elif settings.num_axes < -1 or axis + settings.num_axes > len(x):
+            raise self.spec.error(
+                f"num_axes: {settings.num_axes} from axis {axis} of an input of shape {text(x)}; allowed are -1 (to "
+                f"the end) to {len(x) - axis}",
+                owner,
+                "num_axes",
+            )
+        else:
+            shape = x[axis:] if settings.num_axes == -1 else x[axis : axis + settings.num_axes]
+        if x[axis : axis + len(shape)] != shape:
+            raise self.spec.error(
+                f"second bottom of shape {text(shape)} does not fit the first, {text(x)}, from axis {axis} on", "bottom"
+            )
+        self.tail = len(x) - axis - len(shape)
+        return shape
+
+    def broadcast(self, operand: torch.Tensor) -> torch.Tensor:
+        return operand.reshape(*operand.shape, *(1,) * self.tail)
+
+
+class Scale(_Broadcast):
+    """y = s x (+ b), s and b repeated over the axes they lack.
+
+    s is the second bottom, or a parameter that starts at 1; with `bias_term`, b is a parameter of its shape.
+    """
+
+    memory_order = KEPT
+    settings = ("scale_param",)
+
+    scale: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        shape = self.operand(bottom_shapes)
+        if len(bottom_shapes) == 1:
+            self.add_parameter("scale", shape, "filler", default=1.0)
+        self.register_parameter("bias", None)
+        if spec.message.scale_param.bias_term:
+            self.add_parameter("bias", shape, "bias_filler")
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scale = self.broadcast(bottoms[1] if len(bottoms) == 2 else self.scale)
+        if self.bias is None:
+            return (bottoms[0] * scale,)
+        return (torch.addcmul(self.broadcast(self.bias), bottoms[0], scale),)
+
+
+class Bias(_Broadcast):
+    """y = x + b, b repeated over the axes it lacks: the second bottom, or a parameter that starts at 0."""
+
+    memory_order = KEPT
+    settings = ("bias_param",)
+
+    bias: nn.Parameter
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        shape = self.operand(bottom_shapes)
+        if len(bottom_shapes) == 1:
+            self.add_parameter("bias", shape, "filler")
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (bottoms[0] + self.broadcast(bottoms[1] if len(bottoms) == 2 else self.bias),)

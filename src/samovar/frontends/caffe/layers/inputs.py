@@ -1,6 +1,83 @@
-"""Input and MemoryData: blobs that the caller provides."""
+"""DummyData: blobs made by fillers."""
 
+from collections.abc import Sequence
+
+import torch
+
+from samovar.formats.caffe.schema import Message, message_class
+from samovar.frontends.caffe.fillers import check_filler, fill_rows
+from samovar.frontends.caffe.layers.random_layer import RandomLayer
+from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked
+
+_OLD_SIZES = ("num", "channels", "height", "width")
+
+
+class DummyData(RandomLayer):
+    """Tops of given shapes: constants are made once, other fillers draw anew in every forward pass.
+
+    One filler for all tops or one for each; without any, zeros. What is drawn for a row follows from the seed,
+    the layer and the sample the row belongs to.
+    """
+
+    num_bottoms = (0, 0)
+    num_tops = (1, 1 << 16)
+    settings = ("dummy_data_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        fillers, num_tops = list(spec.message.dummy_data_param.data_filler), len(spec.tops)
+        if len(fillers) not in (0, 1, num_tops):
+            raise spec.error(
+                f"data_filler is given {len(fillers)} times for {num_tops} tops; allowed are none, one or one for each",
+                "dummy_data_param",
+                "data_filler",
+            )
+        fillers = fillers or [message_class("FillerParameter")()]
+        self.fillers: list[Message] = fillers * num_tops if len(fillers) == 1 else fillers
+        self.top_shapes = [
+            checked(spec, shape, f"top '{t}'") for t, shape in zip(spec.tops, self._shapes(), strict=True)
+        ]
+        for filler, shape in zip(self.fillers, self.top_shapes, strict=True):
+            check_filler(spec, filler, shape, "dummy_data_param", "data_filler")
+        self.constants = [
+            torch.full(shape, filler.value) if filler.type == "constant" else None
+            for filler, shape in zip(self.fillers, self.top_shapes, strict=True)
+        ]
+        self.is_random = any(constant is None for constant in self.constants)
+        self.register_buffer("_place", torch.empty(0), persistent=False)  # goes where the net goes
+        self._place: torch.Tensor
+
+    def _shapes(self) -> list[Shape]:
+        """One for each top: from `shape`, or from the four old sizes, each given once or once for each top."""
+        settings, num_tops = self.spec.message.dummy_data_param, len(self.spec.tops)
+        sizes = [list(getattr(settings, field)) for field in _OLD_SIZES]
+        if settings.shape and any(sizes):
+            raise self.spec.error(
+                "shape and num, channels, height, width are both given; keep shape", "dummy_data_param"
+            )
+        given = [settings.shape] if settings.shape else sizes
+        if any(len(values) not in (1, num_tops) for values in given):
+            raise self.spec.error(
+                f"sizes do not fit {num_tops} tops; give one shape for all, or one for each top", "dummy_data_param"
+            )
+        if settings.shape:
+            shapes = [tuple(shape.dim) for shape in settings.shape]
+        else:
+            count = max(map(len, sizes))
+            shapes = list(zip(*(values if len(values) == count else values * count for values in sizes), strict=True))
+        return shapes * num_tops if len(shapes) == 1 else shapes
+
+    def forward(self, *_bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tops = [self._drawn(index) if constant is None else constant for index, constant in enumerate(self.constants)]
+        return tuple(top.to(self._place.device) for top in tops)
+
+    def _drawn(self, index: int) -> torch.Tensor:
+        shape, numbers = self.top_shapes[index], self.sample_numbers.tolist()
+        if not shape or shape[0] % len(numbers):
+            numbers = numbers[:1]
+        name = f"{self.spec.name}/{index}"
+        return fill_rows(self.fillers[index], shape, [f"{name} {number}" for number in numbers], self.seed)
 
 
 def input_shapes(spec: LayerSpec) -> list[Shape]:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from samovar import _native
 from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.layers.base import KEPT
-from samovar.frontends.caffe.layers.random_layer import RandomLayer
-from samovar.frontends.caffe.layers.stochastic_pooling import drawn, expected, windows_of
+from samovar.frontends.caffe.layers.random_layer import RandomLayer, drawn, expected, windows_of
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 

@@ -10,8 +10,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
-from samovar.frontends.caffe.layers.base import Layer
+from samovar.frontends.caffe.layers.base import KEPT, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
@@ -69,3 +70,64 @@ def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], co
         little = raw.astype("<u8", copy=False).view("<u4").reshape(len(run), -1)
         rows[run] = little[:, :count]
     return rows
+
+
+class Dropout(RandomLayer):
+    """In training each value is kept with probability 1 - ratio and then divided by it, else 0; elsewhere y = x.
+
+    Reference: Srivastava et al., Dropout, 2014.
+    """
+
+    memory_order = KEPT
+    takes_half = True
+    settings = ("dropout_param",)
+
+    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
+        super().__init__(spec, bottom_shapes, store)
+        ratio = spec.finite("dropout_param", "dropout_ratio")
+        if not 0 < ratio < 1:
+            raise spec.error(
+                f"dropout_ratio: {ratio:g}; it must lie between 0 and 1 (for 0 remove the layer)",
+                "dropout_param",
+                "dropout_ratio",
+            )
+        self.is_random = spec.is_training
+        self.threshold = np.uint32(min(round(ratio * 2**32), 2**32 - 1))
+        self.scale = 1 / (1 - ratio)
+
+    def work_as(self, is_training: bool) -> None:
+        self.is_random = is_training
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (x,) = bottoms
+        if not self.is_random:
+            return (x,)
+        kept = self.words(tuple(x.shape)) >= self.threshold
+        mask = torch.from_numpy(kept).to(x.device, x.dtype).mul_(self.scale)
+        return (x * mask,)
+
+
+_LEAST = torch.finfo(torch.float32).tiny
+
+
+def windows_of(
+    x: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int], output: tuple[int, int]
+) -> torch.Tensor:
+    """(N, C, K, L): the values of each window in row-major order, zeros where it leaves the image (N, C, H, W)."""
+    needed = [(out - 1) * step + size for out, step, size in zip(output, stride, kernel, strict=True)]
+    below, right = (max(0, need - have) for need, have in zip(needed, x.shape[2:], strict=True))
+    padded = F.pad(x, (0, right, 0, below))[:, :, : needed[0], : needed[1]]
+    columns = F.unfold(padded, kernel, stride=stride)
+    return columns.reshape(len(x), x.shape[1], kernel[0] * kernel[1], -1)
+
+
+def drawn(windows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """(N, C, L): of each window the first value at which the sum so far reaches `uniforms` (N, C, L) of the whole."""
+    sums = windows.detach().cumsum(2)
+    index = (sums < uniforms[:, :, None] * sums[:, :, -1:]).sum(2, keepdim=True)
+    return windows.gather(2, index.clamp_max(windows.shape[2] - 1)).squeeze(2)
+
+
+def expected(windows: torch.Tensor) -> torch.Tensor:
+    """(N, C, L): sum(v^2) / sum(v) of each window, the mean of what training draws; 0 of a window of zeros."""
+    return windows.square().sum(2) / (windows.sum(2) + _LEAST)

@@ -4,27 +4,36 @@ from samovar.formats.caffe.text import nearest
 from samovar.frontends.caffe.layers.activations import BNLL, ELU, PReLU, ReLU, Sigmoid, Softmax, Swish, TanH
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.classification import Accuracy, SoftmaxWithLoss
-from samovar.frontends.caffe.layers.combining import ArgMax, Eltwise, Reduction
+from samovar.frontends.caffe.layers.combining import (
+    AbsVal,
+    ArgMax,
+    Bias,
+    Clip,
+    Eltwise,
+    Exp,
+    Log,
+    Power,
+    Reduction,
+    Scale,
+    Threshold,
+)
 from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
-from samovar.frontends.caffe.layers.dropout import Dropout
-from samovar.frontends.caffe.layers.dummy_data import DummyData
-from samovar.frontends.caffe.layers.elementwise import AbsVal, Clip, Exp, Log, Power, Threshold
-from samovar.frontends.caffe.layers.embedding import Embed, Parameter
 from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
-from samovar.frontends.caffe.layers.information_losses import InfogainLoss, MultinomialLogisticLoss
-from samovar.frontends.caffe.layers.inner_product import InnerProduct
+from samovar.frontends.caffe.layers.inner_product import Embed, InnerProduct, Parameter
+from samovar.frontends.caffe.layers.inputs import DummyData
 from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
 from samovar.frontends.caffe.layers.pair_losses import (
     ContrastiveLoss,
     EuclideanLoss,
     HingeLoss,
+    InfogainLoss,
+    MultinomialLogisticLoss,
     SigmoidCrossEntropyLoss,
 )
-from samovar.frontends.caffe.layers.patches import SPP, Im2col
-from samovar.frontends.caffe.layers.picking import BatchReindex, Filter
+from samovar.frontends.caffe.layers.picking import SPP, BatchReindex, Filter, Im2col
 from samovar.frontends.caffe.layers.pooling import Pooling
+from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.layers.recurrent import LSTM, RNN
-from samovar.frontends.caffe.layers.scaling import Bias, Scale
 from samovar.frontends.caffe.layers.shaping import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
 from samovar.frontends.caffe.layers.user_layer import ModuleFactory, UserLayer
 from samovar.frontends.caffe.spec import LayerSpec

@@ -1,0 +1,144 @@
+"""`samovar train` and `samovar test`."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from samovar.cli import strategy_flags as flags
+from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
+from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
+from samovar.core.calibration import NOMINAL, CalibrationRecord
+from samovar.core.device import CPU, FP32
+from samovar.core.errors import InputError
+from samovar.launcher.job import remove_if_unused, run_job, run_without_folder
+from samovar.launcher.placing import on_device, placed
+from samovar.launcher.sweep import sweep_lines, with_fastest_workers
+from samovar.launcher.train_plan import TrainingPlan, plan_training
+from samovar.report.console import Console, Log
+from samovar.report.records import Notice
+from samovar.strategies.config import COLLECTIVES
+from samovar.strategies.traits import AUTO
+
+Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
+Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
+Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
+]
+Snapshot = Annotated[
+    str | None,
+    typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
+
+
+@gathered(
+    on=OnMachine,
+    rates=Rates,
+    compression=Compression,
+    at_center=AtCenter,
+    free=Free,
+    boxed=Boxed,
+    large=LargeBatchFlags,
+)
+def train(
+    *,
+    solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
+    weights: Annotated[
+        str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
+    ] = None,
+    snapshot: Snapshot = None,
+    on: OnMachine,
+    strategy: flags.Strategy = "sync",
+    collective: Collective = AUTO,
+    calibration: Calibration = None,
+    bucket: flags.Bucket = AUTO,
+    sync_period: flags.SyncPeriod = None,
+    rates: Rates,
+    compression: Compression,
+    at_center: AtCenter,
+    free: Free,
+    boxed: Boxed,
+    batch_mode: flags.BatchMode = "per-worker",
+    exact: flags.Exact = None,
+    large: LargeBatchFlags,
+    seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
+    hold_data: flags.HoldData = False,
+    iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
+    precision: flags.Precision = FP32,
+    device: flags.Device = CPU,
+    trace: flags.Trace = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Train a Caffe solver's net."""
+    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center, compression)
+    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
+    config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
+    config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
+    config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
+    config = on_device(config, device)
+    raise typer.Exit(_train(_on_machine(config, on, snapshot, out), snapshot, out))
+
+
+def _record(calibration: Path | None) -> CalibrationRecord:
+    """What `auto` stands on."""
+    return NOMINAL if calibration is None else CalibrationRecord.load(calibration)
+
+
+def _on_machine(config: RunConfig, on: OnMachine, snapshot: str | None, out: Path | None) -> RunConfig:
+    """`config` with its workers, threads and cores."""
+    num_workers = flags.count_of("--workers", on.workers)
+    num_threads = flags.count_of("--threads-per-worker", on.threads_per_worker)
+    if config.exact is not None and on.threads_per_worker is None:
+        num_threads = 1  # a number that follows from that of workers would change the bits with it
+    if num_workers is not None:
+        return placed(config, num_workers, num_threads, on.oversubscribe)
+    return with_fastest_workers(config, num_threads, snapshot, out, Console(sys.stdout, sys.stderr))
+
+
+def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
+    plan = plan_training(config, snapshot, out)
+    code = InputError.exit_code
+    try:
+        code = _run(plan)
+    finally:
+        if code == InputError.exit_code and plan.is_new and not plan.folder.metrics.exists():
+            remove_if_unused(plan.folder)
+    return code
+
+
+def _run(plan: TrainingPlan) -> int:
+    log = Log(plan.folder.log)
+    console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
+    try:
+        for text in sweep_lines(plan.config.sweep):
+            log.write(text)
+        for text in plan.notices:
+            console.show(Notice(level="warning", text=text))
+        return run_job(plan.config, plan.folder, console)
+    finally:
+        console.close()
+        log.close()
+
+
+def test(
+    model: Annotated[Path, typer.Option(help="Caffe net (prototxt) with a TEST phase.")],
+    weights: Annotated[str, typer.Option(help="A .caffemodel, or several with commas.")],
+    iterations: Annotated[int | None, typer.Option(help="Test batches; default: 50, as Caffe.")] = None,
+    workers: Workers = 1,
+    threads_per_worker: Threads = None,
+    precision: flags.Precision = FP32,
+    device: flags.Device = CPU,
+    out: Annotated[Path | None, typer.Option(help="Folder for what HDF5Output layers write.")] = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Mean outputs of a net over a number of test batches."""
+    config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
+    config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
+    raise typer.Exit(run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr)))

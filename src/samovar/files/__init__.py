@@ -1,0 +1,1 @@
+"""What a file holds, and one file as another."""

@@ -1,0 +1,169 @@
+"""What `samovar convert` does: which kinds there are, who reads and who writes them."""
+
+import io
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.core.durable import publish_file
+from samovar.core.errors import InputError
+from samovar.formats.caffe.blob import read_mean
+from samovar.formats.caffe.hdf5 import is_hdf5, names_of, open_hdf5
+from samovar.formats.caffe.mean import encode_mean
+from samovar.formats.caffe.solverstate import encode_solverstate, encode_solverstate_hdf5, read_solverstate
+from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.loading import load
+from samovar.frontends.caffe.onnx_export import encode_onnx
+from samovar.frontends.caffe.state_files import SUFFIXES, encode_stored, read_stored
+
+WEIGHTS, STATE, MEAN = "weights", "a solver state", "a mean image"
+_TARGETS = {  # the longest suffix that fits counts; ".h5" alone is of the source's kind
+    **{suffix: (WEIGHTS, kind) for suffix, kind in SUFFIXES.items()},
+    ".solverstate.h5": (STATE, "solverstate.h5"),
+    ".onnx": (WEIGHTS, "onnx"),
+    ".solverstate": (STATE, "solverstate"),
+    ".binaryproto": (MEAN, "binaryproto"),
+    ".npy": (MEAN, "npy"),
+}
+_NPY_MAGIC = b"\x93NUMPY"
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    content: bytes
+    summary: str
+    notices: tuple[str, ...] = ()
+
+
+def convert(source: Path, target: Path, model: Path | None, force: bool) -> list[str]:
+    """Write `target` with what `source` holds; what was done, in sentences.
+
+    The target is whole or as before. Raises InputError where the source is damaged or of another kind than the
+    target's suffix, where the target is there and `force` is not given, and where it cannot be written.
+    """
+    holds = kind_of(source)
+    kind = _target_kind(target, holds)
+    _require_free(source, target, force)
+    made = _CONVERSIONS[holds](source, kind, model)
+    try:
+        publish_file(target, [made.content])
+    except OSError as error:
+        raise InputError(f"{target}: cannot be written: {error.strerror}; give another name") from error
+    return [*made.notices, f"{target}: {made.summary}, {len(made.content):,} bytes"]
+
+
+def kind_of(source: Path) -> str:
+    """What the file holds: WEIGHTS, STATE or MEAN; InputError where there is no such file."""
+    if not source.is_file():
+        found = "is no regular file" if source.exists() else f"no such file (looked from {Path.cwd()})"
+        raise InputError(f"{source}: {found}; give the file's name")
+    if is_hdf5(source):
+        with open_hdf5(source, "file of Caffe") as file:
+            return STATE if "history" in names_of(file) else WEIGHTS
+    if _begins_with(source, _NPY_MAGIC) or source.name.endswith((".binaryproto", ".npy")):
+        return MEAN
+    return STATE if source.name.endswith(".solverstate") else WEIGHTS
+
+
+def read_mean_file(path: Path) -> npt.NDArray[np.float32]:
+    """A mean image (C, H, W) of a `.binaryproto` or `.npy`; InputError where it is neither."""
+    return _read_npy(path) if _begins_with(path, _NPY_MAGIC) else read_mean(path)
+
+
+def _target_kind(target: Path, holds: str) -> str:
+    name = target.name.lower()
+    if name.endswith(".h5") and not name.endswith((".caffemodel.h5", ".solverstate.h5")):
+        name += {WEIGHTS: ".caffemodel.h5", STATE: ".solverstate.h5"}.get(holds, "")
+    found = next((suffix for suffix in _TARGETS if name.endswith(suffix)), None)
+    allowed = ", ".join(suffix for suffix, (what, _) in _TARGETS.items() if what == holds)
+    if found is None:
+        raise InputError(f"{target}: the suffix says no kind that can be written; for {holds} give {allowed}")
+    what, kind = _TARGETS[found]
+    if what != holds:
+        raise InputError(f"{target}: is the name of {what}, but the source holds {holds}; give {allowed}")
+    return kind
+
+
+def _require_free(source: Path, target: Path, force: bool) -> None:
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"{target}: is no place for a file; give a file in a folder that is there")
+    if target.exists() and target.samefile(source):
+        raise InputError(f"{target}: is the source itself; give another name")
+    if os.path.lexists(target) and not force:
+        raise InputError(f"{target}: is there already; give another name, or --force to replace it")
+
+
+def _weights(source: Path, kind: str, model: Path | None) -> _Converted:
+    if kind == "onnx":
+        return _onnx(source, model)
+    stored = read_stored(source, load_net(model) if model is not None else None)
+    sizes = [array.size for record in stored.layers for array in record.blobs]
+    return _Converted(encode_stored(stored, kind, source), f"{len(sizes)} arrays with {sum(sizes):,} values")
+
+
+def _onnx(source: Path, model: Path | None) -> _Converted:
+    if model is None:
+        raise InputError(f"{source}: an ONNX file holds the net too: give it with --model NET.prototxt")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = load(model, source)
+    num_values = sum(parameter.numel() for parameter in net.parameters())
+    summary = f"net '{net.caffe_net.name}' with {num_values:,} values"
+    return _Converted(encode_onnx(net), summary, tuple(str(warning.message) for warning in caught))
+
+
+def _state(source: Path, kind: str, model: Path | None) -> _Converted:
+    _refuse_model(model)
+    state = read_solverstate(source)
+    encode = encode_solverstate if kind == "solverstate" else encode_solverstate_hdf5
+    summary = f"{len(state.history)} histories after {state.iteration} steps, of the weights {state.learned_net!r}"
+    return _Converted(encode(state), summary)
+
+
+def _mean(source: Path, kind: str, model: Path | None) -> _Converted:
+    _refuse_model(model)
+    mean = read_mean_file(source)
+    if not np.isfinite(mean).all():
+        raise InputError(f"{source}: holds values that are NaN or infinite; compute the mean again")
+    content = encode_mean(mean) if kind == "binaryproto" else _npy(mean)
+    return _Converted(content, f"mean image of shape {' x '.join(map(str, mean.shape))}")
+
+
+_CONVERSIONS: dict[str, Callable[[Path, str, Path | None], _Converted]] = {
+    WEIGHTS: _weights,
+    STATE: _state,
+    MEAN: _mean,
+}
+
+
+def _refuse_model(model: Path | None) -> None:
+    if model is not None:
+        raise InputError(f"--model {model}: only weights are converted by a net; leave it out")
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
+
+
+def _read_npy(path: Path) -> npt.NDArray[np.float32]:
+    """A mean image (C, H, W) or (H, W) of numbers; nothing is read before its size is known to be there."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # the header is parsed as Python's tokens, with the errors of a parser
+        raise InputError(f"{path}: is not a sound .npy file of plain numbers: {error}") from None
+    array = array[None] if array.ndim == 2 else array
+    if array.ndim != 3 or not array.size or array.dtype.kind not in "fiu":
+        raise InputError(f"{path}: is {array.dtype} of shape {array.shape}; a mean image has (channels, height, width)")
+    return np.array(array, np.float32)
+
+
+def _npy(mean: npt.NDArray[np.float32]) -> bytes:
+    content = io.BytesIO()
+    np.save(content, mean, allow_pickle=False)
+    return content.getvalue()

@@ -1,0 +1,170 @@
+"""What `samovar inspect` says of nets and solvers, and how it draws a net."""
+
+import dataclasses
+import os
+import subprocess
+import warnings
+from pathlib import Path
+
+from samovar.core.durable import publish_file
+from samovar.core.errors import InputError
+from samovar.files.inspection_runs import Description, Table, Value
+from samovar.formats.caffe.text import field_names, nearest
+from samovar.frontends.caffe.definition import load_net
+from samovar.frontends.caffe.drawing import dot_graph
+from samovar.frontends.caffe.loading import load
+from samovar.frontends.caffe.module import Net
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.frontends.caffe.spec import PHASES, Phase, Shape
+from samovar.frontends.caffe.summary import LayerCost, NetCost, costs
+
+_NET_FIELDS = {"layer", "layers", "input"}
+_DRAWINGS = ("dot", "svg", "png")
+_DRAW_TIMEOUT_S = 120.0
+_NUM_RATES = 5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """The flags of `samovar inspect`: `shapes` as written ("data=1,3,224,224")."""
+
+    phase: str = "TEST"
+    shapes: tuple[str, ...] = ()
+    values: bool = False
+    num_records: int = 1000
+    draw: Path | None = None
+    force: bool = False
+
+
+def is_net(path: Path) -> bool:
+    """Whether the prototxt has layers of its own, and so is no solver; InputError where it cannot be read."""
+    return not _NET_FIELDS.isdisjoint(field_names(path))
+
+
+def describe_net(path: Path, wanted: Wanted) -> Description:
+    """Layers with shapes, parameters, multiply-adds and memory."""
+    net, notes = _built(path, wanted)
+    cost = costs(net)
+    batch_size = next((shape[0] for shape in net.input_shapes.values() if shape), 1)
+    rows = [_row(layer) for layer in cost.layers]
+    columns = ("layer", "type", "tops", "shape", "parameters", "multiply-adds", "bytes")
+    return Description("net", _net_facts(net, cost, batch_size), [Table("layers", columns, rows)], notes)
+
+
+def describe_solver(path: Path) -> Description:
+    """Every setting, and the learning rate on the way."""
+    solver = load_solver(path)
+    hidden = ("path", "warnings", "only_for_caffe", "net", "test_nets", "weights")
+    facts: list[tuple[str, Value]] = [("file", str(path)), ("net", str(solver.net_path))]
+    for field in dataclasses.fields(solver):
+        value = getattr(solver, field.name)
+        if field.name not in hidden and value is not None and value != ():
+            facts.append((field.name, value if isinstance(value, str | int | float) else str(value)))
+    notes = (*solver.warnings, *solver.only_for_caffe)
+    return Description("solver", facts, [Table("learning rate", ("step", "rate"), _rates(solver))], notes)
+
+
+def draw_net(path: Path, wanted: Wanted) -> None:
+    """Write the net's graph into `wanted.draw`; InputError for another suffix, and where Graphviz is not there."""
+    target = wanted.draw
+    assert target is not None
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in _DRAWINGS:
+        raise InputError(f"--draw {target}: the suffix is '{target.suffix}'; give .dot, .svg or .png")
+    if os.path.lexists(target) and not wanted.force:
+        raise InputError(f"--draw {target}: is there already; give another name, or --force to replace it")
+    text = dot_graph(load_net(path), _phase(wanted), _blob_shapes(path, wanted)).encode()
+    content = text if kind == "dot" else _drawn(text, kind)
+    try:
+        publish_file(target, [content])
+    except OSError as error:
+        raise InputError(f"--draw {target}: cannot be written: {error.strerror}; give another name") from error
+
+
+def _drawn(text: bytes, kind: str) -> bytes:
+    try:
+        done = subprocess.run(
+            ["dot", f"-T{kind}"], input=text, capture_output=True, timeout=_DRAW_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise InputError(
+            f"--draw: a .{kind} is made by Graphviz, whose program 'dot' is not here; install graphviz, or give a "
+            ".dot file, which is text"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"--draw: Graphviz took more than {_DRAW_TIMEOUT_S:g} s; give a .dot file") from None
+    if done.returncode != 0 or not done.stdout:
+        raise InputError(f"--draw: Graphviz failed: {done.stderr.decode(errors='replace').strip()[:300]}")
+    return done.stdout
+
+
+def _blob_shapes(path: Path, wanted: Wanted) -> dict[str, Shape]:
+    """Of every blob; none where the inputs' shapes are not to be had, which a drawing can do without."""
+    try:
+        net, _ = _built(path, wanted)
+    except InputError:
+        if wanted.shapes:
+            raise
+        return {}
+    return {blob: shape for layer in costs(net).layers for blob, shape in layer.tops}
+
+
+def _built(path: Path, wanted: Wanted) -> tuple[Net, tuple[str, ...]]:
+    """The net, and what is to be said of its file."""
+    shapes = dict(map(_parse_shape, wanted.shapes))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net = load(path, phase=_phase(wanted), input_shapes=shapes)
+    return net, tuple(str(warning.message) for warning in caught)
+
+
+def _phase(wanted: Wanted) -> Phase:
+    found = next((phase for phase in PHASES if phase == wanted.phase.upper()), None)
+    if found is None:
+        raise InputError(f"--phase {wanted.phase}: {nearest(wanted.phase, list(PHASES))}")
+    return found
+
+
+def _parse_shape(written: str) -> tuple[str, Shape]:
+    name, _, sizes = written.rpartition("=")
+    try:
+        shape = tuple(int(size) for size in sizes.split(","))
+    except ValueError:
+        shape = ()
+    if not name or not shape:
+        raise InputError(f"--shape {written}: give NAME=N,C,H,W, as in data=1,3,224,224")
+    return name, shape
+
+
+def _net_facts(net: Net, cost: NetCost, batch_size: int) -> list[tuple[str, Value]]:
+    learned = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    return [
+        ("file", str(net.caffe_net.path)),
+        ("name", net.caffe_net.name),
+        ("phase", net.phase),
+        ("inputs", _blobs(net.input_shapes)),
+        ("outputs", ", ".join(net.output_names)),
+        ("layers", len(net.caffe_net.steps)),
+        ("parameters", cost.num_parameters),
+        ("learned", learned),
+        ("multiply-adds a sample", cost.multiply_adds // batch_size),
+        ("bytes of parameters", cost.parameter_bytes),
+        (f"bytes of blobs, batch {batch_size}", cost.activation_bytes),
+    ]
+
+
+def _blobs(shapes: dict[str, Shape]) -> str:
+    return ", ".join(f"{name}: {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def _row(layer: LayerCost) -> tuple[Value, ...]:
+    names = ", ".join(name for name, _ in layer.tops) + (" (in place)" if layer.is_in_place else "")
+    shapes = ", ".join(" x ".join(map(str, shape)) or "()" for _, shape in layer.tops)
+    return layer.name, layer.type, names, shapes, layer.num_parameters, layer.multiply_adds, layer.activation_bytes
+
+
+def _rates(solver: CaffeSolver) -> list[tuple[Value, ...]]:
+    policy = solver_config(solver).policy
+    last = max(0, solver.max_iter - 1)
+    steps = sorted({last * part // (_NUM_RATES - 1) for part in range(_NUM_RATES)})
+    return [(step, float(policy.rate(step))) for step in steps]

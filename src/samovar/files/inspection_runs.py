@@ -1,0 +1,219 @@
+"""What `samovar inspect` says of what a run leaves: its folder, its result, its snapshots."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import rich.box
+import rich.console
+import rich.table
+
+from samovar.checkpoint.manifest import MANIFEST_NAME
+from samovar.checkpoint.reading import read_manifest, verify
+from samovar.core.errors import InputError
+from samovar.report.plain import to_plain
+from samovar.report.result import RunResult, WorkerFigures, read_result
+from samovar.report.run_folder import RunFolder
+
+Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`rows` have a value for each of `columns`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Value, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """`kind` says what the thing is; `notes` are sentences that stand at the end."""
+
+    kind: str
+    facts: Sequence[tuple[str, Value]]
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = field(default=())
+
+    def as_json(self) -> str:
+        """One object: kind, facts by name, rows by table and column, notes."""
+        tables = {t.title: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in self.tables}
+        return json.dumps({"kind": self.kind, **dict(self.facts), **tables, "notes": list(self.notes)}, indent=2)
+
+
+def show(description: Description) -> None:
+    """Print it: tables with lines on a terminal, columns of plain text elsewhere."""
+    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    width = max((len(name) for name, _ in description.facts), default=0)
+    lines = [description.kind, *(f"  {name:<{width}}  {_text(value)}" for name, value in description.facts)]
+    console.print("\n".join(map(_printable, lines)), soft_wrap=True)
+    for table in description.tables:
+        console.print()
+        if console.is_terminal:
+            console.print(_rich_table(table))
+        else:
+            console.print("\n".join(_plain_lines(table)), soft_wrap=True)
+    for note in description.notes:
+        console.print(_printable(note), soft_wrap=True)
+
+
+def _rich_table(table: Table) -> rich.table.Table:
+    shown = rich.table.Table(title=table.title, title_justify="left", box=rich.box.ROUNDED)
+    for index, name in enumerate(table.columns):
+        shown.add_column(name, justify="right" if _is_number(table, index) else "left", overflow="fold")
+    for row in table.rows:
+        shown.add_row(*(_printable(_text(value)) for value in row))
+    return shown
+
+
+def _plain_lines(table: Table) -> list[str]:
+    cells = [table.columns, *(tuple(_printable(_text(value)) for value in row) for row in table.rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
+    right = [_is_number(table, index) for index in range(len(table.columns))]
+    lines = [
+        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in cells
+    ]
+    return [table.title, *(f"  {line}" for line in lines)]
+
+
+def _is_number(table: Table, index: int) -> bool:
+    return all(isinstance(row[index], int | float) for row in table.rows if row[index] is not None)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else " x ".join(map(str, value)) or "()"
+
+
+def _printable(line: str) -> str:
+    """Names come from files: what could steer a terminal is shown as it would be written."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+_SHOWN_SETTINGS = ("box", "buffer", "stop_rule", "workers", "threads_per_worker", "batch_mode", "seed")
+_WORKER_COLUMNS = (
+    *("rank", "steps", "samples/s", "loss", "updates", "staleness", "waited s", "distance", "restarts", "is gone"),
+)
+_SHOWN_FILES = ("config", "metrics", "result", "log", "trace")
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder is a run's."""
+    return RunFolder(path).config.is_file()
+
+
+def is_result(path: Path) -> bool:
+    """Whether the file is what a run came to."""
+    return path.is_file() and path.name == RunFolder(path.parent).result.name
+
+
+def describe_run(path: Path) -> Description:
+    """What was asked for, what came of it, and the snapshots; InputError where a file of it cannot be read."""
+    folder = RunFolder(path)
+    ended = folder.result.is_file()
+    facts: list[tuple[str, Value]] = [
+        ("folder", str(path)),
+        *_config_facts(folder.config),
+        ("files", ", ".join(file.name for name in _SHOWN_FILES if (file := getattr(folder, name)).is_file())),
+    ]
+    tables: list[Table] = []
+    if ended:
+        result, known = read_result(folder.result), {name for name, _ in facts}
+        facts += [(name, value) for name, value in _result_facts(result) if name not in known]
+        tables += _workers(result)
+    snapshots, damaged = _snapshots(folder.snapshots)
+    tables.append(Table("snapshots", ("name", "steps done", "bytes"), snapshots))
+    notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
+    return Description("run", facts, tables, (*notes, *damaged))
+
+
+def describe_result(path: Path) -> Description:
+    result = read_result(path)
+    return Description("result of a run", [("file", str(path)), *_result_facts(result)], _workers(result))
+
+
+def describe_snapshot(path: Path) -> Description:
+    """All files are read and held to their hashes."""
+    manifest = verify(path)
+    facts: list[tuple[str, Value]] = [
+        ("folder", str(path)),
+        ("steps done", manifest.step),
+        *_settings(manifest.config),
+        ("hashes", "all right"),
+    ]
+    files = [(name, mark.size_bytes, mark.sha256[:12]) for name, mark in manifest.files.items()]
+    parts = [(part, len(values)) for part, values in manifest.parts.items()]
+    tables = [Table("files", ("name", "bytes", "sha256"), files), Table("parts", ("part", "values"), parts)]
+    return Description("snapshot", facts, tables)
+
+
+def _config_facts(path: Path) -> list[tuple[str, Value]]:
+    """Of any version's configuration."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: is no run's configuration; give the folder of a run")
+    return _settings(config)
+
+
+def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
+    """What was given or found for the run; of a strategy all its settings have values."""
+    strategy = config.get("strategy")
+    settings = strategy if isinstance(strategy, dict) else {"name": strategy}
+    found = {"solver": config.get("model"), "strategy": settings.get("name")}
+    found |= {name: value for name, value in settings.items() if name != "name" and value is not False}
+    found |= {name: config.get(name) for name in _SHOWN_SETTINGS}
+    return [(name.replace("_", " "), value) for name, value in found.items() if isinstance(value, str | int | float)]
+
+
+def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
+    """What has a value, in the order of the fields, spelled as in the file but for underscores."""
+    return [
+        (name.replace("_", " "), value)
+        for name, value in to_plain(result).items()
+        if isinstance(value, str | int | float) and value != ""
+    ]
+
+
+def _workers(result: RunResult) -> list[Table]:
+    """How each got on, where they waited for nobody."""
+    rows = [(rank, *_figures(worker)) for rank, worker in enumerate(result.by_worker)]
+    return [Table("workers", _WORKER_COLUMNS, rows)] if rows else []
+
+
+def _figures(worker: WorkerFigures) -> tuple[Value, ...]:
+    counts = worker.staleness
+    staleness = sum(index * count for index, count in enumerate(counts)) / max(1, sum(counts))
+    speed, lost = worker.samples_per_second, worker.lock_wait_s
+    shown = (worker.steps, speed, worker.loss, worker.updates, staleness, lost, worker.distance, worker.restarts)
+    return (*shown, worker.is_gone)
+
+
+def _snapshots(folder: Path) -> tuple[list[tuple[Value, ...]], tuple[str, ...]]:
+    """Name, step and size of each, by step; and a sentence for each that cannot be read. Hashes are not looked at."""
+    rows: list[tuple[Value, ...]] = []
+    damaged = []
+    for path in sorted(folder.glob(f"*/{MANIFEST_NAME}")):
+        if path.parent.is_symlink() or path.parent.name.startswith("."):
+            continue
+        try:
+            manifest = read_manifest(path.parent)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        rows.append((path.parent.name, manifest.step, sum(mark.size_bytes for mark in manifest.files.values())))
+    return sorted(rows, key=lambda row: (row[1], row[0])), tuple(damaged)

@@ -1,0 +1,37 @@
+"""Where the momentum of a run is kept: by workers, or at their center."""
+
+from dataclasses import replace
+
+from samovar.solver.policy import SolverConfig
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import shared_momentum
+
+_WITH_MOMENTUM = ("SGD", "Nesterov")  # of others a center can keep none
+
+
+def with_momentum(
+    strategy: StrategyConfig, solver: SolverConfig, num_workers: int, are_all: bool = True
+) -> tuple[StrategyConfig, SolverConfig, tuple[str, ...]]:
+    """Both with the momentum where the strategy keeps it, and what to tell of that; before the strategy is resolved.
+
+    A center that many workers move keeps less of it than one worker's solver: see `default_center_momentum`. Where
+    these workers `are_all` that move it, the solver's rate changes as `shared_momentum` has it.
+
+    Raises InputError where the strategy is named for a momentum that is not there.
+    """
+    if solver.type not in _WITH_MOMENTUM:
+        return shared_momentum(strategy, 0.0, num_workers).config, solver, ()
+    shares = shared_momentum(strategy, solver.momentum, num_workers)
+    factor = shares.rate_factor if are_all else 1.0
+    policy = replace(solver.policy, base_lr=solver.policy.base_lr * factor)
+    notices = shares.notices
+    if factor != 1.0:
+        notices = (*notices, _other_rate(strategy, solver, policy.base_lr, num_workers))
+    return shares.config, replace(solver, momentum=shares.worker, policy=policy), notices
+
+
+def _other_rate(strategy: StrategyConfig, solver: SolverConfig, rate: float, num_workers: int) -> str:
+    return (
+        f"{strategy.name}: a worker's base_lr is {rate:g} instead of {solver.policy.base_lr:g}, with which "
+        f"{num_workers} of them move the center as fast as one with momentum {solver.momentum:g} moves its weights"
+    )

@@ -1,0 +1,162 @@
+"""Which deaths a run outlives: those of workers that wait for nobody."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from samovar.core.errors import InputError, NotFinite
+from samovar.launch.processes import RankEnd
+from samovar.report.records import Failed, Notice, Record
+from samovar.report.result import RunResult
+from samovar.report.script_output import how
+from samovar.transports.shm import Board, BoardWord
+
+STOOD_STILL = "stood still, stopped by a signal, and was ended"
+MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
+
+
+class Survivors:
+    """The launcher's judgement on ranks that end, where the others can go on without them.
+
+    Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
+    without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others. The ranks
+    of a group, `group_size` of them, step together: they come back together, when all have ended, or go together.
+    `failures` are the reasons that ranks told, `show` shows a record.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        may_restart: bool,
+        failures: Mapping[int, Failed],
+        board: Board,
+        show: Callable[[Record], None],
+        group_size: int = 1,
+    ) -> None:
+        self._may_restart = may_restart
+        self._failures = failures
+        self._board = board
+        self._show = show
+        self._group_size = group_size
+        self._num_restarts = [0] * world_size
+        self._num_fruitless_lives = [0] * world_size
+        self._steps_at_start = [0] * world_size
+        self._gone: set[int] = set()
+        self._stopped: set[int] = set()
+        self._finished: set[int] = set()
+        self._awaited: dict[range, set[int]] = {}  # of groups that come back: whose ends are still to come
+
+    def how(self, end: RankEnd) -> str:
+        """How the rank came to its end, for people."""
+        return STOOD_STILL if end.rank in self._stopped else how(end.return_code)
+
+    def stopped(self, rank: int) -> None:
+        """It stood still for too long, and is about to be ended."""
+        self._stopped.add(rank)
+
+    def is_replaced(self, end: RankEnd) -> bool:
+        """Whether the rank is started again, at once or with its group; tells what becomes of it."""
+        group = self._group_of(end.rank)
+        if group in self._awaited:
+            self._awaited[group].discard(end.rank)
+            return True
+        if end.return_code == 0:
+            self._finished.add(end.rank)
+        if end.return_code == 0 or end.rank in self._gone:  # gone with its group
+            return False
+        if end.return_code < 0 and end.rank not in self._stopped and self._may_come_back(group):
+            for rank in group:
+                self._num_restarts[rank] += 1
+            self._awaited[group] = set(group) - {end.rank}
+            self._tell(end, "starts again from the center")
+            return True
+        for rank in group:
+            self._gone.add(rank)
+            self._board.post(rank, BoardWord.IS_GONE, 1)
+        if self._are_left and not self._is_input_wrong:
+            self._tell(end, "does not come back")
+        return False
+
+    def ended_with(self, end: RankEnd) -> Sequence[int]:
+        """The ranks that cannot go on without it: those of its group."""
+        group = self._group_of(end.rank)
+        if group in self._awaited:
+            return sorted(self._awaited[group])
+        return [rank for rank in group if rank != end.rank and end.rank in self._gone]
+
+    def started_after(self, end: RankEnd) -> Sequence[int]:
+        """The ranks that start again now: those of the group, when the last of them has ended."""
+        group = self._group_of(end.rank)
+        if self._awaited[group]:
+            return ()
+        del self._awaited[group]
+        return group
+
+    def life(self, rank: int) -> int:
+        """How often the rank was started again."""
+        return self._num_restarts[rank]
+
+    def counted(self, result: RunResult) -> RunResult:
+        """`result` with how often each worker was started again."""
+        workers = zip(result.by_worker, self._num_restarts, strict=False)
+        return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
+
+    def patience_s(self, _end: RankEnd) -> float:
+        """How long others may go on: for ever, while some are left and what they were given can be used."""
+        return math.inf if self._are_left and not self._is_input_wrong else 0.0
+
+    def _may_come_back(self, group: range) -> bool:
+        """Not without those of it that have finished."""
+        is_whole = self._finished.isdisjoint(group)
+        return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
+
+    def _gets_on(self, group: range) -> bool:
+        """Whether one more life is worth it."""
+        first, steps = group.start, max(self._board.read(rank, BoardWord.STEPS_DONE) for rank in group)
+        is_fruitless = steps <= self._steps_at_start[first]
+        self._num_fruitless_lives[first] = self._num_fruitless_lives[first] + 1 if is_fruitless else 0
+        self._steps_at_start[first] = steps
+        return self._num_fruitless_lives[first] < MOST_FRUITLESS_LIVES
+
+    def _group_of(self, rank: int) -> range:
+        first = rank // self._group_size * self._group_size
+        return range(first, first + self._group_size)
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._board.read(self._board.launcher_row, BoardWord.STOP_SIGNAL) != 0
+
+    @property
+    def _are_left(self) -> bool:
+        return len(self._gone) < len(self._num_restarts)
+
+    @property
+    def _is_input_wrong(self) -> bool:
+        return any(failure.kind == InputError.__name__ for failure in self._failures.values())
+
+    def _tell(self, end: RankEnd, what: str) -> None:
+        step = self._board.read(end.rank, BoardWord.STEPS_DONE)
+        failure = self._failures.get(end.rank)
+        own = f"rank {end.rank}: "
+        reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
+        if self._group_size > 1:
+            consequence = f"the other groups go on, and its own, {_listed(self._group_of(end.rank))}, {what}"
+        else:
+            others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
+            consequence = f"{others}, and it {what}"
+        when = "" if failure is not None and failure.kind == NotFinite.__name__ else f" after step {step}"
+        self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def blamed(ends: Sequence[RankEnd], failures: Mapping[int, Failed]) -> Sequence[RankEnd]:
+    """`ends`, those first that ended the run: whose input was wrong, or whose weights were not finite before others'.
+
+    What a rank tells first came first; how long it takes to end says nothing.
+    """
+    kinds = (InputError.__name__, NotFinite.__name__)
+    order = [rank for kind in kinds for rank, failure in failures.items() if failure.kind == kind]
+    return sorted(ends, key=lambda end: order.index(end.rank) if end.rank in order else len(order))

@@ -1,0 +1,197 @@
+"""`samovar train --workers auto`: a short run of each setting of workers and threads, and the fastest is kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import typer
+
+from samovar.checkpoint.reading import read_manifest
+from samovar.config import RunConfig
+from samovar.core.errors import InputError, SamovarError
+from samovar.frontends.caffe.solver import load_solver
+from samovar.launch.numa import num_available_cpus, num_inside, numa_nodes, spread
+from samovar.launcher.job import run_without_folder
+from samovar.launcher.placing import placed
+from samovar.launcher.train_plan import find_snapshot
+from samovar.report.console import Console
+from samovar.report.records import Failed, Notice, Probed, Record
+from samovar.report.result import SweptSetting
+from samovar.report.wording import counted
+from samovar.strategies.defaults import resolved
+
+Setting = tuple[int, int]  # workers, threads of each
+
+
+def sweep_settings(
+    node_sizes: Sequence[int], threads_per_worker: int | None = None, most_workers: int | None = None
+) -> tuple[Setting, ...]:
+    """All workers x threads that fill the cores of NUMA nodes so large, workers rising: 1x16, 2x8, 4x4, 8x2, 16x1.
+
+    But for a single worker, each worker lies inside a node or has whole nodes: where such a setting does not fill all
+    cores (nodes of different sizes) it has as many threads as there is room for. With `threads_per_worker` given:
+    workers that divide what number of them there is room for (at least one). None has more than `most_workers`. No
+    setting has more threads than there are cores, unless a single worker was given them.
+    """
+    if threads_per_worker is not None:
+        counts = _divisors(_room(threads_per_worker, node_sizes))
+        return tuple((count, threads_per_worker) for count in counts if most_workers is None or count <= most_workers)
+    per_node = [len(node_sizes) * count for count in _divisors(min(node_sizes))]
+    counts = sorted({*_divisors(sum(node_sizes)), *per_node})
+    # Of settings with as many threads only the one with the most workers, which leaves the fewest cores idle.
+    most = {_threads(count, node_sizes): count for count in counts if most_workers is None or count <= most_workers}
+    return tuple(sorted((count, threads) for threads, count in most.items()))
+
+
+def _room(threads: int, node_sizes: Sequence[int]) -> int:
+    """How many workers of so many threads there is room for, inside nodes if they fit there; at least one."""
+    return max(1, num_inside(threads, node_sizes) or sum(node_sizes) // threads)
+
+
+def _threads(num_workers: int, node_sizes: Sequence[int]) -> int:
+    """The most threads that each of the workers can have."""
+    threads = sum(node_sizes) // num_workers
+    whole_nodes = len(set(node_sizes)) == 1 and threads % node_sizes[0] == 0
+    if num_workers == 1 or whole_nodes:
+        return threads
+    while num_inside(threads, node_sizes) < num_workers:
+        threads -= 1
+    return threads
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]
+
+
+_FLAG = "--workers auto"
+
+
+def with_fastest_workers(
+    config: RunConfig, threads_per_worker: int | None, snapshot: str | None, out: Path | None, console: Console
+) -> RunConfig:
+    """`config` with the workers and threads of the run that it continues, else with the fastest of a sweep.
+
+    Raises InputError where settings would not train alike: the batch of a step and the strategy's rule must not depend
+    on the number of workers.
+    """
+    found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
+    if found is not None and (earlier := _as_before(config, threads_per_worker, found)) is not None:
+        text = f"{_FLAG}: {_named(earlier.workers, earlier.threads_per_worker)}, as the run that saved {found}"
+        console.show(Notice(level="info", text=text))
+        return earlier
+    nodes = numa_nodes()
+    settings = sweep_settings([len(node) for node in nodes], threads_per_worker, config.exact)
+    if len(settings) > 1:
+        _require_same_training(config, settings)
+        figures = _sweep(config, settings, console)
+    else:
+        figures = [SweptSetting(workers=settings[0][0], threads_per_worker=settings[0][1], samples_per_second=None)]
+    best = fastest(figures)
+    kept = replace(placed(config, best.workers, best.threads_per_worker), sweep=tuple(figures))
+    lies = spread(kept.cpus, nodes)
+    console.show(Notice(level="info", text=f"{_kept(best)}, {lies}" if lies else _kept(best)))
+    return kept
+
+
+def fastest(figures: Sequence[SweptSetting]) -> SweptSetting:
+    """The setting with the most samples per second; of equals the first, which has the fewest workers."""
+    return max(figures, key=lambda figure: figure.samples_per_second or 0.0)
+
+
+def sweep_lines(figures: Sequence[SweptSetting]) -> list[str]:
+    """The table of a sweep, and what was kept; nothing where there was none."""
+    return [*map(_row, figures), _kept(fastest(figures))] if figures else []
+
+
+def _require_same_training(config: RunConfig, settings: Sequence[Setting]) -> None:
+    if config.strategy.exchanges_weights:
+        raise InputError(
+            f"{_FLAG}: with --strategy {config.strategy.name} the number of workers is part of what is learned, not "
+            "only of how fast; give a number"
+        )
+    if not config.shares_batch and config.large_batch is None:
+        counts = ", ".join(str(workers) for workers, _ in settings)
+        raise InputError(
+            f"{_FLAG}: with --batch-mode per-worker the batch of a step grows with the workers ({counts} would be "
+            "tried), and other batches train otherwise; give --batch-mode global, --exact K or --large-batch N, with "
+            "which the workers share one batch, or a number of workers"
+        )
+
+
+def _sweep(config: RunConfig, settings: Sequence[Setting], console: Console) -> list[SweptSetting]:
+    text = f"{_FLAG}: some steps with each of {len(settings)} settings, the whole batch the same in all"
+    console.show(Notice(level="info", text=text))
+    figures: list[SweptSetting] = []
+    for workers, threads in settings:
+        rate = _rate(config, workers, threads, is_first=not figures)
+        figures.append(SweptSetting(workers=workers, threads_per_worker=threads, samples_per_second=rate))
+        console.show(Notice(level="info", text=_row(figures[-1])))
+    return figures
+
+
+def _rate(config: RunConfig, workers: int, threads: int, is_first: bool) -> float | None:
+    """Samples per second of a setting; None for more workers than can share the batch."""
+    probe = replace(placed(config, workers, threads), job="probe", iterations=None, snapshot=None)
+    heard = _Listener()
+    code = run_without_folder(replace(probe, strategy=resolved(config.strategy, workers)), heard)
+    if heard.probed is not None and heard.probed.stop_signal:
+        raise typer.Exit(128 + heard.probed.stop_signal)
+    if code >= 128:
+        raise typer.Exit(code)
+    if code == InputError.exit_code:
+        if is_first:  # what one worker refuses is wrong in itself
+            raise InputError(heard.sentence)
+        return None
+    if heard.probed is None:
+        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: {heard.sentence}")
+    return heard.probed.samples_per_second
+
+
+@dataclass(slots=True)
+class _Listener:
+    """Keeps what a probe tells; whatever else it says, the run itself will say again."""
+
+    probed: Probed | None = None
+    sentence: str = ""
+
+    def show(self, record: Record) -> None:
+        match record:
+            case Probed():
+                self.probed = record
+            case Failed():
+                self.sentence = record.message
+
+    def error(self, sentence: str) -> None:
+        self.sentence = sentence
+
+
+def _as_before(config: RunConfig, threads_per_worker: int | None, snapshot: Path) -> RunConfig | None:
+    """With workers and threads of the run that saved `snapshot`; None where it does not tell, or they do not fit."""
+    if not snapshot.is_dir():
+        return None
+    saved = read_manifest(snapshot).config
+    workers, threads = saved.get("workers"), saved.get("threads_per_worker")
+    if not isinstance(workers, int) or not isinstance(threads, int) or workers * threads > num_available_cpus():
+        return None
+    if threads_per_worker not in (None, threads) or (config.exact is not None and workers > config.exact):
+        return None
+    return replace(placed(config, workers, threads), sweep=_figures(saved))
+
+
+def _figures(saved: Mapping[str, object]) -> tuple[SweptSetting, ...]:
+    figures = saved.get("sweep")
+    return tuple(SweptSetting(**figure) for figure in figures) if isinstance(figures, list) else ()
+
+
+def _named(workers: int, threads: int) -> str:
+    return f"{counted(workers, 'worker')} x {counted(threads, 'thread')}"
+
+
+def _row(figure: SweptSetting) -> str:
+    rate = figure.samples_per_second
+    shown = "the batch cannot be shared so" if rate is None else f"{rate:>10,.1f} samples/s"
+    return f"  {_named(figure.workers, figure.threads_per_worker):<24}{shown}"
+
+
+def _kept(figure: SweptSetting) -> str:
+    return f"{_FLAG}: {_named(figure.workers, figure.threads_per_worker)}"

@@ -1,0 +1,1 @@
+"""One rank of `samovar train`: its parts, its step, its loop, its share of a test."""

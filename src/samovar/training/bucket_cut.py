@@ -1,0 +1,98 @@
+"""Into which buckets a net is cut: as --bucket says, or for `auto` as machine and net promise best."""
+
+from collections.abc import Sequence
+
+from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce, predicted_s
+from samovar.collectives.plans import ALL_REDUCES
+from samovar.config import RunConfig
+from samovar.core.layout import Bucket, Layout
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.summary import backward_multiply_adds
+from samovar.report.wording import counted
+from samovar.strategies.bucketing import ExchangeModel, least_exposed
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.traits import AUTO
+
+# What a core does of a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
+MULTIPLY_ADDS_PER_S = 50e9
+_REDUCE_AND_BROADCAST = "tree"
+
+
+def cut_buckets(
+    config: RunConfig, sharing: StrategyConfig, layout: Layout, net: CaffeNet, iter_size: int, mapped: bool
+) -> tuple[Bucket, ...]:
+    """The buckets, in the order in which backward finishes them.
+
+    Gradients are exchanged in the last of `iter_size` passes; `mapped` is whether ranks can reach each other's memory.
+    A pure function of the configuration and the net, so that every rank and every resumed run cuts the same.
+    """
+    sizes = [entry.spec.size * ELEMENT_BYTES for entry in layout.learned]
+    if not sizes or not sharing.automatic_buckets or config.exact is not None or config.workers == 1:
+        return layout.buckets(sharing.bucket_size_bytes)
+    model = exchange_model(config, sharing, sum(sizes), mapped)
+    return layout.cut(least_exposed(sizes, _backward_s(config, layout, net, iter_size), model))
+
+
+def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, mapped: bool) -> ExchangeModel:
+    """A line through what two exchanges are predicted to take: of next to nothing, and of the whole model.
+
+    Each one behind the backward pass also wakes the progress thread.
+    """
+    record, workers, oversubscribed = config.calibration, config.workers, config.oversubscribed
+    plan = sharing.collective
+    if plan == AUTO:
+        plan = choose_all_reduce(record, workers, num_bytes, mapped, oversubscribed)
+    if sharing.has_owners or plan not in ALL_REDUCES:
+        plan = _REDUCE_AND_BROADCAST
+    least_bytes = ELEMENT_BYTES * workers
+    latency_s = predicted_s(record, plan, workers, least_bytes, oversubscribed)
+    added_s = predicted_s(record, plan, workers, num_bytes, oversubscribed) - latency_s
+    bytes_per_s = num_bytes / added_s if num_bytes and added_s > 0 else record.copy_bandwidth_one_bytes_per_s
+    return ExchangeModel(latency_s + record.wake_up_s, bytes_per_s, hidden_fraction(config, sharing))
+
+
+def hidden_fraction(config: RunConfig, sharing: StrategyConfig) -> float:
+    """Which part of the exchanges' work runs beside the backward pass: cores to spare for each worker, at most one.
+
+    Without one, what the progress thread does is taken from the threads that compute, or from another rank's.
+    """
+    if sharing.overlap in (None, "none") or config.oversubscribed:
+        return 0.0
+    spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
+    return float(min(1, max(0, spare)))
+
+
+def cut_notices(config: RunConfig, sharing: StrategyConfig, buckets: Sequence[Bucket]) -> tuple[str, ...]:
+    """That an overlap that was asked for has nothing to overlap."""
+    if not sharing.automatic_buckets or sharing.overlap in (None, "none") or len(buckets) > 1 or config.workers == 1:
+        return ()
+    if hidden_fraction(config, sharing):
+        return ()
+    return (
+        f"--overlap {sharing.overlap}: --bucket auto keeps the model whole, so that nothing runs behind the backward "
+        "pass: no worker has a core to spare for the exchange (fewer workers or threads would leave one); give "
+        "--bucket layer or a number of bytes to divide it all the same",
+    )
+
+
+def described(config: RunConfig, buckets: Sequence[Bucket]) -> str:
+    """The cut in words, "3 buckets (auto)"; empty where the model is not cut."""
+    if config.strategy.exchanges_weights or config.exact is not None:
+        return ""
+    text = counted(len(buckets), "bucket")
+    return f"{text} ({AUTO})" if config.strategy.automatic_buckets else text
+
+
+def _backward_s(config: RunConfig, layout: Layout, net: CaffeNet, iter_size: int) -> list[float]:
+    """Estimated seconds from one parameter's gradient to the next one's, by multiply-adds, in the layout's order."""
+    counts = backward_multiply_adds(net)
+    rate = MULTIPLY_ADDS_PER_S * config.threads_per_worker / _batch_share(config, net, iter_size)
+    return [counts[entry.spec.name] / rate for entry in layout.learned]
+
+
+def _batch_share(config: RunConfig, net: CaffeNet, iter_size: int) -> float:
+    """A worker's samples in a backward pass, of those that the net was built for."""
+    if config.large_batch is not None:
+        built_for = next((shapes[0][0] for step in net.steps if (shapes := step.layer.top_shapes) and shapes[0]), 1)
+        return config.large_batch.batch_size / (iter_size * config.workers * built_for)
+    return 1 / config.workers if config.shares_batch else 1.0

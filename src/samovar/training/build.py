@@ -1,0 +1,259 @@
+"""Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from samovar.collectives.engine import PlannedCollectives, TracedCollectives
+from samovar.config import RunConfig
+from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
+from samovar.core.device import BF16, CPU
+from samovar.core.errors import InputError
+from samovar.core.layout import Bucket
+from samovar.core.trace import Trace
+from samovar.data.reader import BatchReader, WithoutData
+from samovar.data.stream import BatchStream
+from samovar.frontends.caffe.definition import CaffeNetDefinition
+from samovar.frontends.caffe.footprint import Room
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.solver import CaffeSolver, solver_config
+from samovar.frontends.caffe.spec import Phase
+from samovar.launcher.momentum import with_momentum
+from samovar.model.device import device_notices
+from samovar.model.half import precision_warnings
+from samovar.model.model import Model, layout_of
+from samovar.solver.base import Multipliers, Solver
+from samovar.solver.flat import build_solver
+from samovar.strategies.base import Strategy
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.compressed import CompressedSync
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.sync_easgd import SyncEasgd
+from samovar.strategies.trial import Witness
+from samovar.training.bucket_cut import cut_buckets, cut_notices
+from samovar.training.center_box import CenterBox
+from samovar.training.evaluated import EvaluatedWeights
+from samovar.training.evaluation import Evaluation
+from samovar.training.finite import FiniteCheck
+from samovar.training.free_evaluated import CenterWeights
+from samovar.training.memory import (
+    Memory,
+    Slices,
+    chosen_collective,
+    divided,
+    make_strategy,
+    open_memory,
+    possible,
+    step_parts,
+    with_histories,
+)
+from samovar.training.resume import ResumePoint
+from samovar.training.step import Parts, Updates, Worker
+from samovar.training.times import Laps
+from samovar.training.weights import load_weights, starting_weights
+from samovar.transports.base import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A net whose parameters lie in the window, and what updates and exchanges them, by which plan."""
+
+    net: CaffeNet
+    model: Model
+    solver: Solver
+    strategy: Strategy
+    evaluated: EvaluatedWeights | CenterWeights
+    finite: FiniteCheck
+    collective: str
+    buckets: tuple[Bucket, ...]
+    parts: Parts
+    slices: Slices | None
+    notices: tuple[str, ...]
+
+    @contextlib.contextmanager
+    def with_evaluated_weights(self) -> Iterator[None]:
+        """Inside, the model's weights are those that are tested, saved and told of. Raises NotFinite."""
+        with self.evaluated.in_place():
+            self.finite.require()
+            yield
+
+    @property
+    def has_private_state(self) -> bool:
+        """Whether each rank has weights and momentum, or a strategy's state, of its own, for a snapshot to hold."""
+        return self.evaluated.differ_between_ranks or self.has_residuals
+
+    @property
+    def is_compressed(self) -> bool | None:
+        """Whether what ranks exchange is; None where nobody asked for it."""
+        return self.strategy.is_compressed if isinstance(self.strategy, CompressedSync | SyncEasgd) else None
+
+    @property
+    def has_residuals(self) -> bool:
+        """Whether each rank's strategy keeps what its messages left out."""
+        return self.is_compressed is not None
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(info.parameter.numel() for info in self.net.parameter_infos)
+
+
+def build_learner(
+    config: RunConfig,
+    caffe: CaffeSolver,
+    net: CaffeNet,
+    transport: Transport,
+    start: ResumePoint | None,
+    trace: Trace | None = None,
+    box: CenterBox | None = None,
+    witness: Witness | None = None,
+) -> Learner:
+    """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
+
+    The net is on its `device` from now on. `box` is for strategies with a center, `witness` learns what they find out.
+    """
+    notices = _with_weights(net, config, caffe)
+    net.place(net.device)
+    sharing, fallback = possible(config.strategy, caffe)
+    slices = Slices.of(config, caffe, net)
+    parameters = {info.name: info.parameter for info in net.parameter_infos}
+    layout = layout_of(parameters)
+    memory = open_memory(transport, layout, slices)
+    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
+    collective = chosen_collective(config, memory, buckets)
+    sharing = divided(config, sharing, caffe, collective)
+    memory = with_histories(memory, transport, sharing, caffe)
+    weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
+    model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
+    sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
+    _load_start(start, model, solver, config)
+    collectives = _collectives(transport, collective, trace)
+    deadline, seat = partial(Deadline.after, config.timeout_s), box.seat(sharing, layout) if box else None
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
+    _begin(strategy, start, box)
+    evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.is_free else None)
+    notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
+    parts = step_parts(config, caffe, memory, slices, transport.group.rank)
+    finite = FiniteCheck(weights, strategy, solver, transport.group.rank)
+    return Learner(net, model, solver, strategy, evaluated, finite, collective, buckets, parts, slices, notices)
+
+
+def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
+    """Load --weights; what there is to say of them, and of how and where the net computes."""
+    return (
+        *load_weights(net, starting_weights(config, caffe)),
+        *precision_warnings(config.precision, net.device),
+        *device_notices(net.device, config.workers, config.device),
+    )
+
+
+def _begin(strategy: Strategy, start: ResumePoint | None, box: CenterBox | None) -> None:
+    """From the snapshot's state, or from the center, which others have filled."""
+    if start is not None:
+        strategy.load_state_dict(start.strategy)
+    if box is not None:
+        box.is_filled()
+        if box.goes_on:
+            assert isinstance(strategy, CenterSteps)
+            strategy.adopt_center()
+
+
+def _evaluated(
+    net: CaffeNet,
+    weights: FlatBuffer,
+    strategy: Strategy,
+    collectives: PlannedCollectives,
+    deadline: Callable[[], Deadline],
+    box: CenterBox | None,
+) -> EvaluatedWeights | CenterWeights:
+    """The weights that are tested and saved: those in `box`, where ranks wait for nobody."""
+    statistics = [info.name for info in net.parameter_infos if info.is_statistic]
+    if box is not None:
+        return box.evaluated(weights, statistics, deadline)
+    return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
+
+
+def _collectives(transport: Transport, name: str, trace: Trace | None) -> PlannedCollectives:
+    if trace is None:
+        return PlannedCollectives(transport, lambda _num_bytes: name)
+    return TracedCollectives(transport, lambda _num_bytes: name, trace)
+
+
+def _solver(
+    config: RunConfig, caffe: CaffeSolver, sharing: StrategyConfig, net: CaffeNet, weights: FlatBuffer, memory: Memory
+) -> tuple[StrategyConfig, Solver, tuple[str, ...]]:
+    """The solver with what momentum and rate the strategy leaves it, and the strategy with its share."""
+    are_all = config.box is None
+    sharing, settings, notices = with_momentum(sharing, solver_config(caffe), config.workers, are_all)
+    layout = weights.layout
+    multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in net.parameter_infos}
+    histories = [FlatBuffer(layout, history.array) for history in memory.histories]
+    solver = build_solver(settings, weights, FlatBuffer(layout, memory.summed.array), multipliers, histories)
+    return sharing, solver, notices
+
+
+def _load_start(start: ResumePoint | None, model: Model, solver: Solver, config: RunConfig) -> None:
+    if start is None:
+        return
+    try:
+        model.load_state_dict(start.weights)
+        if start.momentum:
+            solver.load_state_dict(start.momentum)
+    except InputError as error:
+        raise InputError(f"--snapshot {config.snapshot}: {error}; give a snapshot of this net") from error
+
+
+def build_worker(
+    learner: Learner, stream: BatchStream, config: RunConfig, updates: Updates, laps: Laps | None
+) -> Worker:
+    return Worker(learner.model, updates, learner.strategy, stream, learner.parts, config.timeout_s, laps)
+
+
+def build_evaluation(
+    net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float, number: int = 0
+) -> Evaluation:
+    """A test of `net`; `number` tells those of several nets apart."""
+    return Evaluation(net, net.output_shapes, reader, num_batches, transport, timeout_s, f"test {number}")
+
+
+def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig, seed: int) -> BatchReader:
+    """All that the net reads in `phase`; InputError where a layer's files or settings do not fit."""
+    training = phase == "TRAIN"
+    layers = definition.data_layers(phase)
+    without = WithoutData(definition.own_batch_size(phase), definition.input_shapes(phase))
+    return BatchReader(layers, training, seed, shuffled=config.shuffle and training, without=without)
+
+
+def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int, config: RunConfig) -> CaffeNet:
+    """The net of the reader's phase, for the reader's shapes, in every worker."""
+    return build_net(definition, "TRAIN" if reader.training else "TEST", reader.top_shapes, seed, _room(config))
+
+
+def _room(config: RunConfig) -> Room:
+    """Blobs count where their batch is the file's, and where they lie in this memory."""
+    batches = 1 if config.shares_batch else config.workers
+    if config.exact is not None or config.large_batch is not None or config.device != CPU:
+        batches = 0
+    return Room(config.workers, batches / 2 if config.precision == BF16 else batches)
+
+
+def global_batch_size(config: RunConfig, reader: BatchReader, num_parts: int) -> int:
+    """Samples of all workers in one of the `num_parts` of a step (`--batch-mode`, `--large-batch`)."""
+    if config.large_batch is not None:
+        return config.large_batch.batch_size // num_parts
+    if not config.shares_batch:
+        return reader.batch_size * config.workers
+    if reader.batch_size < config.workers:
+        raise InputError(
+            f"--workers {config.workers} with --batch-mode global: {reader.described} gives batches of "
+            f"{reader.batch_size}, less than a sample a worker; use fewer workers or a larger batch_size"
+        )
+    return reader.batch_size
+
+
+def run_seed(config: RunConfig, caffe: CaffeSolver) -> int:
+    """--seed, else the solver's random_seed, else 0: a run can always be repeated."""
+    if config.seed is not None:
+        return config.seed
+    return caffe.random_seed or 0

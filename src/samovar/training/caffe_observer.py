@@ -1,0 +1,84 @@
+"""How rank 0 tells what happens in a run of `samovar caffe train`: what Caffe would print, as records."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.model.half import NetOutput
+from samovar.report.pipe import RecordWriter
+from samovar.report.records import Iterated, LastLoss, Tested
+from samovar.solver.policy import PolicyConfig
+from samovar.training.evaluation import TestResult, named_values
+from samovar.training.loop import StepDone
+
+
+class CaffeObserver:
+    """Tells of every `display`-th iteration, counted from 0, with the outputs of its last forward pass on this rank.
+
+    It must hear of a step before the next one begins (`Schedule.is_prompt`).
+    """
+
+    def __init__(
+        self,
+        writer: RecordWriter,
+        net: CaffeNet,
+        caffe: CaffeSolver,
+        policy: PolicyConfig,
+        test_loss_weights: Sequence[Mapping[str, float]],
+    ) -> None:
+        self._writer = writer
+        self._policy = policy
+        self._display = caffe.display
+        self._losses: deque[float] = deque(maxlen=caffe.average_loss)
+        self._tells_test_loss = caffe.test_compute_loss
+        self._test_loss_weights = test_loss_weights
+        self._loss_weights = net.loss_weights
+        self._outputs: Mapping[str, torch.Tensor] = {}
+        self._shown_s = time.monotonic()
+        self._shown_iteration: int | None = None
+        if caffe.display:
+            net.register_forward_hook(self._keep_outputs)
+
+    def step_done(self, done: StepDone) -> None:
+        self._losses.append(done.loss)
+        iteration = done.steps_done - 1
+        if self._display and iteration % self._display == 0:
+            self._writer.write(self._iterated(iteration))
+
+    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
+        loss = result.loss if self._tells_test_loss else None
+        weights = self._test_loss_weights[net]
+        self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss, loss_weights=weights))
+
+    def ended(self) -> None:
+        """Caffe says nothing of it."""
+
+    def forwarded(self, steps_done: int, loss: float) -> None:
+        self._losses.append(loss)
+        self._writer.write(LastLoss(step=steps_done, loss=self._smoothed()))
+
+    def _keep_outputs(self, _net: torch.nn.Module, _batch: object, output: NetOutput) -> None:
+        self._outputs = output.scalars
+
+    def _smoothed(self) -> float:
+        return sum(self._losses) / len(self._losses)
+
+    def _iterated(self, iteration: int) -> Iterated:
+        now_s = time.monotonic()
+        since = 0 if self._shown_iteration is None else iteration - self._shown_iteration
+        told = Iterated(
+            iteration=iteration,
+            num_iterations=since,
+            display=self._display,
+            seconds=now_s - self._shown_s,
+            loss=self._smoothed(),
+            learning_rate=self._policy.rate(iteration),
+            outputs=named_values(self._outputs),
+            loss_weights=self._loss_weights,
+        )
+        self._shown_s, self._shown_iteration = now_s, iteration
+        return told

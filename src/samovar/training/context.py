@@ -1,0 +1,114 @@
+"""What a rank process is given, and its signals."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from samovar.config import RunConfig
+from samovar.core.crowding import PoliteThreads
+from samovar.core.group import Group
+from samovar.launch.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
+from samovar.report.pipe import RecordWriter
+from samovar.report.records import Notice
+from samovar.training.loop import Requests
+from samovar.transports.base import Transport
+from samovar.transports.shm import Board, BoardWord
+
+_CROWDED = (
+    "rank {}: other programs compute on its cores, so as long as that lasts its threads sleep while they wait for each "
+    "other; the bits stay, and with one thread for each core that is free it may be faster: --threads-per-worker"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxDescriptors:
+    """The memory of the run's own box."""
+
+    board: int
+    center: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank is given: its settings, its way to the others, its way to the launcher.
+
+    `is_gone(rank)` tells whether the launcher has given that rank up. `box` is there for strategies with a center.
+    The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times.
+    """
+
+    config: RunConfig
+    transport: Transport
+    writer: RecordWriter
+    at_boundary: Callable[[int], Requests]
+    is_gone: Callable[[int], bool]
+    box: BoxDescriptors | None = None
+    device: torch.device | None = None
+    life: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        return self.transport.group.rank == 0
+
+
+def use_cpus(cpus: tuple[int, ...]) -> None:
+    """Pin this process, threads to come included."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+class SignalRequests:
+    """What signals ask of this rank: sent to it directly, or passed on by the launcher over the board.
+
+    Handlers only set numbers; `at_boundary` reads them between two steps.
+    """
+
+    def __init__(self, board: Board, group: Group) -> None:
+        self._board = board
+        self._rank = group.rank
+        self._stop_signal = 0
+        self._num_snapshots = 0
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note_stop)
+        signal.signal(SNAPSHOT_SIGNAL, self._note_snapshot)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
+
+    def at_boundary(self, steps_done: int) -> Requests:
+        """Show how far this rank is; tell what was asked of it so far."""
+        self._board.post(self._rank, BoardWord.STEPS_DONE, steps_done)
+        launcher = self._board.launcher_row
+        return Requests(
+            self._stop_signal or self._board.read(launcher, BoardWord.STOP_SIGNAL),
+            self._num_snapshots + self._board.read(launcher, BoardWord.SNAPSHOT_REQUESTS),
+        )
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the launcher says so."""
+        return self._board.read(rank, BoardWord.IS_GONE) != 0
+
+    def _note_stop(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_signal = number
+
+    def _note_snapshot(self, _number: int, _frame: FrameType | None) -> None:
+        self._num_snapshots += 1
+
+
+class Boundary:
+    """What a rank does between two steps, whatever its job."""
+
+    def __init__(self, requests: SignalRequests, num_threads: int, writer: RecordWriter, rank: int) -> None:
+        self._requests = requests
+        self._threads = PoliteThreads(num_threads)
+        self._writer = writer
+        self._rank = rank
+        self._is_told = False
+
+    def at(self, steps_done: int) -> Requests:
+        """Show how far this rank is; what was asked of it so far."""
+        if self._threads.look() and not self._is_told:
+            self._is_told = True
+            self._writer.write(Notice(level="info", text=_CROWDED.format(self._rank)))
+        return self._requests.at_boundary(steps_done)

@@ -1,0 +1,78 @@
+"""The test job of one rank: a net's outputs over a number of batches."""
+
+import contextlib
+from pathlib import Path
+
+from samovar.core.device import BF16
+from samovar.data.reader import BatchReader
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
+from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.model.device import device_notices
+from samovar.model.half import precision_warnings, use_half
+from samovar.report.records import Notice, Tested, TestedBatch
+from samovar.training import build
+from samovar.training.caffe_debug import show_values_of_test
+from samovar.training.context import RankContext
+from samovar.training.evaluation import TestResult
+from samovar.training.weights import load_weights
+
+DEFAULT_NUM_BATCHES = 50  # Caffe's
+
+
+def run_evaluation(context: RankContext) -> None:
+    """Mean outputs of the TEST net with the given weights, told by rank 0; raises SamovarError."""
+    config = context.config
+    definition = load_net(config.model, config.level, config.stages)
+    with contextlib.ExitStack() as stack:
+        reader = build.open_reader(definition, "TEST", config, 0)
+        stack.callback(reader.close)
+        net = build.net_for(definition, reader, 0, config)
+        notices = (*definition.warnings, *load_weights(net, config.weights))
+        notices += (*precision_warnings(config.precision, context.device), *_without_data(definition, reader))
+        notices += device_notices(context.device, config.workers, config.device)
+        net.place(context.device)
+        if config.precision == BF16:
+            use_half(info.parameter for info in net.parameter_infos)
+        if definition.debug_info:
+            show_values_of_test(context, net)
+        outputs = _kept_outputs(net, config.hdf5_out)
+        evaluation = build.build_evaluation(
+            net, reader, config.iterations or DEFAULT_NUM_BATCHES, context.transport, config.timeout_s
+        )
+        result = evaluation.run()
+        if config.hdf5_out is not None:
+            written = [path for output in outputs if (path := output.write(config.hdf5_out)) is not None]
+            notices += tuple(f"{path}: written" for path in written)
+    if context.is_first:
+        for text in notices:
+            context.writer.write(Notice(level="warning", text=text))
+        _tell(context, result, net.loss_weights)
+
+
+def _without_data(definition: CaffeNetDefinition, reader: BatchReader) -> tuple[str, ...]:
+    """That the outputs say nothing, where the net is fed by a program and not from files."""
+    if reader.sources or not (inputs := definition.input_shapes("TEST")):
+        return ()
+    return (
+        f"{definition.path}: its TEST phase reads no data, and {', '.join(map(repr, inputs))} are zeros, so that these "
+        "outputs measure nothing; give a net with data layers",
+    )
+
+
+def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
+    """The HDF5Output layers, which keep what they take where there is a folder to write into."""
+    found = [layer for layer in net.layers if isinstance(layer, HDF5Output)]
+    for output in found:
+        output.keeps = folder is not None
+    return found
+
+
+def _tell(context: RankContext, result: TestResult, loss_weights: dict[str, float]) -> None:
+    """Caffe also shows each batch, and the loss."""
+    if not context.config.by_caffe:
+        context.writer.write(Tested(step=None, outputs=result.outputs))
+        return
+    for number, outputs in enumerate(result.batches):
+        context.writer.write(TestedBatch(batch=number, outputs=outputs))
+    context.writer.write(Tested(step=None, outputs=result.outputs, loss=result.loss, loss_weights=loss_weights))

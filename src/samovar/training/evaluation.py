@@ -1,0 +1,119 @@
+"""One rank's share of a test pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from samovar.collectives.execute import open_channel
+from samovar.collectives.tree import tree_all_reduce
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.data.reader import BatchReader
+from samovar.data.stream import evaluation_batches
+from samovar.model.half import NetOutput
+from samovar.transports.base import Region, Transport
+
+MAX_VALUES = 1 << 12  # of all outputs together; more are no figures to read
+MAX_TABLE_VALUES = 1 << 25  # of all batches, 256 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """Means over a test pass: each output by name, and the weighted sum of losses (0 for a net without any).
+
+    Value k of an output of several numbers is "name[k]". `batches` are the same outputs of each batch.
+    """
+
+    outputs: dict[str, float]
+    loss: float
+    batches: tuple[dict[str, float], ...]
+
+
+class Evaluation:
+    """The mean of every output of the test net over `num_batches` batches, as Caffe's test pass.
+
+    Rank r computes batches r, r + P, ...; each result is made by one rank and only copied by the others
+    (x + 0 = x), and the mean is taken in batch order: the same bits for any number of workers. `output_shapes` are
+    those of the outputs, by name; raises InputError where they are too large to be figures. `name` tells several
+    evaluations apart.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        output_shapes: Mapping[str, Sequence[int]],
+        reader: BatchReader,
+        num_batches: int,
+        transport: Transport,
+        timeout_s: float,
+        name: str = "test",
+    ) -> None:
+        self._net = net
+        self._output_names = tuple(output_shapes)
+        self._columns = _planned_names(output_shapes)
+        self._reader = reader
+        self._num_batches = num_batches
+        self._group = transport.group
+        self._timeout_s = timeout_s
+        count = num_batches * (len(self._columns) + 1)
+        if count > MAX_TABLE_VALUES:
+            raise InputError(
+                f"test net: {num_batches:,} batches of {len(self._columns):,} output values each; at most "
+                f"{MAX_TABLE_VALUES // (len(self._columns) + 1):,} can be kept, lower test_iter or --iterations"
+            )
+        window = transport.open_window(f"{name} results", count * 8, 0)
+        self._results = Region.of(window, 0, count, np.float64)
+        plan = tree_all_reduce(transport.group.rank, transport.group.world_size)
+        self._channel = open_channel(f"{name} all-reduce", plan, transport, self._results)
+
+    def run(self) -> TestResult:
+        """The same on every rank."""
+        table = self._results.array.reshape(self._num_batches, len(self._columns) + 1)
+        table[...] = 0.0
+        with torch.no_grad():
+            for batch, tensors in evaluation_batches(self._reader, self._group, self._num_batches):
+                table[batch] = self._values(self._net(tensors))
+        self._channel.run(Deadline.after(self._timeout_s))
+        means = [float(np.mean(table[:, column])) for column in range(table.shape[1])]
+        return TestResult(self._named(means), means[-1], tuple(self._named(row) for row in table))
+
+    def _named(self, row: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float]:
+        return {name: float(value) for name, value in zip(self._columns, row, strict=False)}
+
+    def _values(self, output: NetOutput) -> list[float]:
+        """Every value of every output, then the loss."""
+        values = named_values({name: output.scalars[name] for name in self._output_names})
+        if tuple(values) != self._columns:
+            raise InputError(
+                f"test net: its outputs have {len(values)} values in this batch, {len(self._columns)} were planned; "
+                "take a blob whose size depends on the data with Silence"
+            )
+        return [*values.values(), 0.0 if output.loss is None else float(output.loss)]
+
+
+def named_values(outputs: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Every value by name: that of "loss" as "loss", those of several in "name" as "name[0]", "name[1]", ..."""
+    flat = {name: value.flatten().tolist() for name, value in outputs.items()}
+    names = _value_names({name: len(values) for name, values in flat.items()})
+    return dict(zip(names, (float(value) for values in flat.values() for value in values), strict=True))
+
+
+def _value_names(counts: Mapping[str, int]) -> tuple[str, ...]:
+    return tuple(name if count == 1 else f"{name}[{index}]" for name, count in counts.items() for index in range(count))
+
+
+def _planned_names(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
+    """The names of all values; InputError where there are more than anybody reads."""
+    counts = {name: prod(shape) for name, shape in shapes.items()}
+    if sum(counts.values()) > MAX_VALUES:
+        largest = max(counts, key=lambda name: counts[name])
+        raise InputError(
+            f"test net: output {largest!r} has shape {tuple(shapes[largest])}; a test pass takes the means of at most "
+            f"{MAX_VALUES:,} numbers; end the net with a loss or Accuracy, or take the blob with Silence"
+        )
+    return _value_names(counts)

@@ -1,0 +1,195 @@
+"""A rank's flat memory, and the strategy on it: what workers share, and how."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce
+from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.plans import REDUCE_SCATTERS
+from samovar.collectives.slice_tree import own_nodes
+from samovar.config import RunConfig
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.core.layout import Bucket, Layout
+from samovar.data.order import Portions, batch_portions, shares, slice_portions
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import CaffeSolver, solver_config
+from samovar.solver.flat import num_histories
+from samovar.strategies.base import Buffers, Strategy
+from samovar.strategies.build import build_strategy
+from samovar.strategies.center_steps import CenterSeat
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.exact import ExactSync, SliceSums
+from samovar.strategies.traits import AUTO
+from samovar.strategies.trial import Witness
+from samovar.training.step import Parts
+from samovar.transports.base import MappedWindow, Region, Transport
+
+# The plan with which updates are divided unasked: it makes the sums where they lie.
+_DIVIDED = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Rows of float32 (N,) in the window: weights, a backward pass's gradient, what the solver reads, what it keeps.
+
+    `sums` are the gradient itself, or with --exact a row for each sum of slices, of which the solver reads the first.
+    """
+
+    weights: Region
+    gradients: Region
+    sums: Region
+    histories: tuple[Region, ...]
+
+    @property
+    def summed(self) -> Region:
+        return self.sums.part(0, len(self.gradients.array))
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ranks can reach each other's memory as their own."""
+        return isinstance(self.gradients.window, MappedWindow)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """--exact: `num_slices` in all, rank r computes ranges[r]; each slice has `num_batches` batches."""
+
+    ranges: tuple[tuple[int, int], ...]
+    num_slices: int
+    num_batches: int
+
+    @classmethod
+    def of(cls, config: RunConfig, caffe: CaffeSolver, net: CaffeNet) -> "Slices | None":
+        """InputError, naming them, for layers that mix samples."""
+        if config.exact is None:
+            return None
+        if mixing := net.mixing_layers:
+            raise InputError(
+                f"--exact {config.exact}: {net.path}: {', '.join(mixing)}: a sample's values there depend on others of "
+                "its batch, so that slices are not what the whole batch is; leave --exact out"
+            )
+        ranges = tuple((first, first + count) for first, count in shares(config.exact, config.workers))
+        return cls(ranges, config.exact, caffe.iter_size)
+
+    @property
+    def leaves(self) -> tuple[tuple[int, int], ...]:
+        """The ranges of what is added up: a slice's batches count one by one."""
+        return tuple((first * self.num_batches, stop * self.num_batches) for first, stop in self.ranges)
+
+    @property
+    def num_leaves(self) -> int:
+        return self.num_slices * self.num_batches
+
+    @property
+    def num_rows(self) -> int:
+        return max(len(own_nodes(own, self.num_leaves)) for own in self.leaves)
+
+
+def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig, tuple[str, ...]]:
+    """`config`, or what comes nearest to it with this solver, and a sentence that says so."""
+    if not config.divides_updates or caffe.clip_gradients is None:
+        return config, ()
+    if config.updates_parts:
+        asked, instead, settings = "--owner parts", "--owner all", replace(config, owner="all")
+    else:
+        asked, instead = "--overlap full", "--overlap backward"
+        settings = replace(config, overlap="backward", owner=None)
+    notice = (
+        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; "
+        f"every rank updates everything then, as with {instead}"
+    )
+    return settings, (notice,)
+
+
+def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, collective: str) -> StrategyConfig:
+    """`sharing`, with updates in parts where nobody said who makes them and nothing speaks against it.
+
+    Raises InputError where parts were asked for and sums of `collective` are not made in parts.
+    """
+    if sharing.updates_parts and collective not in REDUCE_SCATTERS:
+        raise InputError(
+            f"--owner parts: {collective} makes no sums in parts; choose --collective {' or '.join(REDUCE_SCATTERS)}, "
+            "or --owner all"
+        )
+    is_open = sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
+    if not is_open or sharing.codec is not None or caffe.clip_gradients is not None:
+        return sharing
+    return replace(sharing, overlap="none", owner="parts" if collective == _DIVIDED and config.workers > 1 else "all")
+
+
+def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> Memory:
+    """Without histories: these lie with the solver, unless they travel to other ranks."""
+    size = layout.num_elements
+    num_sums = 0 if slices is None else slices.num_rows
+    rows = _rows(transport, "model", size, 2 + num_sums)
+    gradients = rows.part(size, 2 * size)
+    sums = gradients if slices is None else rows.part(2 * size, (2 + num_sums) * size)
+    return Memory(rows.part(0, size), gradients, sums, ())
+
+
+def with_histories(memory: Memory, transport: Transport, strategy: StrategyConfig, caffe: CaffeSolver) -> Memory:
+    """The same with the solver's histories in a window, where a rank keeps only some of them."""
+    if not strategy.divides_updates:
+        return memory
+    size, count = len(memory.weights.array), num_histories(solver_config(caffe))
+    rows = _rows(transport, "histories", size, count)
+    return replace(memory, histories=tuple(rows.part(row * size, (row + 1) * size) for row in range(count)))
+
+
+def _rows(transport: Transport, name: str, size: int, count: int) -> Region:
+    return Region.of(transport.open_window(name, count * size * 4, 0), 0, count * size, np.float32)
+
+
+def make_strategy(
+    strategy: StrategyConfig,
+    collectives: PlannedCollectives,
+    buckets: Sequence[Bucket],
+    memory: Memory,
+    slices: Slices | None,
+    deadline: Callable[[], Deadline],
+    seat: CenterSeat | None,
+    witness: Witness | None = None,
+) -> Strategy:
+    if slices is not None:
+        return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
+    buffers = Buffers(memory.weights, memory.gradients, memory.histories)
+    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, witness)
+
+
+def step_parts(config: RunConfig, caffe: CaffeSolver, memory: Memory, slices: Slices | None, rank: int) -> Parts:
+    """The batches of a rank's step, and how their gradients are added up."""
+    if slices is None:
+        return Parts(caffe.iter_size, config.workers, caffe.iter_size)
+    first, stop = own = slices.leaves[rank]
+    rows = memory.sums.array.reshape(-1, len(memory.gradients.array))
+    sums = SliceSums(memory.gradients.array, rows, own, slices.num_leaves)
+    return Parts(stop - first, slices.num_slices, 1, sums)
+
+
+def portions(group: Group, global_batch: int, slices: Slices | None) -> Portions:
+    """The samples that a rank reads; InputError where there are more workers, or slices, than samples."""
+    if slices is None:
+        return batch_portions(group, global_batch)
+    if global_batch < slices.num_slices:
+        raise InputError(
+            f"--exact {slices.num_slices}: a batch of {global_batch} samples has no sample for each slice; "
+            f"give at most {global_batch}"
+        )
+    return slice_portions(global_batch, slices.num_slices, slices.ranges[group.rank], slices.num_batches)
+
+
+def chosen_collective(config: RunConfig, memory: Memory, buckets: Sequence[Bucket]) -> str:
+    """The plan by name: --collective, or for `auto` the best one for the largest bucket.
+
+    A pure function of the configuration and the net, so that every rank and every resumed run finds the same.
+    """
+    if config.exact is not None:
+        return "slice-tree"
+    if config.strategy.collective != AUTO:
+        return config.strategy.collective
+    num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * ELEMENT_BYTES
+    return choose_all_reduce(config.calibration, config.workers, num_bytes, memory.is_mapped, config.oversubscribed)

@@ -1,0 +1,135 @@
+"""How rank 0 tells what happens: records for the launcher, lines in metrics.jsonl."""
+
+import time
+from collections import deque
+
+from samovar.report.metrics import MetricsWriter
+from samovar.report.pipe import RecordWriter
+from samovar.report.records import Notice, Progress, Tested
+from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
+from samovar.solver.policy import PolicyConfig
+from samovar.strategies.config import StrategyConfig
+from samovar.training.evaluation import TestResult
+from samovar.training.loop import StepDone
+
+# A run without `display` still shows that it lives.
+_SILENCE_S = 1.0
+_RATE_STEPS = 50
+TOTAL_LOSS = "test_loss"  # the weighted sum of all losses (test_compute_loss)
+
+
+class RunObserver:
+    """Shows every `display_interval` steps the mean loss of the last `average_loss` steps, and the speed."""
+
+    def __init__(
+        self,
+        writer: RecordWriter,
+        metrics: MetricsWriter,
+        policy: PolicyConfig,
+        num_steps: int,
+        display_interval: int,
+        average_loss: int,
+        remedy: str,
+        shows_test_loss: bool = False,
+    ) -> None:
+        self._writer = writer
+        self._metrics = metrics
+        self._policy = policy
+        self._num_steps = num_steps
+        self._display_interval = display_interval
+        self._shows_test_loss = shows_test_loss
+        self._losses: deque[float] = deque(maxlen=average_loss)
+        self._recent: deque[StepDone] = deque(maxlen=_RATE_STEPS)
+        self._shown_s = time.monotonic()
+        self._spent, self._stragglers = TimeSpent(remedy), StragglerWatch()
+        self._is_warm = False
+
+    def step_done(self, done: StepDone) -> None:
+        self._losses.append(done.loss)
+        self._recent.append(done)
+        rate = self._policy.rate(done.steps_done - 1)
+        arrival = None if done.last_rank is None else Arrival(done.last_rank, done.late_s, done.seconds)
+        values = {
+            "loss": done.loss,
+            "learning_rate": rate,
+            "samples": done.num_samples,
+            "seconds": done.seconds,
+            **{f"{kind}_s": seconds for kind, seconds in _seconds(done).items()},
+            **({} if arrival is None else {"last_rank": arrival.rank, "late_s": arrival.late_s}),
+        }
+        self._metrics.append(done.steps_done, "train", values)
+        self._watch_time(done, arrival)
+        if self._is_due(done):
+            self._shown_s = time.monotonic()
+            self._writer.write(self._progress(done, rate))
+
+    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
+        """Each test net has a kind of its own in metrics.jsonl: test, test_1, test_2, ..."""
+        loss = result.loss if self._shows_test_loss else None
+        values = result.outputs if loss is None else {TOTAL_LOSS: loss, **result.outputs}
+        self._metrics.append(steps_done, "test" if net == 0 else f"test_{net}", values)
+        self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss))
+
+    def forwarded(self, steps_done: int, loss: float) -> None:
+        """Only Caffe's own command asks for it."""
+
+    def ended(self) -> None:
+        verdict = self._spent.verdict()
+        if verdict is not None:
+            self._writer.write(Notice(level="info", text=verdict))
+
+    def _watch_time(self, done: StepDone, arrival: Arrival | None) -> None:
+        """The first step of a process, which warms up, says nothing."""
+        if self._is_warm:
+            self._spent.add(_seconds(done), arrival)
+            sentence = None if arrival is None else self._stragglers.take(arrival)
+            if sentence is not None:
+                self._writer.write(Notice(level="warning", text=f"step {done.steps_done}: {sentence}"))
+        self._is_warm = True
+
+    def _is_due(self, done: StepDone) -> bool:
+        if done.steps_done == self._num_steps:
+            return True
+        if interval := self._display_interval:
+            return done.steps_done // interval > (done.steps_done - done.num_steps) // interval
+        return time.monotonic() - self._shown_s > _SILENCE_S
+
+    def _progress(self, done: StepDone, rate: float) -> Progress:
+        seconds = sum(done.seconds for done in self._recent)
+        steps_left = self._num_steps - done.steps_done
+        return Progress(
+            step=done.steps_done,
+            total_steps=self._num_steps,
+            loss=sum(self._losses) / len(self._losses),
+            learning_rate=rate,
+            samples_per_second=sum(done.num_samples for done in self._recent) / seconds if seconds > 0 else 0.0,
+            eta_s=seconds / sum(done.num_steps for done in self._recent) * steps_left,
+        )
+
+
+def _seconds(done: StepDone) -> dict[str, float]:
+    return {kind: getattr(done.times, f"{kind}_s") for kind in KINDS}
+
+
+class SilentObserver:
+    """The observer of the other ranks: they see the same numbers."""
+
+    def step_done(self, done: StepDone) -> None:
+        """Rank 0 tells."""
+
+    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
+        """Rank 0 tells."""
+
+    def forwarded(self, steps_done: int, loss: float) -> None:
+        """Rank 0 tells."""
+
+    def ended(self) -> None:
+        """Rank 0 tells."""
+
+
+def remedy_for(strategy: StrategyConfig) -> str:
+    """What to try where exchanges take long."""
+    if strategy.exchanges_weights:
+        return "a longer --sync-period, or larger batches"
+    rest = "larger batches, or a strategy with a period"
+    return rest if strategy.has_owners else f"--overlap full, {rest}"

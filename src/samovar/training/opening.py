@@ -1,0 +1,72 @@
+"""What a rank opens before it can train: solver, data and net."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from samovar.data.order import member_portions
+from samovar.data.reader import BatchReader
+from samovar.data.stream import BatchStream
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
+from samovar.frontends.caffe.large_batch import with_large_batch
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.report.records import Notice
+from samovar.training import build
+from samovar.training.context import RankContext
+from samovar.training.data_cache import hold_training_set
+from samovar.training.memory import Slices, portions
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A solver (that for larger steps, where --large-batch asks for them), its training data, and the net for it."""
+
+    caffe: CaffeSolver
+    definition: CaffeNetDefinition
+    reader: BatchReader
+    net: CaffeNet
+    context: RankContext
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all workers in a part of a step."""
+        return build.global_batch_size(self.context.config, self.reader, self.caffe.iter_size)
+
+    @contextlib.contextmanager
+    def stream(self, slices: Slices | None, first_batch: int, order_index: int | None = None) -> Iterator[BatchStream]:
+        """This rank's batches, from `first_batch` on; closed at the end. `order_index`: all data, in an own order."""
+        group = self.context.transport.group
+        if order_index is None:
+            own = portions(group, self.global_batch, slices)
+        else:
+            own = member_portions(group, self.global_batch, order_index, len(self.reader))
+        if self.context.config.hold_data and self.context.config.job == "train":
+            hold_training_set(self.context, self.reader)
+        with contextlib.closing(BatchStream(self.reader, own, first_batch)) as stream:
+            yield stream
+
+
+@contextlib.contextmanager
+def open_training(context: RankContext) -> Iterator[Opened]:
+    """The parts of the training job in `context.config`; the data is closed at the end. Raises SamovarError."""
+    config = context.config
+    caffe = load_solver(config.model)
+    definition = load_source(caffe.net, config.level, config.stages)
+    seed = build.run_seed(config, caffe)
+    with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
+        caffe = _for_large_batch(context, caffe, reader)
+        net = build.net_for(definition, reader, seed, config)
+        net.device = context.device
+        yield Opened(caffe, definition, reader, net, context)
+
+
+def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
+    """The solver for the steps that --large-batch asks for; tells what it changes."""
+    large = context.config.large_batch
+    if large is None:
+        return caffe
+    changed, words = with_large_batch(caffe, reader.batch_size, large)
+    if context.is_first:
+        context.writer.write(Notice(level="info", text=words))
+    return changed

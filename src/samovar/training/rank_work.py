@@ -1,0 +1,59 @@
+"""What a rank process does: its part of the job, and telling the launcher why it cannot go on."""
+
+import traceback
+
+import torch
+
+from samovar.config import RunConfig
+from samovar.core import errors
+from samovar.core.errors import SamovarError
+from samovar.core.group import Group
+from samovar.launch.rank_arguments import RankArguments
+from samovar.model.device import use_device
+from samovar.report.pipe import RecordWriter
+from samovar.report.records import Failed
+from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
+from samovar.training.evaluate_rank import run_evaluation
+from samovar.training.free_rank import run_free_training
+from samovar.training.probe_rank import run_probe
+from samovar.training.time_rank import run_timing
+from samovar.training.train_rank import run_training
+from samovar.transports.shm import Board, ShmTransport
+
+_JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "probe": run_probe}
+
+
+def work(given: RankArguments) -> int:
+    """Do this rank's part of the job; the exit code is 0, or that of the error told to the launcher."""
+    writer = RecordWriter(given.pipe)
+    try:
+        _run(given, writer)
+    except SamovarError as error:
+        return _tell(writer, given.rank, str(error), error.exit_code, error)
+    except Exception as error:
+        traceback.print_exc()  # into the rank's log
+        return _tell(writer, given.rank, f"{type(error).__name__}: {error}", SamovarError.exit_code, error)
+    return 0
+
+
+def _run(given: RankArguments, writer: RecordWriter) -> None:
+    config = RunConfig.load(given.config)
+    group = Group(given.rank, config.workers)
+    requests = SignalRequests(Board(given.segment, config.workers), group)
+    use_cpus(config.cpus[given.rank])
+    torch.set_num_threads(config.threads_per_worker)
+    is_back = given.life > 0
+    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed, is_back=is_back)
+    box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
+    device = use_device(config.device, given.rank)
+    boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
+    context = RankContext(config, transport, writer, boundary.at, requests.is_gone, box, device, given.life)
+    job = run_free_training if config.job == "train" and config.is_free else _JOBS[config.job]
+    job(context)
+
+
+def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:
+    # The launcher knows the classes of core.errors alone, not those that a room derives from them.
+    kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ in ("builtins", errors.__name__))
+    writer.write(Failed(rank=rank, message=message, step=None, exit_code=exit_code, kind=kind))
+    return exit_code

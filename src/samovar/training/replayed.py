@@ -1,0 +1,188 @@
+"""A center that takes reads and updates in a recorded order, chunk by chunk: so a run gives the same bits again."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from samovar.box.base import Versions
+from samovar.box.mapped import MappedCenter
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.training.order_log import OrderLog
+from samovar.training.recorded import WatchedCenter
+from samovar.transports.base import Array, Window
+
+_FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
+
+
+class ReplayedCourse:
+    """The steps of the record, each with its rate."""
+
+    def __init__(self, rate_steps: Sequence[int]) -> None:
+        self._left = list(reversed(rate_steps))
+
+    def next_rate_step(self) -> int | None:
+        return self._left.pop() if self._left else None
+
+
+class Turns:
+    """When each of a worker's reads and updates may have each chunk: after as many others as its ticket says.
+
+    In a chunk's order, update v comes after update v - 1 and all reads of version v - 1; a read of version v after
+    update v. `counts` are, on rank 0 in window `window`, the reads and updates that each chunk has had.
+    """
+
+    def __init__(self, logs: Sequence[OrderLog], rank: int, window: Window) -> None:
+        self._window = window
+        self._own = logs[rank]
+        self._reads_up_to = reads_up_to(logs)
+        self._next = 0
+
+    def take(self, is_update: bool) -> tuple[Versions, Versions]:
+        """Of the next entry, which must be of this kind: each chunk's ticket, and the version there will be."""
+        place, self._next = self._next, self._next + 1
+        if place >= len(self._own.versions) or self._own.is_update[place] != is_update:
+            raise SamovarError("--replay: this run goes another way than the recorded one; are all settings the same?")
+        versions = self._own.versions[place]
+        chunks = np.arange(len(versions))
+        # Column x + 1 counts the reads of versions up to x.
+        if is_update:
+            return versions - 1 + self._reads_up_to[chunks, versions], versions
+        return versions + self._reads_up_to[chunks, versions], versions
+
+    def each(self, tickets: Versions, deadline: Deadline) -> Iterator[int]:
+        """Every chunk, when it has had as many reads and updates as its ticket says; it has one more at the next call.
+
+        In whatever order that comes: members begin their updates at different chunks, so who waited for the first one
+        could be waited for at another. Raises DeadlineExceeded.
+        """
+        left, pause_s = dict(enumerate(tickets.tolist())), _FIRST_POLL_S
+        while left:
+            come = [chunk for chunk, ticket in left.items() if self._window.fetch_add(0, 8 * chunk, 0) >= ticket]
+            for chunk in come:
+                yield chunk
+                self._window.fetch_add(0, 8 * chunk, 1)
+                del left[chunk]
+            if come:
+                pause_s = _FIRST_POLL_S
+                continue
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"--replay: chunk {min(left)} did not come to its turn; see the other ranks' logs"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+
+
+class ReplayedCenter(WatchedCenter):
+    """`center`, each chunk of which waits for its turn (see `samovar.box.base.Center`)."""
+
+    def __init__(self, center: MappedCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
+        super().__init__(center)
+        self._turns = turns
+        self._deadline = deadline
+
+    def read(self, destination: Array, deadline: Deadline) -> Versions:
+        return self._in_turn(
+            False, deadline, lambda chunk, part: self._center.read_chunks(chunk, destination[part], deadline)
+        )
+
+    def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
+        center = self._center
+        return self._in_turn(
+            True,
+            deadline,
+            lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline, momentum),
+        )
+
+    def accumulate_in_background(self, sequence: int, difference: Array) -> "ReplayedPush":
+        deadline, center = self._deadline(), self._center
+        return self._in_background(
+            deadline, lambda chunk, part: center.accumulate_chunks(chunk, sequence, difference[part], deadline)
+        )
+
+    def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
+        center = self._center
+        return self._in_turn(
+            True,
+            deadline,
+            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
+        )
+
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "ReplayedPush":
+        deadline, center = self._deadline(), self._center
+        return self._in_background(
+            deadline,
+            lambda chunk, part: center.exchange_chunks(chunk, sequence, weights[part], moving_rate, deadline),
+        )
+
+    def _in_background(self, deadline: Deadline, act: Callable[[int, slice], Versions]) -> "ReplayedPush":
+        tickets = self._turns.take(True)
+        return ReplayedPush(lambda: self._do(tickets, deadline, act))
+
+    def _in_turn(self, is_update: bool, deadline: Deadline, act: Callable[[int, slice], Versions]) -> Versions:
+        return self._do(self._turns.take(is_update), deadline, act)
+
+    def _do(
+        self, entry: tuple[Versions, Versions], deadline: Deadline, act: Callable[[int, slice], Versions]
+    ) -> Versions:
+        tickets, expected = entry
+        size, versions = self._center.chunk_elements, np.zeros_like(expected)
+        for chunk in self._turns.each(tickets, deadline):
+            (versions[chunk],) = act(chunk, slice(chunk * size, (chunk + 1) * size))
+        if (versions != expected).any():
+            raise SamovarError("--replay: the center took other versions than recorded; please report both runs")
+        return versions
+
+
+class ReplayedPush:
+    """A push on a thread of its own, since others may have their turn before it."""
+
+    def __init__(self, push: Callable[[], Versions]) -> None:
+        self._push = push
+        self._versions: Versions | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="samovar-replayed-push", daemon=True)
+        self._thread.start()
+
+    @property
+    def versions(self) -> Versions:
+        assert self._versions is not None, "nobody has waited for this push"
+        return self._versions
+
+    def wait(self, deadline: Deadline) -> None:
+        self._thread.join(deadline.remaining_s())
+        if self._thread.is_alive():
+            raise DeadlineExceeded("--replay: a push did not come to its turn; see the other ranks' logs")
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._versions = self._push()
+        except Exception as error:  # told where the push is waited for
+            self._error = error
+
+
+def reads_up_to(logs: Sequence[OrderLog]) -> Versions:
+    """Of each chunk (row), in column x + 1: how many reads saw a version up to x; int64 (num_chunks, V + 2).
+
+    Raises InputError where the logs are not those of one whole run: each of the updates 1 ... V of a chunk stands in
+    one of them.
+    """
+    updates = [one for log in logs for one, is_update in zip(log.versions, log.is_update, strict=True) if is_update]
+    reads = [one for log in logs for one, is_update in zip(log.versions, log.is_update, strict=True) if not is_update]
+    last, chunks = len(updates), np.arange(logs[0].head.num_chunks)
+    seen = np.zeros((len(chunks), last + 2), np.int64)
+    for versions in updates:
+        if (versions < 1).any() or (versions > last).any() or seen[chunks, versions].any():
+            raise InputError("--replay: the ranks' records are not of one run that ended; record it anew")
+        seen[chunks, versions] = 1
+    counts = np.zeros((len(chunks), last + 2), np.int64)
+    for versions in reads:
+        if (versions < 0).any() or (versions > last).any():
+            raise InputError("--replay: the ranks' records are not of one run that ended; record it anew")
+        counts[chunks, versions + 1] += 1
+    return np.cumsum(counts, axis=1)

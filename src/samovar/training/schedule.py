@@ -1,0 +1,64 @@
+"""What a training run does after which step, from the solver: for `samovar train`, and to the letter for Caffe's."""
+
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.solver import CaffeSolver, solver_config
+from samovar.training.loop import Schedule
+
+
+def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedule:
+    """The schedule of steps `first_step` and on; InputError where there are none, or the policy ends before them."""
+    num_steps = num_steps_of(config, caffe)
+    if first_step > num_steps:
+        raise InputError(
+            f"--snapshot {config.snapshot}: it has {first_step} steps, the run shall have {num_steps}; "
+            "raise max_iter or --iterations"
+        )
+    solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
+    make = _as_caffe if config.by_caffe else _plain
+    return make(caffe, first_step, num_steps)
+
+
+def num_steps_of(config: RunConfig, caffe: CaffeSolver) -> int:
+    """--iterations, else the solver's max_iter."""
+    return caffe.max_iter if config.iterations is None else config.iterations
+
+
+def first_step(config: RunConfig, schedule: Schedule) -> int:
+    """The step whose batches are read first. Caffe starts at the first record, also when it resumes."""
+    if config.by_caffe and config.snapshot is not None and not config.snapshot.is_dir():
+        return 0
+    return schedule.first_step
+
+
+def _plain(caffe: CaffeSolver, first_step: int, num_steps: int) -> Schedule:
+    """Save and test at the end in any case."""
+    return Schedule(
+        first_step,
+        num_steps,
+        test_interval=caffe.test_interval,
+        test_at_start=caffe.test_initialization and first_step == 0 and caffe.test_interval > 0,
+        snapshot_interval=caffe.snapshot,
+    )
+
+
+def _as_caffe(caffe: CaffeSolver, first_step: int, num_steps: int) -> Schedule:
+    """Test at the end if it is due, after a forward pass for the display; save at the end if the solver says so."""
+    interval = caffe.test_interval
+    return Schedule(
+        first_step,
+        num_steps,
+        test_interval=interval,
+        test_at_start=_divides(interval, first_step)
+        and first_step < num_steps
+        and (first_step > 0 or caffe.test_initialization),
+        snapshot_interval=caffe.snapshot,
+        save_at_end=caffe.snapshot_after_train,
+        forward_at_end=_divides(caffe.display, num_steps),
+        test_at_end=_divides(interval, num_steps),
+        is_prompt=True,
+    )
+
+
+def _divides(interval: int, number: int) -> bool:
+    return interval > 0 and number % interval == 0

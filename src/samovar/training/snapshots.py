@@ -1,0 +1,179 @@
+"""What a training run saves: Samovar's state, and the same as Caffe's pair of files."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.checkpoint.store import SnapshotStore, Staged
+from samovar.collectives.records import RecordExchange
+from samovar.config import RunConfig
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.stateful import State
+from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, encode_caffemodel_hdf5
+from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
+from samovar.report.run_folder import RunFolder, write_atomic
+from samovar.training.build import Learner
+from samovar.training.free_evaluated import CenterWeights
+from samovar.transports.base import Transport
+
+RANK_PART = "rank_{}"
+
+
+class Saver(Protocol):
+    """Saves a run's state; every rank calls it after the same steps."""
+
+    def save(self, steps_done: int) -> Path | None:
+        """What was written, on rank 0; raises InputError where the disk refuses."""
+
+
+def make_saver(caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport) -> Saver:
+    """Into the run folder, or for `samovar caffe train` beside the solver's snapshot_prefix."""
+    if config.by_caffe:
+        return PrefixSaver(caffe, learner, transport.group.rank)
+    return FolderSaver(RunFolder(config.out).snapshots, caffe, learner, config, transport)
+
+
+class PrefixSaver:
+    """Saves Caffe's pair of files, and nothing else: `<snapshot_prefix>_iter_<steps>.caffemodel`, `.solverstate`."""
+
+    def __init__(self, caffe: CaffeSolver, learner: Learner, rank: int) -> None:
+        self._prefix = caffe.snapshot_prefix
+        self._format = caffe.snapshot_format
+        self._learner = learner
+        self._rank = rank
+
+    def save(self, steps_done: int) -> Path | None:
+        """Write the pair, on rank 0 the path of the weights."""
+        learner = self._learner
+        learner.strategy.gather_histories()
+        with learner.with_evaluated_weights():
+            if self._rank:
+                return None
+            files = caffe_files(
+                f"{self._prefix}_iter_{steps_done}",
+                self._format,
+                learner,
+                steps_done,
+                learner.model.weights.logical_arrays(),
+            )
+        for name, content in files.items():
+            _write(Path(name), content)
+        return Path(next(iter(files)))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, whole or not at all."""
+    try:
+        write_atomic(path, content)
+    except InputError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        raise InputError(
+            f"{path} cannot be written: {reason} ({len(content):,} bytes); make room there or change the solver's "
+            "snapshot_prefix"
+        ) from error
+
+
+class FolderSaver:
+    """Saves a run's state after a step into its snapshot folder; all ranks save at the same steps.
+
+    Parts `weights` (those that are evaluated), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on all
+    ranks). Where workers have weights and momentum, or a strategy's state, of their own, each also writes its part, and
+    rank 0 puts them all into one snapshot.
+    """
+
+    def __init__(
+        self, folder: Path, caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport
+    ) -> None:
+        self._store = SnapshotStore(folder)
+        self._prefix = caffe.snapshot_prefix.name or caffe.net_path.stem
+        self._format = caffe.snapshot_format
+        self._learner = learner
+        self._config = config
+        self._group = transport.group
+        self._stagings = RecordExchange(transport, 1) if learner.has_private_state else None
+        if self._group.rank == 0:
+            self._store.clean()
+
+    def save(self, steps_done: int) -> Path | None:
+        """Write the snapshot of `steps_done`, on rank 0 its folder; raises InputError where the disk refuses."""
+        staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
+        learner = self._learner
+        learner.strategy.gather_histories()
+        with learner.with_evaluated_weights():
+            return self._write(steps_done, staged) if self._group.rank == 0 else None
+
+    def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[Staged, ...]:
+        """This rank's part; returns when every rank has written its own."""
+        self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
+        stagings.post([os.getpid()])
+        process_ids = stagings.collect(Deadline.after(self._config.timeout_s))[:, 0]
+        return tuple(Staged(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids))
+
+    def _write(self, steps_done: int, staged: tuple[Staged, ...]) -> Path:
+        learner = self._learner
+        weights = learner.model.weights.logical_arrays()
+        parts: dict[str, State] = {"weights": {**weights}, "momentum": learner.solver.state_dict()}
+        if isinstance(learner.evaluated, CenterWeights):
+            parts["strategy"] = learner.evaluated.strategy_state()
+        elif learner.has_private_state:
+            parts["strategy"] = learner.strategy.state_dict()
+        files = caffe_files(f"{self._prefix}_iter_{steps_done}", self._format, learner, steps_done, weights)
+        return self._store.save(steps_done, parts, files, self._config.to_json(), staged)
+
+
+def caffe_files(
+    name: str,
+    form: SnapshotFormat,
+    learner: Learner,
+    steps_done: int,
+    weights: Mapping[str, npt.NDArray[np.float32]],
+) -> dict[str, bytes]:
+    """Caffe's pair by path, weights first, in the form that the solver's snapshot_format asks for."""
+    net = learner.net
+    records = _records(net, weights)
+    suffix = ".h5" if form == "HDF5" else ""
+    model, state = f"{name}.caffemodel{suffix}", f"{name}.solverstate{suffix}"
+    solver_state = _solver_state(learner, steps_done, model)
+    if form == "HDF5":
+        return {model: encode_caffemodel_hdf5(records), state: encode_solverstate_hdf5(solver_state)}
+    return {model: encode_caffemodel(net.name, records), state: encode_solverstate(solver_state)}
+
+
+def private_state(learner: Learner) -> State:
+    """A worker's own, by `weights/`, `momentum/` and the parameter's name, and by `strategy/` what each rank keeps."""
+    parts: dict[str, State] = {}
+    if learner.evaluated.differ_between_ranks:
+        parts |= {"weights": learner.model.state_dict(), "momentum": learner.solver.state_dict()}
+    if learner.has_residuals:
+        parts["strategy"] = learner.strategy.state_dict()
+    return {f"{part}/{name}": value for part, state in parts.items() for name, value in state.items()}
+
+
+def _solver_state(learner: Learner, steps_done: int, learned_net: str) -> SolverState:
+    """All first histories in the net's order of parameters, then all second ones."""
+    solver, names = learner.solver, [info.name for info in learner.net.parameter_infos]
+    arrays = [history.logical(name) for history in solver.histories for name in names]
+    return SolverState(steps_done, learned_net, arrays, solver.config.policy.drops(max(0, steps_done - 1)))
+
+
+def _records(net: CaffeNet, weights: Mapping[str, npt.NDArray[np.float32]]) -> list[LayerRecord]:
+    return [
+        LayerRecord(
+            outline.name,
+            outline.type,
+            outline.bottoms,
+            outline.tops,
+            [
+                weights[name].reshape(shape)
+                for name, shape in zip(outline.parameter_names, outline.parameter_shapes, strict=True)
+            ],
+        )
+        for outline in net.layers_for_caffemodel()
+    ]

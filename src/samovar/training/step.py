@@ -1,0 +1,134 @@
+"""The step of one worker."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from samovar.core.clock import Deadline
+from samovar.core.layout import Bucket
+from samovar.data.stream import Batch, BatchStream
+from samovar.model.half import NetOutput
+from samovar.model.model import Model
+from samovar.strategies.base import Strategy
+from samovar.training.times import Laps, StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """Mean loss over this rank's `num_samples` samples of one step."""
+
+    loss: float
+    num_samples: int
+
+
+class Updates(Protocol):
+    """The part of a solver that a step needs; see `samovar.solver.base.Solver`."""
+
+    def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None: ...
+
+
+class PartSums(Protocol):
+    """Takes each part's gradient as it comes, where parts are not simply added up."""
+
+    def add(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a rank's step is made of: `count` batches, whose gradients are added up, in `sums` where that is given.
+
+    A global batch is shared by `num_shares`, each with a mean loss of its own; the update divides by `divisor`.
+    """
+
+    count: int
+    num_shares: int
+    divisor: int
+    sums: PartSums | None = None
+
+
+class Worker:
+    """Forward, backward, exchange, update: one step after the other, on the batches that `stream` gives.
+
+    `times` says of the last step where its time went, as `laps` took it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        solver: Updates,
+        strategy: Strategy,
+        stream: BatchStream,
+        parts: Parts,
+        timeout_s: float,
+        laps: Laps | None = None,
+    ) -> None:
+        self._model = model
+        self._solver = solver
+        self._strategy = strategy
+        self._stream = stream
+        self._parts = parts
+        self._timeout_s = timeout_s
+        self._laps = Laps() if laps is None else laps
+        self.times = StepTimes()
+
+    def step(self, step: int) -> StepLoss:
+        """Train on the next batches; the weights are those after the update when this returns."""
+        laps, parts = self._laps, self._parts
+        laps.start()
+        self._strategy.begin_step(step)
+        losses = []
+        for index, batch in self._batches():
+            loss = self._model.forward_backward(
+                batch.tensors,
+                # The mean over shares of these is the mean over samples, also where shares are unequal.
+                loss_scale=batch.num_samples * parts.num_shares / batch.global_num_samples,
+                first_part=index == 0 or parts.sums is not None,
+                last_part=index == parts.count - 1,
+                before_forward=self._before_forward,
+                gradient_final=self._strategy.gradient_final,
+                forward_done=self._forward_done,
+            )
+            if parts.sums is not None:
+                parts.sums.add()
+            laps.lap("backward_s")
+            losses.append((loss, batch.num_samples))
+        laps.arrive()
+        self._strategy.finish_step(step, update=partial(self._update, step))
+        laps.lap("exchange_s")
+        self.times = laps.times()
+        num_samples = sum(count for _, count in losses)
+        return StepLoss(sum(loss * count for loss, count in losses) / num_samples, num_samples)
+
+    def exchanges_at(self, step: int) -> bool:
+        """Whether the step waits for other ranks."""
+        return self._strategy.exchanges_at(step)
+
+    def forward(self) -> StepLoss:
+        """The loss of the next batch alone; nothing is learned from it."""
+        batch = self._stream.next(Deadline.after(self._timeout_s))
+        with torch.no_grad():
+            output: NetOutput = self._model.net(batch.tensors)
+        assert output.loss is not None, "the net has no loss"
+        return StepLoss(float(output.loss), batch.num_samples)
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        for index in range(self._parts.count):
+            batch = self._stream.next(Deadline.after(self._timeout_s))
+            self._laps.lap("data_s")
+            yield index, batch
+
+    def _before_forward(self, bucket: Bucket) -> None:
+        self._laps.lap("forward_s")
+        self._strategy.before_forward(bucket)
+        self._laps.lap("exchange_s")
+
+    def _forward_done(self) -> None:
+        self._laps.lap("forward_s")
+
+    def _update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
+        self._laps.lap("exchange_s")
+        self._solver.update(step, bucket, gradient_scale / self._parts.divisor)
+        self._laps.lap("update_s")

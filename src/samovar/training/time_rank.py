@@ -1,0 +1,99 @@
+"""The timing job of a rank: how long a net's layers take."""
+
+import time
+from functools import partial
+
+from samovar.core.device import BF16
+from samovar.data.reader import BatchReader
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source
+from samovar.frontends.caffe.layers.registry import DATA_TYPES
+from samovar.frontends.caffe.net import CaffeNet
+from samovar.frontends.caffe.solver import load_solver
+from samovar.frontends.caffe.spec import Phase
+from samovar.frontends.caffe.timing import LayerSeconds, NetTimer
+from samovar.model.device import computed, device_notices
+from samovar.model.half import precision_warnings, use_half
+from samovar.report.records import READING, LayerTime, Notice, Timed
+from samovar.training import build
+from samovar.training.context import RankContext
+
+DEFAULT_NUM_ITERATIONS = 50  # Caffe's
+
+
+def run_timing(context: RankContext) -> None:
+    """Time the net's passes and tell; raises SamovarError."""
+    config = context.config
+    definition = _definition(context)
+    phase: Phase = "TEST" if config.phase == "TEST" else "TRAIN"
+    with build.open_reader(definition, phase, config, 0) as reader:
+        net = build.net_for(definition, reader, 0, config)
+        net.place(context.device)
+        timer = NetTimer(net, partial(computed, context.device))
+        if config.precision == BF16:
+            use_half(info.parameter for info in net.parameter_infos)
+        reading = LayerSeconds("+".join(_data_layers(net)), READING)
+        initial_loss = timer.warm_up(reader.read(0, reader.batch_size))
+        for iteration in range(config.iterations or DEFAULT_NUM_ITERATIONS):
+            context.at_boundary(iteration)
+            started_s = time.perf_counter()
+            batch = reader.read(iteration * reader.batch_size, reader.batch_size)
+            reading.forward_s += time.perf_counter() - started_s
+            timer.run(batch)
+    notices = (
+        *definition.warnings,
+        *precision_warnings(config.precision, context.device),
+        *device_notices(context.device, config.workers, config.device),
+    )
+    for text in notices:
+        context.writer.write(Notice(level="warning", text=text))
+    context.writer.write(_timed(context, net, reader, timer, reading, initial_loss))
+
+
+def _definition(context: RankContext) -> CaffeNetDefinition:
+    config = context.config
+    if config.is_solver:
+        return load_source(load_solver(config.model).net, config.level, config.stages)
+    return load_net(config.model, config.level, config.stages)
+
+
+def _data_layers(net: CaffeNet) -> list[str]:
+    return [outline.name for outline in net.layers_for_caffemodel() if outline.type in DATA_TYPES]
+
+
+def _timed(
+    context: RankContext,
+    net: CaffeNet,
+    reader: BatchReader,
+    timer: NetTimer,
+    reading: LayerSeconds,
+    initial_loss: float | None,
+) -> Timed:
+    """Means in milliseconds; reading is the first layer, if there is any, and is in no sum."""
+    seconds, config = timer.seconds, context.config
+    num_iterations = len(seconds.passes_s)
+
+    def mean_ms(total_s: float) -> float:
+        return 1e3 * total_s / num_iterations
+
+    layers = [reading, *seconds.layers] if reading.name else seconds.layers
+    return Timed(
+        net_name=net.name or net.path.stem,
+        phase=config.phase,
+        batch_size=reader.batch_size,
+        threads=config.threads_per_worker,
+        precision=config.precision,
+        iterations=num_iterations,
+        layers=tuple(
+            LayerTime(
+                name=layer.name,
+                type=layer.type,
+                forward_ms=mean_ms(layer.forward_s),
+                backward_ms=mean_ms(layer.backward_s),
+            )
+            for layer in layers
+        ),
+        forward_ms=mean_ms(seconds.forward_s),
+        backward_ms=mean_ms(seconds.backward_s),
+        iteration_ms=tuple(1e3 * passed_s for passed_s in seconds.passes_s),
+        initial_loss=initial_loss,
+    )

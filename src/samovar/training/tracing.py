@@ -1,0 +1,149 @@
+"""--trace: what a rank records, its file beside the others', and one timeline made of all."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from samovar.core.trace import Trace, TraceWindow
+from samovar.model.model import LayerSpans
+from samovar.report.records import Notice
+from samovar.report.run_folder import RunFolder
+from samovar.report.timeline import PartHeader, merge, write_part
+from samovar.training.build import Learner
+from samovar.training.context import RankContext
+from samovar.training.evaluation import TestResult
+from samovar.training.loop import Observer, StepDone
+from samovar.training.step import Updates
+from samovar.training.times import Laps
+from samovar.training.traced import TracedLaps, TracedUpdates
+
+
+class Tracing:
+    """This rank's trace of the steps in `window`.
+
+    Each rank writes its part as the last of these steps ends, or the training does; rank 0 merges them once it has
+    heard from all ranks that they are further, in a thread: no rank waits for it. The launcher clears parts away,
+    however the run ends.
+    """
+
+    def __init__(self, context: RankContext, window: TraceWindow) -> None:
+        group = context.transport.group
+        self.trace = Trace(group.rank)
+        self.window = window
+        self._context = context
+        self._folder = RunFolder(context.config.out)
+        self._parts = [self._folder.trace_part(rank) for rank in range(group.world_size)]
+        self._laps: TracedLaps | None = None
+        self._is_written = False
+        self._merging: threading.Thread | None = None
+
+    def attach(self, learner: Learner, first_step: int) -> tuple[Updates, Laps | None]:
+        """What a worker is to use from step `first_step` (from 0) on."""
+        layers = LayerSpans([(step.layer.spec.name, step.layer) for step in learner.net.steps], self.trace)
+        self._laps = TracedLaps(self.trace, self.window, first_step, layers, self._write)
+        return TracedUpdates(learner.solver, self.trace), self._laps
+
+    def observing(self, observer: Observer) -> Observer:
+        """`observer`, seen by this trace."""
+        return TraceObserver(observer, self)
+
+    def end(self) -> None:
+        """Training is over, inside the window perhaps."""
+        if self._laps is not None:
+            self._laps.end()
+
+    def begin_merge(self) -> None:
+        """Rank 0, when all ranks have ended their traces: begin to make the timeline of what they wrote."""
+        if self._context.is_first and self._is_written and self._merging is None:
+            self._merging = threading.Thread(target=self._merge, name="samovar-trace", daemon=True)
+            self._merging.start()
+
+    def merge(self, steps_done: int) -> None:
+        """The same at the end of the training, after `steps_done` steps, and complete it."""
+        self.begin_merge()
+        if self._merging is not None:
+            self._merging.join()
+        elif self._context.is_first:
+            self._tell("warning", f"--trace steps={self.window}: training ended after step {steps_done}; no trace")
+
+    def _merge(self) -> None:
+        try:
+            self._tell_of(merge(self._parts, self._folder.trace, self._about()))
+        except OSError as error:
+            self._tell("warning", f"{self._folder.trace} cannot be written: {error.strerror or error}; no trace")
+        finally:
+            _remove(self._parts)
+
+    def _about(self) -> dict[str, object]:
+        config = self._context.config
+        return {"steps": str(self.window), "workers": config.workers, "strategy": config.strategy.name}
+
+    def _tell_of(self, headers: Sequence[PartHeader]) -> None:
+        self._tell("info", f"trace of steps {self.window}: {self._folder.trace}, to be opened at ui.perfetto.dev")
+        left_out = [f"{header.num_left_out:,} of rank {header.rank}" for header in headers if header.num_left_out]
+        if left_out:
+            self._tell("warning", f"the trace is full; spans left out: {', '.join(left_out)}; trace fewer steps")
+
+    def _write(self) -> None:
+        spans = self.trace.take()
+        first_s = min((span.start_s for span in spans), default=None)
+        header = PartHeader(self.trace.rank, self.trace.clock_offset_s, self.trace.num_left_out, first_s)
+        self._is_written = True
+        try:
+            write_part(self._parts[self.trace.rank], header, spans)
+        except OSError as error:
+            self._tell("warning", f"the trace of rank {self.trace.rank} cannot be written: {error.strerror or error}")
+
+    def _tell(self, level: str, text: str) -> None:
+        self._context.writer.write(Notice(level=level, text=text))
+
+
+class NoTracing:
+    """In its place where nothing is recorded: no hook, no cost."""
+
+    trace = None
+
+    def attach(self, learner: Learner, _first_step: int) -> tuple[Updates, Laps | None]:
+        return learner.solver, None
+
+    def observing(self, observer: Observer) -> Observer:
+        return observer
+
+    def merge(self, steps_done: int) -> None:
+        """There is nothing."""
+
+
+def tracing_of(context: RankContext) -> Tracing | NoTracing:
+    """As --trace asks for."""
+    return NoTracing() if context.config.trace is None else Tracing(context, context.config.trace)
+
+
+class TraceObserver:
+    """`inner`, and the moments at which a trace can be made of its parts."""
+
+    def __init__(self, inner: Observer, tracing: Tracing) -> None:
+        self._inner = inner
+        self._tracing = tracing
+
+    def step_done(self, done: StepDone) -> None:
+        """All ranks have ended the step, the writing of their parts included."""
+        self._inner.step_done(done)
+        if done.steps_done == self._tracing.window.last_step:
+            self._tracing.begin_merge()
+
+    def tested(self, steps_done: int, net: int, result: TestResult) -> None:
+        self._inner.tested(steps_done, net, result)
+
+    def forwarded(self, steps_done: int, loss: float) -> None:
+        self._inner.forwarded(steps_done, loss)
+
+    def ended(self) -> None:
+        self._tracing.end()
+        self._inner.ended()
+
+
+def _remove(parts: list[Path]) -> None:
+    for part in parts:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""One rank: its step, its training loop, its share of a test."""
