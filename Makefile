@@ -16,7 +16,7 @@ $(GROUND): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.cpp
 	touch $@
 
 demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
-lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py
+lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py && $(BIN)/python tools/shape_check.py
 fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py

@@ -16,16 +16,16 @@ import torch.distributed as dist
 from turns import answer
 
 from samovar import _native
-from samovar.box.buffers import Buffers, BufferShape
+from samovar.box.buffers import BufferShape, NamedBuffers
 from samovar.box.host import BufferHost
-from samovar.box.kept import KeptMemory
 from samovar.box.line import BoxAddress
 from samovar.box.local import keeper_address
+from samovar.box.memory_holder_client import KeptMemory
 from samovar.box.remote import RemoteCenter
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import read_key
-from samovar.transports.secure import Channel, connect
+from samovar.transports.secure import SecureChannel, connect
 from samovar.transports.tcp_listen import Listener, listen
 
 TIMEOUT_S = 120.0
@@ -42,10 +42,10 @@ class Box:
 
     def __init__(self, job: dict[str, object], store: dist.Store, array: np.ndarray) -> None:
         self._array = array
-        self._channels: list[Channel] = []
+        self._channels: list[SecureChannel] = []
         key = read_key(Path(str(job["key"])))
         self._memory = KeptMemory(keeper_address(f"benchmark-{os.getpid()}"), TIMEOUT_S)
-        self._buffers = Buffers(self._memory)
+        self._buffers = NamedBuffers(self._memory)
         self._buffers.create("c", BufferShape(len(array)))
         self._service = Service(BufferHost(self._buffers), ServingConfig())
         self._listeners = [Listener(listen(), key, accept) for accept in (self._service.accept, self._channels.append)]

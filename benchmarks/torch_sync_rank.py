@@ -24,8 +24,8 @@ from torch_nets import Transformer, alexnet, resnet20
 from turns import answer, open_barrier, serve
 
 from samovar import _native
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
 from samovar.core.memory import keep_freed_memory
@@ -86,7 +86,7 @@ class Plain:
 class Ours(Plain):
     """The same loop with three lines changed."""
 
-    def __init__(self, net: nn.Module, batches: Iterator[Batch], begin: Callable[[], None], team: Team) -> None:
+    def __init__(self, net: nn.Module, batches: Iterator[Batch], begin: Callable[[], None], team: ProcessGroup) -> None:
         super().__init__(net, batches, begin)
         self._replica = Replica(net, self._optimizer, team, StrategyConfig(), TIMEOUT_S)
 
@@ -110,7 +110,7 @@ def side_of(job: Job, transport: ShmTransport) -> Plain:
     batches, barrier = cycle([task.batch() for _ in range(4)]), open_barrier(transport)
     match job["side"]:
         case "ours":
-            team = Team(PlannedCollectives(transport, lambda _num_bytes: "direct"), TIMEOUT_S)
+            team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), TIMEOUT_S)
             return Ours(net, batches, barrier, team)
         case "off":
             return Plain(net, batches, barrier)

@@ -1,4 +1,4 @@
-"""What all tests share: the police, the folders of recorded data, and the slow ones left out."""
+"""What all tests share: the leak check, the folders of recorded data, and the slow ones left out."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.police import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
+from tests.leak_check import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
 
 ROOT = Path(__file__).parents[1]
 _GRACE_HELP = "how long what a test started may take to end after it"
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--run-slow", action="store_true", help="also run tests marked slow")
     group.addoption("--golden", metavar="DIR", help="recorded BVLC Caffe data (default: ../shared/golden)")
     group.addoption("--data-sets", metavar="DIR", help="MNIST and other sets (default: ../shared/data)")
-    group.addoption("--police-grace", type=float, metavar="SECONDS", default=GRACE_S, help=_GRACE_HELP)
+    group.addoption("--leak-grace", type=float, metavar="SECONDS", default=GRACE_S, help=_GRACE_HELP)
 
 
 def pytest_configure() -> None:
@@ -41,11 +41,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _police(request: pytest.FixtureRequest) -> Iterator[None]:
+def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaves something behind fails."""
     before = take_stock()
     yield
-    left = leftovers(before, request.config.getoption("--police-grace"))
+    left = leftovers(before, request.config.getoption("--leak-grace"))
     if left:
         end_processes(before)
         pytest.fail("the test leaves behind:\n  " + "\n  ".join(left), pytrace=False)

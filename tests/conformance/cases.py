@@ -15,7 +15,7 @@ from samovar.collectives.plan import Plan, PlanFunction
 from samovar.collectives.ring import dissemination_barrier, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from samovar.collectives.segment import segmented
 from samovar.collectives.tree import kary_tree_all_reduce, server_all_reduce, tree_all_reduce, tree_broadcast
-from samovar.collectives.two_level import Place, two_level
+from samovar.collectives.two_level import ChunkPlace, two_level
 from tests.conformance import orders
 from tests.conformance.orders import Array, Order
 
@@ -33,7 +33,7 @@ def in_parts(reduce_scatter: PlanFunction) -> PlanFunction:
 
     def function(rank: int, world_size: int) -> Plan:
         first, second = reduce_scatter(rank, world_size), gather_parts(rank, world_size)
-        behind = Place(0, first.num_stagings, first.num_slots)
+        behind = ChunkPlace(0, first.num_stagings, first.num_slots)
         operations = (*first.operations, *map(behind.moved, second.operations))
         return replace(first, name="in parts", operations=operations, num_slots=first.num_slots + second.num_slots)
 

@@ -5,15 +5,15 @@ from functools import partial
 
 import torch
 
-from samovar.api import gathering
-from samovar.api.join import join_group
+from samovar.api import rendezvous
+from samovar.api.connect import join_group
 from samovar.transports.torch_dist import JobStore, Nccl
 from tests.multihost import rank_program
 from tests.nccl_stand_in import DEVICE, stand_in_nccl
 
 
 def main() -> None:
-    gathering.nccl_card = card
+    rendezvous.nccl_card = card
     JobStore.nccl = nccl  # type: ignore[method-assign]
     rank_program.join_group = partial(join_group, device=DEVICE)
     rank_program.main()

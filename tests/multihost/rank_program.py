@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from samovar import _native
-from samovar.api.join import Joined, join_group
+from samovar.api.connect import Joined, join_group
 from samovar.collectives.encoded import CODECS, Codec
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.clock import Deadline

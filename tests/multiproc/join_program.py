@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from samovar import _native
-from samovar.api.join import Joined, join_group
+from samovar.api.connect import Joined, join_group
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.transports.base import Region

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.core.errors import SamovarError
 from tests.multiproc.replicate_nets import batches, perceptron, replicated, train, values
 from tests.multiproc.replicate_ranks import RANK_TIMEOUT_S, serve_rank
@@ -23,16 +23,16 @@ MOVING_RATE = 0.25
 STEPS = 6
 
 
-def again(team: Team) -> Team:
+def again(team: ProcessGroup) -> ProcessGroup:
     """Another team of the same ranks: one script has strategies of one kind alone."""
-    return Team(team.collectives, RANK_TIMEOUT_S)
+    return ProcessGroup(team.collectives, RANK_TIMEOUT_S)
 
 
 def optimizer_of(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
 
-def every_strategy(team: Team) -> Any:
+def every_strategy(team: ProcessGroup) -> Any:
     """Each rank makes another number of steps, evaluates when it likes, and all end with the same weights."""
     results = {}
     for name in FREE:
@@ -51,7 +51,7 @@ def every_strategy(team: Team) -> Any:
     return results
 
 
-def round_robin(team: Team) -> Any:
+def round_robin(team: ProcessGroup) -> Any:
     """Twice in one process: once in one go, once from what was saved on the way."""
     settings = {"name": "round-robin-easgd", "sync_period_steps": 2, "moving_rate": MOVING_RATE}
     model = perceptron()
@@ -70,7 +70,7 @@ def round_robin(team: Team) -> Any:
     return {"worker": worker, "center": values(model), "resumed": resumed, "resumed_center": values(second_model)}
 
 
-def whole_numbers(team: Team) -> Any:
+def whole_numbers(team: ProcessGroup) -> Any:
     """Steps add whole numbers, a moving rate of 1/2 halves them: every sum is exact."""
     results = {}
     for title in ("async-sgd", "async-easgd", "async-easgd behind", "shm-easgd", "hybrid-easgd"):
@@ -97,7 +97,7 @@ def add(model: nn.Module, number: int) -> None:
         parameter.add_(number)
 
 
-def groups(team: Team) -> Any:
+def groups(team: ProcessGroup) -> Any:
     """With one group of all ranks the whole run is determined; ranks run out of data at other steps."""
     model = perceptron()
     settings = {"name": "hybrid-easgd", "group_size": team.group.world_size, "sync_period_steps": 2}
@@ -137,7 +137,7 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((1, 6), float(index))
 
 
-def uneven(team: Team) -> Any:
+def uneven(team: ProcessGroup) -> Any:
     """Loops over divided data that nobody waits in: rank 1 has trained and evaluated before rank 0 begins."""
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     replica = replicated(team, model, o := optimizer_of(model), name="shm-easgd", sync_period_steps=1)
@@ -177,7 +177,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def half_precision(team: Team) -> Any:
+def half_precision(team: ProcessGroup) -> Any:
     """bfloat16 weights: an elastic strategy rounds them, the others refuse them."""
     model = perceptron().to(torch.bfloat16)
     message = refusal(lambda: replicated(team, model, optimizer_of(model), name="async-sgd"))
@@ -191,7 +191,7 @@ def half_precision(team: Team) -> Any:
     return {"message": message, "values": values(model)}
 
 
-def of_other_ranks(team: Team) -> Any:
+def of_other_ranks(team: ProcessGroup) -> Any:
     """A state of another strategy gives its center; strategies of two kinds cannot share a loop; nobody to wait for."""
     model = perceptron()
     replica = replicated(team, model, o := optimizer_of(model), name="sync-easgd", sync_period_steps=2)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samovar.api import factors as choosing
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.frontends.torch.factors import own_arithmetic
 from samovar.strategies.factors import Arithmetic, FactoredSum
 from tests.multiproc import replicate_features_rank as features
@@ -30,7 +30,7 @@ def pictures(rank: int, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Itera
 
 
 def against_alone(
-    team: Team,
+    team: ProcessGroup,
     make: Callable[[], nn.Module],
     loss: Loss,
     shape: tuple[int, ...],
@@ -65,7 +65,7 @@ def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean()
 
 
-def convolutional(team: Team) -> Any:
+def convolutional(team: ProcessGroup) -> Any:
     def make() -> nn.Module:
         layers = [nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
@@ -88,7 +88,7 @@ class Recurrent(nn.Module):
         return hidden
 
 
-def recurrent(team: Team) -> Any:
+def recurrent(team: ProcessGroup) -> Any:
     return against_alone(team, Recurrent, mean_square, (7, 6))
 
 
@@ -112,7 +112,7 @@ class Shared(nn.Module):
         return out
 
 
-def shared(team: Team) -> Any:
+def shared(team: ProcessGroup) -> Any:
     return against_alone(team, Shared, mean_square, (6,))
 
 
@@ -127,7 +127,7 @@ def in_other_ways(model: nn.Sequential, step: int, x: torch.Tensor, y: torch.Ten
     return F.cross_entropy(model(x), y)
 
 
-def changing(team: Team) -> Any:
+def changing(team: ProcessGroup) -> Any:
     """Rank 1's gradients come as factors in steps 0, 4 and 7 alone, those of rank 0 always."""
     model, alone = perceptron(), perceptron()
     replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
@@ -151,7 +151,7 @@ def changing(team: Team) -> Any:
     return {"distances": found, "values": values(model), "factored": num_factored(replica)}
 
 
-def watched_weight(team: Team) -> Any:
+def watched_weight(team: ProcessGroup) -> Any:
     """A hook of the user's sees, and changes, the whole gradient of one matrix."""
     model = perceptron()
     seen: list[torch.Tensor] = []
@@ -161,7 +161,7 @@ def watched_weight(team: Team) -> Any:
     return {"seen": len(seen), "factored": num_factored(replica)}
 
 
-def kept_gradients(team: Team) -> Any:
+def kept_gradients(team: ProcessGroup) -> Any:
     """Leaves that are no parameters, and what a user keeps of the way, have their gradients too."""
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
     replica = replicated(team, model, optimizer := sgd(model))
@@ -176,7 +176,7 @@ def kept_gradients(team: Team) -> Any:
     return {"found": found, "factored": num_factored(replica)}
 
 
-def resumed(team: Team) -> Any:
+def resumed(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model))
     train(replica, model, optimizer, 0, 3)
@@ -192,15 +192,15 @@ def resumed(team: Team) -> Any:
     return {"equal": values(model) == values(again), "factored": factored}
 
 
-def twice(team: Team) -> Any:
+def twice(team: ProcessGroup) -> Any:
     return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
 
 
-def compressed(team: Team) -> Any:
+def compressed(team: ProcessGroup) -> Any:
     return features.plain(team, bucket_size_bytes=1, compress="bf16", always_compresses=True)
 
 
-def refused(team: Team) -> Any:
+def refused(team: ProcessGroup) -> Any:
     """No matrix of this model has a gradient that is a product."""
     model = nn.Embedding(5, 6)
     replica = replicated(team, model, sgd(model))
@@ -211,7 +211,7 @@ def refused(team: Team) -> Any:
     return "was not refused"
 
 
-def other_processor(team: Team) -> Any:
+def other_processor(team: ProcessGroup) -> Any:
     """Rank 1 makes products in another way."""
     model, arithmetic = perceptron(), own_arithmetic()
     other = Arithmetic((*arithmetic.words[:-1], 1.0 + team.group.rank), arithmetic.num_threads)
@@ -238,7 +238,7 @@ class replaced:
         setattr(self._owner, self._name, self._before)
 
 
-def reversed_ranks(team: Team) -> Any:
+def reversed_ranks(team: ProcessGroup) -> Any:
     """Mistake: rank 1 puts its own rows first."""
     multiply = FactoredSum._multiply
 
@@ -251,7 +251,7 @@ def reversed_ranks(team: Team) -> Any:
         return features.plain(team)
 
 
-def stale_factors(team: Team) -> Any:
+def stale_factors(team: ProcessGroup) -> Any:
     """Mistake: what the step before had written is sent again."""
     places = FactoredSum.places
     first: dict[int, Any] = {}
@@ -265,7 +265,7 @@ def stale_factors(team: Team) -> Any:
         return features.plain(team)
 
 
-def others_left_out(team: Team) -> Any:
+def others_left_out(team: ProcessGroup) -> Any:
     """Mistake: a rank adds up its own rows alone."""
     multiply = FactoredSum._multiply
 
@@ -276,8 +276,8 @@ def others_left_out(team: Team) -> Any:
         return features.plain(team)
 
 
-def with_factors(scenario: Callable[[Team], Any]) -> Callable[[Team], Any]:
-    def run(team: Team) -> Any:
+def with_factors(scenario: Callable[[ProcessGroup], Any]) -> Callable[[ProcessGroup], Any]:
+    def run(team: ProcessGroup) -> Any:
         DEFAULTS["factors"] = "always"
         return scenario(team)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from tests.multiproc.replicate_nets import (
     batches,
     distance,
@@ -24,7 +24,7 @@ from tests.multiproc.replicate_ranks import serve_rank
 STEPS = 5
 
 
-def plain(team: Team, **settings: object) -> Any:
+def plain(team: ProcessGroup, **settings: object) -> Any:
     model = perceptron(seed=1 + team.group.rank)  # rank 0's weights are everybody's
     optimizer = sgd(model)
     replica = replicated(team, model, optimizer, **settings)
@@ -36,11 +36,11 @@ def plain(team: Team, **settings: object) -> Any:
     return {"distance": distance(model, reference), "values": values(model), "steps": replica.step_count}
 
 
-def buckets(team: Team) -> Any:
+def buckets(team: ProcessGroup) -> Any:
     return plain(team, bucket_size_bytes=1)
 
 
-def zeroed_in_place(team: Team) -> Any:
+def zeroed_in_place(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model))
     for x, y in batches(replica.rank, STEPS):
@@ -50,7 +50,7 @@ def zeroed_in_place(team: Team) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def accumulated(team: Team, more: bool) -> Any:
+def accumulated(team: ProcessGroup, more: bool) -> Any:
     """Two backward passes per step, of which the first is exchanged too unless `more`."""
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
@@ -62,15 +62,15 @@ def accumulated(team: Team, more: bool) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def accumulated_with_more(team: Team) -> Any:
+def accumulated_with_more(team: ProcessGroup) -> Any:
     return accumulated(team, more=True)
 
 
-def accumulated_without_more(team: Team) -> Any:
+def accumulated_without_more(team: ProcessGroup) -> Any:
     return accumulated(team, more=False)
 
 
-def clipped(team: Team) -> Any:
+def clipped(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model))
     for x, y in batches(replica.rank, STEPS):
@@ -102,7 +102,7 @@ class Tied(nn.Module):
         return self.last(hidden)
 
 
-def odd_parameters(team: Team) -> Any:
+def odd_parameters(team: ProcessGroup) -> Any:
     model, reference = Tied(), Tied()
     replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
     for x, _ in batches(replica.rank, STEPS):
@@ -123,7 +123,7 @@ def odd_parameters(team: Team) -> Any:
     }
 
 
-def several_types(team: Team, other: torch.dtype = torch.bfloat16) -> Any:
+def several_types(team: ProcessGroup, other: torch.dtype = torch.bfloat16) -> Any:
     """A bfloat16 layer after a float32 one, and an integer buffer."""
 
     def net() -> nn.Sequential:
@@ -150,11 +150,11 @@ def several_types(team: Team, other: torch.dtype = torch.bfloat16) -> Any:
     return {"distance": distance(model, alone), "values": values(model), "types": types, "count": int(model.count)}
 
 
-def float16(team: Team) -> Any:
+def float16(team: ProcessGroup) -> Any:
     return several_types(team, torch.float16)
 
 
-def two_optimizers(team: Team) -> Any:
+def two_optimizers(team: ProcessGroup) -> Any:
     """A generator and a discriminator; the generator's loss also reaches the discriminator's weights."""
     torch.manual_seed(5)
     maker, judge = nn.Linear(6, 6), nn.Linear(6, 1)
@@ -182,7 +182,7 @@ def two_optimizers(team: Team) -> Any:
     return {"distance": max(distance(maker, nets[0]), distance(judge, nets[1]))}
 
 
-def autocast(team: Team) -> Any:
+def autocast(team: ProcessGroup) -> Any:
     model, alone = perceptron(), perceptron()
     replica = replicated(team, model, optimizer := sgd(model))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -206,7 +206,7 @@ def autocast(team: Team) -> Any:
     return {"distance": distance(model, alone), "values": values(model)}
 
 
-def overflow(team: Team) -> Any:
+def overflow(team: ProcessGroup) -> Any:
     """One rank's gradient is infinite: the scaler leaves the step out on all ranks."""
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model))
@@ -220,7 +220,7 @@ def overflow(team: Team) -> Any:
     return {"unchanged": values(model) == before, "scale": scaler.get_scale()}
 
 
-def compiled(team: Team) -> Any:
+def compiled(team: ProcessGroup) -> Any:
     """Traced before `replicate`, and after it; also with the compiler that users get by default."""
     distances = []
     for is_traced_before, backend in product((True, False), ("aot_eager", "inductor")):
@@ -237,7 +237,7 @@ def compiled(team: Team) -> Any:
     return {"distance": max(distances)}
 
 
-def checkpointed(team: Team, reentrant: bool, size: int | None) -> Any:
+def checkpointed(team: ProcessGroup, reentrant: bool, size: int | None) -> Any:
     model = perceptron()
     replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=size)
     for x, y in batches(replica.rank, STEPS):
@@ -250,15 +250,15 @@ def checkpointed(team: Team, reentrant: bool, size: int | None) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def checkpointed_reentrant(team: Team) -> Any:
+def checkpointed_reentrant(team: ProcessGroup) -> Any:
     return checkpointed(team, True, None)
 
 
-def checkpointed_anew(team: Team) -> Any:
+def checkpointed_anew(team: ProcessGroup) -> Any:
     return checkpointed(team, False, 1)
 
 
-def checkpointed_too_late(team: Team) -> Any:
+def checkpointed_too_late(team: ProcessGroup) -> Any:
     try:
         return checkpointed(team, True, 1)
     except Exception as error:

@@ -4,14 +4,14 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from tests.multiproc.replicate_factors_rank import STEPS, num_factored
 from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, train_alone, values
 from tests.multiproc.replicate_products_rank import noted
 from tests.multiproc.replicate_ranks import serve_rank
 
 
-def trained(team: Team, factors: str | None) -> Any:
+def trained(team: ProcessGroup, factors: str | None) -> Any:
     """One group of all ranks, which meets its center after its last step alone."""
     model = perceptron()
     settings = {"name": "hybrid-easgd", "group_size": team.group.world_size, "sync_period_steps": STEPS + 1}
@@ -27,15 +27,15 @@ def trained(team: Team, factors: str | None) -> Any:
     return result
 
 
-def left_out(team: Team) -> Any:
+def left_out(team: ProcessGroup) -> Any:
     return trained(team, None)
 
 
-def none(team: Team) -> Any:
+def none(team: ProcessGroup) -> Any:
     return trained(team, "none")
 
 
-def always(team: Team) -> Any:
+def always(team: ProcessGroup) -> Any:
     return trained(team, "always")
 
 

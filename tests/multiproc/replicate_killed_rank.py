@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.strategies.config import StrategyConfig
@@ -20,7 +20,7 @@ PATIENCE_S = 5.0
 KILLED_AFTER, STEPS = 5, 12
 
 
-def train(strategy: str, team: Team) -> Any:
+def train(strategy: str, team: ProcessGroup) -> Any:
     meet(team)
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -40,7 +40,7 @@ def train(strategy: str, team: Team) -> Any:
     return {"final": values(model)}
 
 
-def meet(team: Team) -> None:
+def meet(team: ProcessGroup) -> None:
     """Wait for the others without that little patience: some start much later than the first."""
     records = team.collectives.records(1)
     records.post([1.0])

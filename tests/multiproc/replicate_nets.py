@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.strategies.config import StrategyConfig
 
 TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ def whole_batches(world_size: int, count: int) -> Iterator[Batch]:
 
 
 def replicated(
-    team: Team, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
+    team: ProcessGroup, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
 ) -> Replica:
     """A replica with SGD where no optimizer is given."""
     optimizer = optimizer or sgd(model)

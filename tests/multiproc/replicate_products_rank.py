@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samovar.api import factors as choosing
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.frontends.torch.gradients import FlatGradients
 from tests.multiproc import replicate_factors_rank as factors
 from tests.multiproc import replicate_features_rank as features
@@ -38,7 +38,7 @@ class OwnBackward(torch.autograd.Function):
         return x.grad, None
 
 
-def own_backward(team: Team) -> Any:
+def own_backward(team: ProcessGroup) -> Any:
     """Parts of a gradient come by the way of a function, before, between and after the products."""
 
     def twice_by_itself(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Nothing(torch.autograd.Function):
         return None
 
 
-def nothing_comes(team: Team) -> Any:
+def nothing_comes(team: ProcessGroup) -> Any:
     """A matrix to whose only product no gradient comes has none, on any rank."""
     layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
     replica = replicated(team, layers, sgd(layers))
@@ -70,7 +70,7 @@ def nothing_comes(team: Team) -> Any:
     return [layer.weight.grad is not None for layer in layers]
 
 
-def frozen_late(team: Team) -> Any:
+def frozen_late(team: ProcessGroup) -> Any:
     """A weight that wants no gradient any more when backward begins."""
     model = perceptron()
     replica = replicated(team, model, sgd(model))
@@ -81,16 +81,16 @@ def frozen_late(team: Team) -> Any:
     return [p.grad is not None for p in model.parameters()]
 
 
-def without(team: Team) -> Any:
+def without(team: ProcessGroup) -> Any:
     """The same training where autograd makes the gradients."""
     return features.plain(team, factors="none")
 
 
-def twice(team: Team) -> Any:
+def twice(team: ProcessGroup) -> Any:
     return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
 
 
-def three_uses(team: Team) -> Any:
+def three_uses(team: ProcessGroup) -> Any:
     """Of one layer, after each other."""
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def three_uses(team: Team) -> Any:
     return against_alone(team, lambda: nn.Linear(6, 6), loss, (6,))
 
 
-def last_use_alone(team: Team) -> Any:
+def last_use_alone(team: ProcessGroup) -> Any:
     """Mistake: each product takes the place of what was there."""
     add = FlatGradients.add_product
 
@@ -111,7 +111,7 @@ def last_use_alone(team: Team) -> Any:
         return three_uses(team)
 
 
-def large_rows(team: Team) -> Any:
+def large_rows(team: ProcessGroup) -> Any:
     """Matrices as large as those that are taken by default, a small one, and batches of hundreds of rows."""
 
     def net() -> nn.Sequential:
@@ -133,10 +133,10 @@ def large_rows(team: Team) -> Any:
     return {"distance": distance(model, alone), "values": len(values(model))}
 
 
-def noted(scenario: Callable[[Team], Any], least_bytes: int | None = 0) -> Callable[[Team], Any]:
+def noted(scenario: Callable[[ProcessGroup], Any], least_bytes: int | None = 0) -> Callable[[ProcessGroup], Any]:
     """What the scenario returns, and the matrices whose gradients were made in the buffer."""
 
-    def run(team: Team) -> Any:
+    def run(team: ProcessGroup) -> Any:
         made: set[str] = set()
         add = FlatGradients.add_product
 

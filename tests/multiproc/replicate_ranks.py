@@ -1,6 +1,6 @@
 """Starting the ranks of a program over one segment, and running scenarios in them one after the other.
 
-A scenario is a function of a fresh `Team` that returns a JSON value; all scenarios of a program run in the same
+A scenario is a function of a fresh `ProcessGroup` that returns a JSON value; all scenarios of a program run in the same
 processes, because importing torch costs more than most of them.
 """
 
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from samovar import _native
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
@@ -28,7 +28,7 @@ TIMEOUT_S = 150.0  # of two ranks; more come on fewer cores than there are ranks
 MANY_TIMEOUT_S = 280.0
 RANK_TIMEOUT_S = 60.0
 
-Scenario = Callable[[Team], Any]
+Scenario = Callable[[ProcessGroup], Any]
 _failed: dict[tuple[object, ...], str] = {}
 
 
@@ -99,13 +99,13 @@ def serve_rank(scenarios: Mapping[str, Scenario]) -> list[str]:
     transport = ShmTransport(segment, Group(rank, world_size), oversubscribed=True)
     collectives = PlannedCollectives(transport, lambda _num_bytes: "direct")
     for name in sys.argv[4:] or scenarios:
-        result = _outcome(scenarios[name], Team(collectives, RANK_TIMEOUT_S))
+        result = _outcome(scenarios[name], ProcessGroup(collectives, RANK_TIMEOUT_S))
         sys.stdout.write(json.dumps({"name": name, "result": result}) + "\n")
     transport.close()
     return sys.argv[4:]
 
 
-def _outcome(scenario: Scenario, team: Team) -> Any:
+def _outcome(scenario: Scenario, team: ProcessGroup) -> Any:
     try:
         return scenario(team)
     except Exception:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.core.errors import SamovarError
 from tests.multiproc.replicate_nets import batches, distance, perceptron, replicated, sgd, train, values
 from tests.multiproc.replicate_ranks import serve_rank
@@ -24,7 +24,7 @@ EVERY = {
 }
 
 
-def elastic(team: Team) -> Any:
+def elastic(team: ProcessGroup) -> Any:
     """The three spreads against a plain loop over all ranks' nets."""
     results = {}
     for overlap in ("none", "step", "period"):
@@ -55,7 +55,7 @@ def elastic(team: Team) -> Any:
     return results
 
 
-def averaged(team: Team) -> Any:
+def averaged(team: ProcessGroup) -> Any:
     """Without momentum the mean of weights after one step is a step with the mean gradient."""
     model, other, third = perceptron(), perceptron(), perceptron()
     for net, settings in (
@@ -68,7 +68,7 @@ def averaged(team: Team) -> Any:
     return {"local-sgd": distance(model, other), "diloco": distance(third, other)}
 
 
-def with_half_precision(team: Team) -> Any:
+def with_half_precision(team: ProcessGroup) -> Any:
     model = perceptron()
     model[2].to(torch.bfloat16)
     replica = replicated(team, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=2)
@@ -79,7 +79,7 @@ def with_half_precision(team: Team) -> Any:
     return {"values": values(model), "types": sorted({str(p.dtype) for p in model.parameters()})}
 
 
-def statistics(team: Team) -> Any:
+def statistics(team: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     replica = replicated(team, model, optimizer := sgd(model))
@@ -93,7 +93,7 @@ def statistics(team: Team) -> Any:
     return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own}
 
 
-def resumed(team: Team) -> Any:
+def resumed(team: ProcessGroup) -> Any:
     """Six steps in one go, and in two with what the first saved: for every strategy, with Adam."""
     results = {}
     for name, settings in EVERY.items():
@@ -112,7 +112,7 @@ def resumed(team: Team) -> Any:
     return results
 
 
-def compressed(team: Team) -> Any:
+def compressed(team: ProcessGroup) -> Any:
     """Counts of who has a gradient are never compressed: of three layers one is used by rank 0 alone, one by nobody."""
     found = {}
     for codec in ("bf16", "int8", "top-k", "1-bit"):
@@ -129,7 +129,7 @@ def compressed(team: Team) -> Any:
     return found
 
 
-def changed_strategy(team: Team) -> Any:
+def changed_strategy(team: ProcessGroup) -> Any:
     """The state of another strategy gives its center."""
     model = perceptron()
     replica = replicated(team, model, o := sgd(model), **EVERY["sync-easgd"])
@@ -142,29 +142,29 @@ def changed_strategy(team: Team) -> Any:
     return {"values": values(again), "center": center.double().tolist()}
 
 
-def another_ranks_state(team: Team) -> Any:
+def another_ranks_state(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model)
     return refusal(replica.load_state_dict, {**replica.state_dict(), "rank": 1 - replica.rank})
 
 
-def inside_evaluating(team: Team) -> Any:
+def inside_evaluating(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model)
     with replica.evaluating():
         return refusal(replica.step)
 
 
-def other_model(team: Team) -> Any:
+def other_model(team: ProcessGroup) -> Any:
     model = nn.Linear(6, 3 + team.group.rank)
     return refusal(replicated, team, model)
 
 
-def other_settings(team: Team) -> Any:
+def other_settings(team: ProcessGroup) -> Any:
     return refusal(lambda: replicated(team, perceptron(), name="local-sgd", sync_period_steps=2 + team.group.rank))
 
 
-def other_place(team: Team) -> Any:
+def other_place(team: ProcessGroup) -> Any:
     """Rank 0 evaluates where the other trains."""
     model = perceptron()
     replica = replicated(team, model)
@@ -173,7 +173,7 @@ def other_place(team: Team) -> Any:
     return refusal(replica.backward, model(torch.ones(1, 6)).sum())
 
 
-def unfrozen(team: Team) -> Any:
+def unfrozen(team: ProcessGroup) -> Any:
     model = perceptron()
     model[0].requires_grad_(False)
     replica = replicated(team, model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -181,7 +181,7 @@ def unfrozen(team: Team) -> Any:
     return refusal(replica.backward, model(torch.ones(1, 6)).sum())
 
 
-def moved(team: Team) -> Any:
+def moved(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model, name="local-sgd")
     model[0].weight.data = model[0].weight.data.clone()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.core.errors import ReplicasDiffer
 from tests.multiproc.replicate_nets import Batch, batches, perceptron, replicated, sgd, values
 from tests.multiproc.replicate_ranks import serve_rank
@@ -34,7 +34,7 @@ def own_batches(shard: Any) -> Iterator[Batch]:
     return (batch for batch in shard if batch is not None)
 
 
-def run_out(team: Team, **settings: object) -> Any:
+def run_out(team: ProcessGroup, **settings: object) -> Any:
     """Two epochs of a stream of which ranks have 2, 5, 0, 3 batches."""
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if settings.pop("adam", False) else sgd(model)
@@ -52,7 +52,7 @@ def run_out(team: Team, **settings: object) -> Any:
     return {"own": own, "steps": replica.step_count, "values": values(model), "evaluated": evaluated}
 
 
-def gradients(team: Team) -> Any:
+def gradients(team: ProcessGroup) -> Any:
     """Each step with the mean gradient of the ranks that have data."""
     result = run_out(team)
     model = perceptron()
@@ -67,27 +67,27 @@ def gradients(team: Team) -> Any:
     return result | {"wanted": values(model)}
 
 
-def gradients_in_buckets_with_adam(team: Team) -> Any:
+def gradients_in_buckets_with_adam(team: ProcessGroup) -> Any:
     return run_out(team, bucket_size_bytes=1, adam=True)
 
 
-def local_sgd(team: Team) -> Any:
+def local_sgd(team: ProcessGroup) -> Any:
     return run_out(team, name="local-sgd", sync_period_steps=2)
 
 
-def diloco(team: Team) -> Any:
+def diloco(team: ProcessGroup) -> Any:
     return run_out(team, name="diloco", sync_period_steps=2)
 
 
-def elastic_step(team: Team) -> Any:
+def elastic_step(team: ProcessGroup) -> Any:
     return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="step")
 
 
-def elastic_period(team: Team) -> Any:
+def elastic_period(team: ProcessGroup) -> Any:
     return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="period")
 
 
-def two_replicas(team: Team) -> Any:
+def two_replicas(team: ProcessGroup) -> Any:
     """The loop is over one replica's data, and the other exchanges too."""
     first, second = perceptron(1), perceptron(2)
     optimizers = sgd(first), sgd(second)
@@ -100,7 +100,7 @@ def two_replicas(team: Team) -> Any:
     return {"values": values(first) + values(second)}
 
 
-def inner_loop(team: Team) -> Any:
+def inner_loop(team: ProcessGroup) -> Any:
     """Ranks with data left evaluate on divided data in the middle of their epoch."""
     model = nn.Sequential(perceptron(), nn.BatchNorm1d(3))
     replica = replicated(team, model, optimizer := sgd(model))
@@ -115,7 +115,7 @@ def inner_loop(team: Team) -> Any:
     return {"values": values(model), "seen": seen}
 
 
-def left_early(team: Team) -> Any:
+def left_early(team: ProcessGroup) -> Any:
     """Rank 0 leaves the loop by break, and the others do not."""
     model = perceptron()
     replica = replicated(team, model)
@@ -130,7 +130,7 @@ def left_early(team: Team) -> Any:
         return str(error)
 
 
-def divided(team: Team) -> Any:
+def divided(team: ProcessGroup) -> Any:
     """Three epochs of a shuffled loader, with worker processes."""
     replica = replicated(team, perceptron())
     data = TensorDataset(torch.arange(23))
@@ -138,7 +138,7 @@ def divided(team: Team) -> Any:
     return [[part.tolist() for (part,) in replica.shard(loader, seed=7)] for _ in range(3)]
 
 
-def disagreeing_samplers(team: Team) -> Any:
+def disagreeing_samplers(team: ProcessGroup) -> Any:
     order = list(range(6))[:: -1 if team.group.rank else 1]
     replica = replicated(team, perceptron())
     try:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import safetensors.numpy
 
-from samovar.box.board import Board, Progress
+from samovar.box.board import Board, MemberProgress
 from samovar.box.buffers import Buffer, BufferShape
 from samovar.box.joining import buffer_names, create_buffer, drop_buffer, parse_place, read_buffer, take_seat
 from samovar.box.local import LocalBox
@@ -52,7 +52,9 @@ def run(*arguments: str | Path, code: int = 0) -> str:
 
 def end(server: "subprocess.Popen[str]", number: signal.Signals) -> None:
     """As the user ends it: server and keeper are gone when it has said so."""
-    keepers = [child for child in psutil.Process(server.pid).children() if "samovar.box.keeper" in child.cmdline()]
+    keepers = [
+        child for child in psutil.Process(server.pid).children() if "samovar.box.memory_holder" in child.cmdline()
+    ]
     server.send_signal(number)
     output, _ = server.communicate(timeout=WAIT_S)
     assert output.splitlines()[-1].endswith("has ended"), output
@@ -66,7 +68,7 @@ def add(buffer: Buffer, sequence: int) -> None:
     member = board.join()
     with MappedCenter(buffer.center, member) as center:
         center.accumulate(sequence, np.ones(SIZE, np.float32), Deadline.after(WAIT_S))
-    board.post(member, Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1, finished=True))
+    board.post(member, MemberProgress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1, finished=True))
 
 
 def test_a_box_from_beginning_to_end(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_box_of_another_host(tmp_path: Path) -> None:
         create_buffer(place, "lenet", BufferShape(SIZE, max_members=4, with_velocity=True), "test", deadline)
         with take_seat(place, "lenet", "test", deadline) as seat:
             seat.center.accumulate(1, np.ones(SIZE, np.float32), deadline, momentum=0.5)
-            seat.board.post(seat.member, Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1))
+            seat.board.post(seat.member, MemberProgress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1))
             seat.board.set_word(3, 2**64 - 1)
             shown = run("list", *flags)
             assert "lenet: 100,000 elements, 0.4 MB, with velocity; 1 of at most 4 members alive" in shown

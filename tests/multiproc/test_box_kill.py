@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samovar.box.board import Progress
+from samovar.box.board import MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.box.joining import BoxSeat, create_buffer, parse_place, read_buffer, take_seat
 from samovar.core.clock import Deadline
@@ -86,7 +86,7 @@ class Worker(threading.Thread):
             for sequence in count(1):
                 self.seat.center.accumulate(sequence, difference, Deadline.after(WAIT_S))
                 self.num_updates = sequence
-                self.seat.board.post(self.seat.member, Progress(steps=sequence))
+                self.seat.board.post(self.seat.member, MemberProgress(steps=sequence))
                 if self.is_over.is_set():
                     return
         except Exception as error:

@@ -1,6 +1,6 @@
 """Kills: the run ends with the right sentence before anybody has waited in vain, and leaves complete files alone.
 
-Names in shared memory are looked for after every test (see tests/police.py). An abstract socket goes with its process.
+Names in shared memory are looked for after every test (tests/leak_check.py). An abstract socket goes with its process.
 """
 
 import random

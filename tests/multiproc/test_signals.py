@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.transports.shm import Board, BoardWord
+from samovar.transports.shm import BoardWord, RunBoard
 from tests.multiproc.command import Command, Ended, last_step, result_of
 from tests.multiproc.held_import import HeldImport
 from tests.multiproc.leftovers import living
@@ -38,7 +38,7 @@ def send_and_wait(command: Command, number: signal.Signals) -> None:
     (segment,) = re.findall(r"--segment=(\d+)", " ".join(command.wait_for_rank(0).cmdline()))
     descriptor = os.open(f"/proc/{command.process.pid}/fd/{segment}", os.O_RDWR)
     try:
-        board = Board(descriptor, 2)
+        board = RunBoard(descriptor, 2)
         command.send(number)
         command.until(
             lambda: board.read(board.launcher_row, BoardWord.STOP_SIGNAL) == number, f"the launcher takes {number.name}"

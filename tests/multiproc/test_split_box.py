@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import Places, create_parts, parse_places, take_parts
 from samovar.box.joining import buffer_names, parse_place, read_buffer
-from samovar.box.places import Places, create_parts, parse_places, take_parts
 from samovar.core.clock import Deadline
 from tests.multiproc.command import metrics_of, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver

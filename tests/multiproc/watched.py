@@ -7,7 +7,7 @@ from types import TracebackType
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import Board, Progress
+from samovar.box.board import Board, MemberProgress
 from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
 from tests.multiproc.command import TIMEOUT_S, Command
@@ -32,7 +32,7 @@ class WatchedBox:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
 
-    def progress(self, rank: int) -> Progress:
+    def progress(self, rank: int) -> MemberProgress:
         """What the rank has posted last."""
         return self._board.row(rank).progress
 

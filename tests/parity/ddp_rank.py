@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from tests.multiproc.replicate_nets import distance, replicated
 from tests.multiproc.replicate_ranks import serve_rank
 from tests.parity.ddp_nets import CASES, OPTIMIZERS
@@ -20,7 +20,7 @@ from tests.parity.ddp_nets import CASES, OPTIMIZERS
 STEPS = 50
 
 
-def train(team: Team, name: str, optimizer_name: str, **settings: object) -> Any:
+def train(team: ProcessGroup, name: str, optimizer_name: str, **settings: object) -> Any:
     case = CASES[name]
     torch.manual_seed(11)
     ours = case.net()
@@ -39,7 +39,7 @@ def train(team: Team, name: str, optimizer_name: str, **settings: object) -> Any
     return {"distance": distance(ours, theirs), "moved": distance(ours, start)}
 
 
-def adversaries(team: Team, optimizer_name: str) -> Any:
+def adversaries(team: ProcessGroup, optimizer_name: str) -> Any:
     """A generator and a discriminator with an optimizer each."""
     torch.manual_seed(12)
     maker = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))

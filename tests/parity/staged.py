@@ -28,7 +28,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluated import EvaluatedWeights
 from samovar.training.step import Parts, Worker
 from samovar.transports.base import Region, Transport
-from tests.away import AWAY, away_mode
+from tests.fake_device import AWAY, away_mode
 
 NET = """
 layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 6 dim: 3 dim: 9 dim: 9 } } }

@@ -1,6 +1,6 @@
 """A net that computes in memory of its own learns the same bits, however workers share what they learn.
 
-The stand-ins for a GPU are the CPU with the copies that a GPU needs, and tests.away, which has no native kernels.
+The stand-ins for a GPU are the CPU with the copies that a GPU needs, and tests.fake_device, without native kernels.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ import torch
 from samovar.core.stateful import StateValue
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from tests.away import AWAY
+from tests.fake_device import AWAY
 from tests.parity.staged import NET, Setting, learned
 from tests.threads import on_threads
 

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from samovar.box.answering import answer, answer_on_board
-from samovar.box.board import Member, Progress
+from samovar.box.board import Member, MemberProgress
 from samovar.box.bodies import Welcome, pack_word, unpack_word
 from samovar.box.buffers import BufferShape
 from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Shape, Status
@@ -264,7 +264,7 @@ class Client:
         index = self.world.random.choice(SET_WORDS if kind is Kind.SET_WORD else CLAIMED_WORDS)
         match kind:
             case Kind.POST:
-                self.board_request = kind, 0, Progress(steps=number).pack()
+                self.board_request = kind, 0, MemberProgress(steps=number).pack()
                 self.asked.append(("post", self.member, number))
             case _:
                 self.board_request = kind, index, pack_word(number)

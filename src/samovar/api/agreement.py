@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import nn
 
-from samovar.api.team import Seat, Team
+from samovar.api.process_group import ProcessGroup, ReplicaSeat
 from samovar.collectives.records import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.parameters import description, layout_of
@@ -18,7 +18,11 @@ _COMPARED = ("model (its tensors' names, shapes, types or order, or which of the
 
 
 def require_agreement(
-    team: Team, seat: Seat, model: nn.Module, parameters: Mapping[str, nn.Parameter], config: StrategyConfig
+    team: ProcessGroup,
+    seat: ReplicaSeat,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    config: StrategyConfig,
 ) -> None:
     """InputError, naming the ranks, where the model, what trains of it, or the settings differ from rank 0's."""
     if team.group.world_size == 1:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from samovar.api.crews import by_windows, lasting_ranks
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
 from samovar.frontends.torch.buffers import BufferMean, mean_buffers
@@ -16,7 +16,7 @@ from samovar.frontends.torch.buffers import BufferMean, mean_buffers
 class SummedBuffers:
     """Of ranks that meet to evaluate: an all-reduce."""
 
-    def __init__(self, model: nn.Module, team: Team, deadline: Callable[[], Deadline]) -> None:
+    def __init__(self, model: nn.Module, team: ProcessGroup, deadline: Callable[[], Deadline]) -> None:
         num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
         self._is_needed = num_elements > 0 and team.group.world_size > 1
         if self._is_needed:
@@ -49,7 +49,7 @@ class ShownBuffers:
     The ranks are those of this host; one that died counts with what it showed last. Cost: a copy at each step.
     """
 
-    def __init__(self, model: nn.Module, team: Team) -> None:
+    def __init__(self, model: nn.Module, team: ProcessGroup) -> None:
         self._num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
         reached = by_windows(team.collectives)
         self._ranks = lasting_ranks(reached) if self._num_elements else ()

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samovar.api.doings import Doings
-from samovar.api.own_center import Table, own_seat
-from samovar.api.team import Team
-from samovar.box.board import MAX_MEMBERS, Member, Progress, Row
+from samovar.api.job_center import RankTable, own_seat
+from samovar.api.metrics import ReplicaMetrics
+from samovar.api.process_group import ProcessGroup
+from samovar.box.board import MAX_MEMBERS, Member, MemberProgress, Row
 from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import Places, create_parts, parse_places, take_parts
 from samovar.box.joining import BoxSeat
-from samovar.box.places import Places, create_parts, parse_places, take_parts
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.core.layout import Layout
@@ -53,18 +53,18 @@ class SharedCenter:
 
     def __init__(
         self,
-        team: Team,
+        team: ProcessGroup,
         config: StrategyConfig,
         layout: Layout,
         choice: BoxChoice | None,
         deadline: Callable[[], Deadline],
-        doings: Doings,
+        doings: ReplicaMetrics,
     ) -> None:
         self._doings = doings
         self._rank, self._name = team.group.rank, f"rank {team.group.rank}"
         self._patience_s: float | None = None
         self._given_deadline = deadline
-        self._table = Table(team, self.deadline)
+        self._table = RankTable(team, self.deadline)
         self.joins = choice is not None and choice.joins
         shape = BufferShape(
             layout.num_elements,
@@ -205,7 +205,7 @@ class SharedCenter:
 
     def _post(self, strategy: CenterSteps, step: int, *, is_finished: bool = False) -> None:
         staleness = strategy.staleness
-        progress = Progress(
+        progress = MemberProgress(
             steps=step,
             samples=self._doings.num_samples,
             samples_per_s=self._doings.samples_per_s(),

@@ -10,8 +10,8 @@ from torch import nn
 
 from samovar.api.center import SharedCenter
 from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
-from samovar.api.roll_call import Event
-from samovar.api.team import Seat, Team
+from samovar.api.process_group import ProcessGroup, ReplicaSeat
+from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import WindowCollectives, float32_region
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, NotFinite, SamovarError
@@ -22,7 +22,7 @@ from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_hybrid
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.hybrid_easgd import Members
+from samovar.strategies.hybrid_easgd import GroupMembers
 
 
 class CenterExchange(WeightExchange):
@@ -32,7 +32,12 @@ class CenterExchange(WeightExchange):
     """
 
     def __init__(
-        self, parameters: Parameters, crew: Team, config: StrategyConfig, seat: Seat, shared: SharedCenter
+        self,
+        parameters: Parameters,
+        crew: ProcessGroup,
+        config: StrategyConfig,
+        seat: ReplicaSeat,
+        shared: SharedCenter,
     ) -> None:
         _require_float32(parameters, config)
         super().__init__(parameters, crew.collectives, config, seat, shared.deadline, shared.strategy_seat())
@@ -77,9 +82,9 @@ class HybridExchange(GradientExchange):
         self,
         parameters: Parameters,
         optimizer: torch.optim.Optimizer,
-        crew: Team,
+        crew: ProcessGroup,
         config: StrategyConfig,
-        seat: Seat,
+        seat: ReplicaSeat,
         shared: SharedCenter,
     ) -> None:
         group = crew.collectives
@@ -91,7 +96,7 @@ class HybridExchange(GradientExchange):
         assert isinstance(group, WindowCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
-        members = Members(group.group, self._strategy, broadcasts)
+        members = GroupMembers(group.group, self._strategy, broadcasts)
         buffers = Buffers(region, region.part(0, 0))
         seat_there = shared.strategy_seat()
         self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)

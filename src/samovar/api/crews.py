@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samovar.api.team import Team
+from samovar.api.process_group import ProcessGroup
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.errors import InputError
@@ -14,7 +14,7 @@ from samovar.transports.hosts import HostsTransport
 from samovar.transports.tcp import TcpTransport
 
 
-def crew_of(team: Team, config: StrategyConfig) -> Team:
+def crew_of(team: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
     """Those of the team's ranks that step together by the resolved `config`; the same team for all replicas.
 
     Raises InputError where groups do not fit into hosts, or an earlier replica's crew is another.
@@ -42,13 +42,13 @@ def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
     return (transport.group.rank,) if isinstance(transport, TcpTransport) else range(transport.group.world_size)
 
 
-def _group(team: Team, size: int, collective: str) -> Team:
+def _group(team: ProcessGroup, size: int, collective: str) -> ProcessGroup:
     """Where memory is mapped a group adds up in place."""
     reached = by_windows(team.collectives)
     probe = reached.region("probe", 0)
     best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
     group = GroupCollectives(reached, size, best if collective == AUTO else collective)
-    return Team(group, team.timeout_s, team.group.rank - group.group.rank)
+    return ProcessGroup(group, team.timeout_s, team.group.rank - group.group.rank)
 
 
 def _require_whole_groups(collectives: Collectives, size: int) -> None:

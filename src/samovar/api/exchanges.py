@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from samovar.api.factors import factoring_of, matrix_names
-from samovar.api.roll_call import Event
-from samovar.api.team import Seat
+from samovar.api.process_group import ReplicaSeat
+from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
-from samovar.core.buffer import FlatBuffer, Staged
+from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket
@@ -28,7 +28,7 @@ from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.trial import Witness
+from samovar.strategies.trial import TrialCallback
 
 Apply = Callable[[], Any]
 Parameters = Mapping[str, nn.Parameter]
@@ -106,7 +106,7 @@ class GradientExchange(NoExchange):
         optimizer: torch.optim.Optimizer,
         collectives: Collectives,
         config: StrategyConfig,
-        seat: Seat,
+        seat: ReplicaSeat,
     ) -> None:
         names = matrix_names(parameters, config)
         apart = names if config.takes_factors else ()
@@ -115,7 +115,7 @@ class GradientExchange(NoExchange):
         buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(apart))
         region = float32_region(collectives, "gradients", layout.num_elements)
         self._flat = FlatBuffer(layout, region.array)
-        self._staged = Staged(self._flat, device_of(parameters))
+        self._staged = StagedBuffer(self._flat, device_of(parameters))
         self._group, self._seat = collectives.group, seat
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
         self._factoring = factoring_of(collectives, config, seat.deadline, tell)
@@ -128,7 +128,7 @@ class GradientExchange(NoExchange):
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
         made = (config, collectives, buckets, buffers, seat.deadline)
-        self._strategy = build_strategy(*made, witness=Witness(tell=tell), factored=self._factoring.sums)
+        self._strategy = build_strategy(*made, witness=TrialCallback(tell=tell), factored=self._factoring.sums)
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_answered = 0
@@ -223,7 +223,7 @@ class WeightExchange:
         parameters: Parameters,
         collectives: Collectives,
         config: StrategyConfig,
-        seat: Seat,
+        seat: ReplicaSeat,
         deadline: Callable[[], Deadline] | None = None,
         center: CenterSeat | None = None,
     ) -> None:

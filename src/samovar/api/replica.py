@@ -13,13 +13,12 @@ from samovar.api.buffer_mean import ShownBuffers, SummedBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.crews import crew_of
-from samovar.api.doings import Doings
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
+from samovar.api.metrics import ReplicaMetrics, Shard
 from samovar.api.optimizer_momentum import with_momentum
-from samovar.api.roll_call import Call, Event
-from samovar.api.shard import Shard
+from samovar.api.process_group import ProcessGroup
 from samovar.api.state import checked, from_arrays, to_arrays
-from samovar.api.team import Team
+from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.parameters import claim, layout_of, require_dense_gradients, trained_parameters
 from samovar.strategies.config import StrategyConfig
@@ -37,7 +36,7 @@ class Replica:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        team: Team,
+        team: ProcessGroup,
         config: StrategyConfig,
         timeout_s: float,
         box: BoxChoice | None = None,
@@ -51,7 +50,7 @@ class Replica:
         self._model, self._optimizer, self._team = model, optimizer, team
         self._crew = crew_of(team, self.config)
         self._seat = self._crew.seat(self, timeout_s)
-        self._doings = Doings()
+        self._doings = ReplicaMetrics()
         claim(parameters)
         require_agreement(team, self._seat, model, parameters, self.config)
         team.broadcast.run([*model.parameters(), *model.buffers()], self._seat.deadline)
@@ -119,7 +118,7 @@ class Replica:
         self._buffers.stepped()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
-        """The loader's data divided among ranks; see `samovar.api.shard.Shard`.
+        """The loader's data divided among ranks; see `samovar.api.metrics.Shard`.
 
         `seed` and the number of the epoch give the order of samples, alike on all ranks and at every run. The same
         loader gives the same shard again, so that this may stand inside the loop over epochs.
@@ -261,7 +260,7 @@ class Replica:
 def _exchange(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    team: Team,
+    team: ProcessGroup,
     config: StrategyConfig,
     seat: Any,
 ) -> Exchange:

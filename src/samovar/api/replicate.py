@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from samovar.api.center import BoxChoice, box_choice
-from samovar.api.join import Joined, join_group
+from samovar.api.connect import Joined, join_group
+from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.api.team import Team
 from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
@@ -33,7 +33,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._joined: Joined | None = None
-        self._team: Team | None = None
+        self._team: ProcessGroup | None = None
         self._chosen: dict[str, str] = {}
 
     def team(
@@ -43,14 +43,14 @@ class _Process:
         key_file: str | Path | None,
         device: torch.device | None,
         timeout_s: float,
-    ) -> tuple[Joined, Team]:
+    ) -> tuple[Joined, ProcessGroup]:
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
             if not allocator_is_chosen():
                 keep_freed_memory(large_too=False)
             path = Path(key_file) if key_file else None
             self._joined = join_group(timeout_s, collective, None, transport, path, device)
-            self._team = Team(self._joined.collectives, timeout_s, home=self._joined.home)
+            self._team = ProcessGroup(self._joined.collectives, timeout_s, home=self._joined.home)
             self._chosen = chosen
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import NUM_WORDS, Member, Origin, Progress, Rows
+from samovar.box.board import NUM_WORDS, Member, MemberProgress, Origin, Rows
 from samovar.box.bodies import Attachment, pack_rows, pack_word, unpack_progress, unpack_word
 from samovar.box.buffers import BufferShape, Notes
 from samovar.box.protocol import NOBODY, READING, Kind, Reply, Request, Shape
@@ -65,7 +65,7 @@ class Seat(Protocol):
         """moved = x - d, before c += d shows; chunks that hold the sequence leave c and `moved` alone."""
         ...
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         """Show it in the member's row, beside where the member is."""
         ...
 
@@ -93,7 +93,7 @@ class Host(Protocol):
         ...
 
     def create(self, name: str, shape: BufferShape, attempt: int) -> bool:
-        """Whether this attempt made the buffer; see `samovar.box.buffers.Buffers.create`."""
+        """Whether this attempt made the buffer; see `samovar.box.buffers.NamedBuffers.create`."""
         ...
 
     def drop(self, name: str) -> None:

@@ -36,7 +36,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MemberProgress:
     """What a member tells of itself. Losses are of its own weights; staleness counts updates of others.
 
     `away` is what the server says of a member of another host that has no connection.
@@ -59,7 +59,7 @@ class Progress:
         return _PROGRESS.pack(*numbers, _FINISHED * finished | _STOPPED * stopped | _AWAY * away)
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Progress":
+    def unpack(cls, data: bytes) -> "MemberProgress":
         steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, flags = _PROGRESS.unpack_from(data)
         ends = bool(flags & _FINISHED), bool(flags & _STOPPED), bool(flags & _AWAY)
         return cls(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, *ends)
@@ -97,7 +97,7 @@ class Row:
     member: Member
     process_id: int
     is_alive: bool
-    progress: Progress
+    progress: MemberProgress
     host: str = ""
 
 
@@ -115,7 +115,7 @@ class Rows(Protocol):
         """The rows that somebody has or had."""
         ...
 
-    def post(self, member: Member, progress: Progress) -> None:
+    def post(self, member: Member, progress: MemberProgress) -> None:
         """Show `progress` in the member's row."""
         ...
 
@@ -190,7 +190,7 @@ class Board:
         """Give the row back; nothing happens where it is another's by now."""
         self._native.leave(member.index, member.incarnation)
 
-    def post(self, member: Member, progress: Progress, origin: Origin | None = None) -> None:
+    def post(self, member: Member, progress: MemberProgress, origin: Origin | None = None) -> None:
         """Show `progress` in the member's row. Raises RankFailed where the row is another's by now."""
         posted = _INCARNATION.pack(member.incarnation) + progress.pack() + (b"" if origin is None else origin.pack())
         words = _WORDS.unpack(posted.ljust(_WORDS.size, b"\0"))
@@ -203,8 +203,8 @@ class Board:
         posted = _WORDS.pack(*self._native.read(index))
         member = Member(index, incarnation)
         if _INCARNATION.unpack_from(posted) != (incarnation,):  # an earlier member's
-            return Row(member, process_id, is_alive, Progress())
-        progress = Progress.unpack(posted[_INCARNATION.size :])
+            return Row(member, process_id, is_alive, MemberProgress())
+        progress = MemberProgress.unpack(posted[_INCARNATION.size :])
         origin = Origin.unpack(posted[_INCARNATION.size + _PROGRESS.size :])
         if origin is None:
             return Row(member, process_id, is_alive, progress)

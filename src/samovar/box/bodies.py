@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Final
 
-from samovar.box.board import PROGRESS_BYTES, Member, Origin, Progress, Row
+from samovar.box.board import PROGRESS_BYTES, Member, MemberProgress, Origin, Row
 from samovar.box.buffers import BufferShape
 from samovar.core.errors import InputError, SamovarError
 
@@ -108,9 +108,9 @@ def unpack_word(body: bytes) -> int:
     return int(_WORD.unpack(body)[0])
 
 
-def unpack_progress(body: bytes) -> Progress:
+def unpack_progress(body: bytes) -> MemberProgress:
     _check(len(body) == PROGRESS_BYTES, "a post", body)
-    return Progress.unpack(body)
+    return MemberProgress.unpack(body)
 
 
 def pack_rows(rows: Sequence[Row]) -> bytes:
@@ -130,7 +130,7 @@ def _pack_row(row: Row) -> bytes:
 
 def _unpack_row(data: bytes) -> Row:
     index, incarnation, process_id, is_alive = _ROW.unpack_from(data)
-    progress = Progress.unpack(data[_ROW.size :])
+    progress = MemberProgress.unpack(data[_ROW.size :])
     origin = Origin.unpack(data[_ROW.size + PROGRESS_BYTES :])
     host = "" if origin is None else origin.host
     return Row(Member(index, incarnation), process_id, bool(is_alive), progress, host)

@@ -113,14 +113,14 @@ class RemoteMemory:
 
 
 class Memory(Protocol):
-    """Who holds descriptors beside a box's server (see `samovar.box.kept.KeptMemory`)."""
+    """Who holds descriptors beside a box's server (see `samovar.box.memory_holder_client.KeptMemory`)."""
 
     def get(self) -> dict[str, int]: ...
     def put(self, key: str, descriptor: int) -> None: ...
     def discard(self, key: str) -> None: ...
 
 
-class Buffers:
+class NamedBuffers:
     """All buffers of a box, by name; for several threads at once. Takes over what the keeper holds already."""
 
     def __init__(self, memory: Memory) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import Board, Member, Origin, Progress, Rows
+from samovar.box.board import Board, Member, MemberProgress, Origin, Rows
 from samovar.box.bodies import Attachment
-from samovar.box.buffers import Buffers, BufferShape, RemoteMemory
+from samovar.box.buffers import BufferShape, NamedBuffers, RemoteMemory
 from samovar.box.mapped import MappedCenter
 from samovar.box.protocol import NOBODY, Shape
 from samovar.core.clock import Deadline
@@ -63,7 +63,7 @@ class MappedSeat:
     ) -> Versions:
         return self._center.exchange_chunks(first_chunk, sequence, weights, moving_rate, deadline, moved)
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         self._board.post(self.member, progress, self._origin)
 
     def show_away(self, *, is_away: bool) -> None:
@@ -80,7 +80,7 @@ class MappedSeat:
 class BufferHost:
     """See `samovar.box.answering.Host`."""
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: NamedBuffers) -> None:
         self._buffers = buffers
 
     def attach(self, attachment: Attachment, member: Member, origin: Origin) -> MappedSeat:

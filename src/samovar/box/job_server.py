@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from samovar.box.buffers import Buffers
+from samovar.box.buffers import NamedBuffers
 from samovar.box.host import BufferHost
 from samovar.box.mapped import MappedCenter
 from samovar.box.serving import Service, ServingConfig
@@ -46,7 +46,7 @@ class HandedMemory:
 def serve(key_file: Path, listening: socket.socket, center: int, board: int, pipe: int) -> None:
     """Until nobody is left of the job; owns all that it is given."""
     most = _CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
-    buffers = Buffers(HandedMemory(center, board))
+    buffers = NamedBuffers(HandedMemory(center, board))
     service = Service(BufferHost(buffers), ServingConfig(absent_s=ABSENT_S, most_connections=most))
     listener = Listener(listening, read_key(key_file), service.accept)
     ends = select.poll()

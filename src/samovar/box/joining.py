@@ -17,9 +17,9 @@ from samovar.box.buffers import Buffer, BufferShape
 from samovar.box.line import BoxAddress
 from samovar.box.local import LocalBox, checked_name
 from samovar.box.mapped import MappedCenter
-from samovar.box.parts import Part
 from samovar.box.remote import RemoteCenter, create_remote_buffer, drop_remote_buffer, remote_buffer_names
 from samovar.box.remote_board import RemoteBoard
+from samovar.box.shards import Part
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import read_key

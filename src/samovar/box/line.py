@@ -16,7 +16,7 @@ from samovar.box.protocol import MOST_TEXT_BYTES, Kind, Reply, Request, Status
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.keys import Key
-from samovar.transports.secure import Address, Channel, ConnectionLost, connect
+from samovar.transports.secure import Address, ConnectionLost, SecureChannel, connect
 
 _Answer = TypeVar("_Answer")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
@@ -32,7 +32,7 @@ class BoxAddress:
     def __str__(self) -> str:
         return f"the box at {self.address[0]}:{self.address[1]}"
 
-    def connect(self, who: str, deadline: Deadline) -> Channel:
+    def connect(self, who: str, deadline: Deadline) -> SecureChannel:
         return connect(self.address, self.key, who, f"{who}: {self}", deadline)
 
 
@@ -53,7 +53,7 @@ class Line:
         self._kind = kind
         self._attachment = replace(attachment, attempt=secrets.randbits(62) + 1)
         self._lock = threading.Lock()  # of the connection: one operation at a time
-        self._channel: Channel | None = None
+        self._channel: SecureChannel | None = None
         self._is_closed = False
         self._calls = 0
         with self.locked(deadline):
@@ -93,7 +93,7 @@ class Line:
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def channel(self, deadline: Deadline) -> Channel:
+    def channel(self, deadline: Deadline) -> SecureChannel:
         """The open connection, as the member that this was before."""
         self._connected(deadline)
         assert self._channel is not None
@@ -132,7 +132,7 @@ class Line:
         return welcome
 
 
-def ask(channel: Channel, request: Request, body: bytes, deadline: Deadline) -> bytes:
+def ask(channel: SecureChannel, request: Request, body: bytes, deadline: Deadline) -> bytes:
     """The text that answers a request about no chunks. Raises what the box says."""
     request = replace(request, body_bytes=len(body))
     channel.send(request.pack(), np.frombuffer(body, np.uint8), deadline)
@@ -145,7 +145,7 @@ def ask(channel: Channel, request: Request, body: bytes, deadline: Deadline) -> 
     return text
 
 
-def receive_text(channel: Channel, reply: Reply, deadline: Deadline) -> bytes:
+def receive_text(channel: SecureChannel, reply: Reply, deadline: Deadline) -> bytes:
     if reply.body_bytes > MOST_TEXT_BYTES:
         raise SamovarError(f"{channel.peer} answered with a text of {reply.body_bytes} bytes")
     text = np.empty(reply.body_bytes, np.uint8)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from samovar.box import local_wire
 from samovar.box.buffers import Buffer, BufferShape
-from samovar.box.local_wire import Message
+from samovar.box.local_wire import LocalMessage
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 
@@ -64,7 +64,7 @@ class LocalBox:
         center, board = message.descriptors
         return Buffer(center, board, message.content.get("is_new") is True)
 
-    def _ask(self, content: dict[str, Any], deadline: Deadline) -> Message:
+    def _ask(self, content: dict[str, Any], deadline: Deadline) -> LocalMessage:
         connection = local_wire.connect(server_address(self._box), deadline)
         if connection is None:
             flag = "" if self._box == DEFAULT_BOX else f" --box {self._box}"

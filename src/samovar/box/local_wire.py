@@ -27,7 +27,7 @@ class ConnectionEnded(SamovarError):
 
 
 @dataclass(slots=True)
-class Message:
+class LocalMessage:
     """What came: JSON, and descriptors that the receiver owns."""
 
     content: dict[str, Any]
@@ -91,7 +91,7 @@ def send(
         raise ConnectionEnded(f"the other end of a box's socket is gone: {error}") from error
 
 
-def receive(connection: socket.socket, deadline: Deadline) -> Message:
+def receive(connection: socket.socket, deadline: Deadline) -> LocalMessage:
     """The next message. Raises ConnectionEnded, DeadlineExceeded, or SamovarError where it is none."""
     connection.settimeout(max(deadline.remaining_s(), _LEAST_WAIT_S))
     try:
@@ -100,7 +100,7 @@ def receive(connection: socket.socket, deadline: Deadline) -> Message:
         raise DeadlineExceeded("the other end of a box's socket does not answer; is it stopped?") from error
     except OSError as error:
         raise ConnectionEnded(f"the other end of a box's socket is gone: {error}") from error
-    message = Message({}, descriptors)
+    message = LocalMessage({}, descriptors)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)  # a received descriptor is inheritable
     if not data:

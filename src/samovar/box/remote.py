@@ -17,7 +17,7 @@ from samovar.box.protocol import NOBODY, Kind, Operation, Reply, Request, Shape,
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.base import Array
-from samovar.transports.secure import Channel, ConnectionLost
+from samovar.transports.secure import ConnectionLost, SecureChannel
 
 
 class RemoteCenter:
@@ -94,14 +94,14 @@ class RemoteCenter:
         self._settle(deadline)
         return self._run(self._operation(Kind.ACCUMULATE, sequence, momentum), difference, None, deadline)
 
-    def accumulate_in_background(self, sequence: int, difference: Array) -> "_Push":
+    def accumulate_in_background(self, sequence: int, difference: Array) -> "_RemotePush":
         return self._in_background(self._operation(Kind.ACCUMULATE, sequence), difference, None)
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         self._settle(deadline)
         return self._run(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights, deadline)
 
-    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "_Push":
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "_RemotePush":
         return self._in_background(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
@@ -127,11 +127,11 @@ class RemoteCenter:
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
         return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
 
-    def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> "_Push":
+    def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> "_RemotePush":
         if self._pusher is None:
             self._pusher = _Pusher()
         return self._pusher.submit(
-            _Push(self._who, lambda: self._run(operation, outgoing, incoming, Deadline.after(self._background_s)))
+            _RemotePush(self._who, lambda: self._run(operation, outgoing, incoming, Deadline.after(self._background_s)))
         )
 
     def _line_to_read(self, deadline: Deadline) -> Line:
@@ -199,7 +199,7 @@ def _try(line: Line, operation: Operation, outgoing: Array | None, incoming: Arr
             line.lost_s += _take_answer(channel, operation, incoming, deadline)
 
 
-def _take_answer(channel: Channel, operation: Operation, incoming: Array | None, deadline: Deadline) -> float:
+def _take_answer(channel: SecureChannel, operation: Operation, incoming: Array | None, deadline: Deadline) -> float:
     """Seconds that the member lost to others meanwhile."""
     reply = Reply.unpack(channel.receive(deadline))
     if reply.status is not Status.DONE:
@@ -217,7 +217,7 @@ def _take_answer(channel: Channel, operation: Operation, incoming: Array | None,
 
 @contextmanager
 def _sending(
-    channel: Channel, requests: Sequence[tuple[Request, slice]], outgoing: Array | None, deadline: Deadline
+    channel: SecureChannel, requests: Sequence[tuple[Request, slice]], outgoing: Array | None, deadline: Deadline
 ) -> Iterator[None]:
     """Requests leave while their answers come in: a thread sends them, since the box reads no more than it answers."""
 
@@ -237,7 +237,7 @@ def _sending(
         thread.join()
 
 
-class _Push:
+class _RemotePush:
     """See `samovar.box.base.Push`."""
 
     def __init__(self, who: str, work: Callable[[], Versions]) -> None:
@@ -275,8 +275,8 @@ class _Pusher:
     """One thread that makes pushes in their order."""
 
     def __init__(self) -> None:
-        self._pushes: queue.SimpleQueue[_Push | None] = queue.SimpleQueue()
-        self._last: _Push | None = None
+        self._pushes: queue.SimpleQueue[_RemotePush | None] = queue.SimpleQueue()
+        self._last: _RemotePush | None = None
         self._thread = threading.Thread(target=self._serve, name="samovar-push", daemon=True)
         self._thread.start()
 
@@ -284,7 +284,7 @@ class _Pusher:
     def is_idle(self) -> bool:
         return self._last is None or self._last.is_over
 
-    def submit(self, push: _Push) -> _Push:
+    def submit(self, push: _RemotePush) -> _RemotePush:
         self._last = push
         self._pushes.put(push)
         return push

@@ -3,7 +3,7 @@
 import os
 import threading
 
-from samovar.box.board import Member, Progress, Row
+from samovar.box.board import Member, MemberProgress, Row
 from samovar.box.bodies import Attachment, pack_word, unpack_rows, unpack_word
 from samovar.box.buffers import BufferShape
 from samovar.box.line import BoxAddress, Line
@@ -35,7 +35,7 @@ class RemoteBoard:
         self._timeout_s = timeout_s
         self._sequence = 0
         self._changed = threading.Condition()
-        self._posted: Progress | None = None
+        self._posted: MemberProgress | None = None
         self._error: SamovarError | None = None
         self._is_closing = False
         self._thread: threading.Thread | None = None
@@ -65,7 +65,7 @@ class RemoteBoard:
     def claim_word(self, index: int, value: int) -> int:
         return unpack_word(self._ask(Kind.CLAIM_WORD, index, body=pack_word(value)))
 
-    def post(self, member: Member, progress: Progress) -> None:
+    def post(self, member: Member, progress: MemberProgress) -> None:
         assert member == self._line.member, "a member posts for itself"
         with self._changed:
             self._raise_error()

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 
 from samovar.box import local_wire
-from samovar.box.buffers import Buffer, Buffers, BufferShape
-from samovar.box.kept import KeptMemory
+from samovar.box.buffers import Buffer, BufferShape, NamedBuffers
 from samovar.box.local import checked_name, keeper_address, server_address
-from samovar.box.local_wire import Message
+from samovar.box.local_wire import LocalMessage
+from samovar.box.memory_holder_client import KeptMemory
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 
@@ -34,7 +34,7 @@ class BoxServer:
                 f"box {box!r} is served already ({error}); end that server, or give another name"
             ) from error
         self._memory = KeptMemory(keeper_address(box), keep_s)
-        self.buffers = Buffers(self._memory)
+        self.buffers = NamedBuffers(self._memory)
 
     @property
     def was_kept(self) -> bool:
@@ -71,7 +71,7 @@ class BoxServer:
         except SamovarError:
             return  # whoever asked went away; it will say so itself
 
-    def _done(self, message: Message) -> tuple[dict[str, object], list[int]]:
+    def _done(self, message: LocalMessage) -> tuple[dict[str, object], list[int]]:
         message.close()  # nobody has a descriptor to give
         name = str(message.content.get("name"))
         buffer: Buffer | None = None

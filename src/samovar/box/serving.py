@@ -20,7 +20,7 @@ from samovar.box.bodies import Attachment, Creation, Welcome, pack_word, unpack_
 from samovar.box.protocol import NOBODY, ON_CHUNKS, Kind, Reply, Request, status_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
-from samovar.transports.secure import Channel, ConnectionLost
+from samovar.transports.secure import ConnectionLost, SecureChannel
 
 _FOR_EVER = Deadline(math.inf)
 
@@ -56,7 +56,7 @@ class _Place:
     locks: dict[_Lane, threading.Lock] = field(  # held while a request is answered
         default_factory=lambda: {lane: threading.Lock() for lane in _Lane}
     )
-    channels: dict[_Lane, Channel] = field(default_factory=dict)
+    channels: dict[_Lane, SecureChannel] = field(default_factory=dict)
     left_s: float = 0.0
     is_away: bool = False
 
@@ -69,9 +69,9 @@ class Service:
         self._config = config
         self._lock = threading.Lock()
         self._places: list[_Place] = []
-        self._threads: dict[Channel, threading.Thread] = {}
+        self._threads: dict[SecureChannel, threading.Thread] = {}
 
-    def accept(self, channel: Channel) -> None:
+    def accept(self, channel: SecureChannel) -> None:
         """Serve it; where too many are there, close it."""
         thread = threading.Thread(target=self.serve, args=(channel,), name="samovar-member", daemon=True)
         with self._lock:
@@ -81,7 +81,7 @@ class Service:
             self._threads[channel] = thread
         thread.start()
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: SecureChannel) -> None:
         """Answer the requests of one connection until it ends, and close it."""
         connection = _Connection(channel, self)
         try:
@@ -113,7 +113,7 @@ class Service:
                     _show_away(place, is_away=True)
         self._give_up(lambda place: now_s - place.left_s >= self._config.absent_s)
 
-    def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: Channel) -> _Place:
+    def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: SecureChannel) -> _Place:
         """The member's place, from now on over this connection too; one of its kind that it had before ends first."""
         self.expire()
         if member.index >= 0 and member.incarnation == 0:  # a new one, who asks for this row: an absent one loses it
@@ -138,7 +138,7 @@ class Service:
             before.end()
         return place
 
-    def left(self, place: _Place, lane: _Lane, channel: Channel) -> None:
+    def left(self, place: _Place, lane: _Lane, channel: SecureChannel) -> None:
         """The connection is over; the member may come back over another, or has."""
         with self._lock:
             if place.channels.get(lane) is channel:
@@ -199,7 +199,7 @@ def _show_away(place: _Place, *, is_away: bool) -> None:
 class _Connection:
     """One connection of a member: its memory is one part, whatever is asked."""
 
-    def __init__(self, channel: Channel, service: Service) -> None:
+    def __init__(self, channel: SecureChannel, service: Service) -> None:
         self._channel = channel
         self._service = service
         self._place: _Place | None = None

@@ -31,7 +31,7 @@ _NO_FILES: Mapping[str, bytes] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedPart:
     """A part that process `process_id` has written for the snapshot of `step`, which another process will save."""
 
     step: int
@@ -51,7 +51,7 @@ class _Content:
     parts: Mapping[str, State]
     files: Mapping[str, bytes]
     config: Mapping[str, object]
-    staged: Sequence[Staged] = ()
+    staged: Sequence[StagedPart] = ()
 
     def size_bytes(self) -> int:
         stored = sum(array.nbytes for state in self.parts.values() for array in _arrays(state).values())
@@ -76,7 +76,7 @@ class SnapshotStore:
         parts: Mapping[str, State],
         files: Mapping[str, bytes] = _NO_FILES,
         config: Mapping[str, object] = _NOTHING,
-        staged: Sequence[Staged] = (),
+        staged: Sequence[StagedPart] = (),
     ) -> Path:
         """Write the snapshot of `step` and return its folder; one that is there already is replaced.
 
@@ -94,7 +94,7 @@ class SnapshotStore:
         self._remove_oldest()
         return place
 
-    def stage(self, step: int, part: str, state: State) -> Staged:
+    def stage(self, step: int, part: str, state: State) -> StagedPart:
         """Write one part of the snapshot of `step`, which the process that saves it will take in.
 
         Any number of processes may stage parts of different names at once. What nobody takes in, `clean` removes.
@@ -102,7 +102,7 @@ class SnapshotStore:
         """
         content = _Content(step, {part: state}, _NO_FILES, _NOTHING)
         _check_names(content)
-        staged = Staged(step, part, os.getpid())
+        staged = StagedPart(step, part, os.getpid())
         folder = self.folder / staged.folder_name
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,10 @@ import rich.console
 import rich.table
 import typer
 
+from samovar.box.endpoints import drop_parts, parse_places
 from samovar.box.host import BufferHost
 from samovar.box.joining import BoxPlace, buffer_names, describe, look_at
 from samovar.box.local import DEFAULT_BOX
-from samovar.box.places import drop_parts, parse_places
 from samovar.box.server import BoxServer
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline

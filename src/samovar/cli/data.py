@@ -47,7 +47,7 @@ def images(
     """Images of your own, by a list, or in a folder for each class."""
     conversion = Conversion(None if resize is None else _size(resize), gray, store)
     found, classes = _found(list_file, root, folder)
-    written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, _Progress())
+    written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, _Copying())
     for line in _lines(written, classes, mean):
         typer.echo(line)
 
@@ -83,7 +83,7 @@ def _lines(written: WrittenImages, classes: Sequence[str], mean: Path | None) ->
     return lines
 
 
-class _Progress:
+class _Copying:
     """Tells how far it is, now and then."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from samovar.core.errors import InputError
 from samovar.launcher.calibrate import calibrate
 from samovar.launcher.placing import torch_devices
 from samovar.report.diagnosis import Finding, diagnose
-from samovar.report.host import Host, read_host
+from samovar.report.host import HostFigures, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
 from samovar.report.wording import cpu_ranges
@@ -61,7 +61,7 @@ def _save(record: CalibrationRecord, path: Path) -> None:
         raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
 
 
-def _as_json(host: Host, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> str:
+def _as_json(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> str:
     parts = {
         "host": to_plain(host),
         "devices": devices,
@@ -71,7 +71,7 @@ def _as_json(host: Host, devices: str, record: CalibrationRecord | None, finding
     return json.dumps(parts, indent=2)
 
 
-def _show(host: Host, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
+def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
     console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     _show_rows(console, "What is here", [*host_rows(host), ("devices", devices)])
     if record is not None:
@@ -95,7 +95,7 @@ def _show_rows(console: rich.console.Console, title: str, rows: list[Row]) -> No
     console.print(table)
 
 
-def host_rows(host: Host) -> list[Row]:
+def host_rows(host: HostFigures) -> list[Row]:
     """The machine in words."""
     allowed = f"{len(host.cpus_allowed)} of {host.cores_present} (cpu {cpu_ranges(host.cpus_allowed)})"
     quota = f", time of {host.cpu_quota_cores:g}" if host.cpu_quota_cores is not None else ""

@@ -17,7 +17,7 @@ from samovar.launcher.job import remove_if_unused, run_job, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.sweep import sweep_lines, with_fastest_workers
 from samovar.launcher.train_plan import TrainingPlan, plan_training
-from samovar.report.console import Console, Log
+from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
@@ -114,7 +114,7 @@ def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
 
 
 def _run(plan: TrainingPlan) -> int:
-    log = Log(plan.folder.log)
+    log = LogFile(plan.folder.log)
     console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
     try:
         for text in sweep_lines(plan.config.sweep):

@@ -35,7 +35,7 @@ def cost(
     waits for whom, where the plans deadlock.
     """
     size_of = message_bytes or (lambda count: count * element_bytes)
-    ranks = [_Rank(plan, num_elements, size_of) for plan in plans]
+    ranks = [_CountedRank(plan, num_elements, size_of) for plan in plans]
     arrived: dict[tuple[int, int], int] = {}  # (receiver, slot) -> step number
     ready = deque(range(len(plans)))
     while ready:
@@ -63,7 +63,7 @@ def put_bytes(plan: Plan, put: Put, num_elements: int, size_of: Callable[[int], 
     return sum(size_of(stop - start) for start, stop in bounds)
 
 
-class _Rank:
+class _CountedRank:
     """How far one rank has come in its plan."""
 
     def __init__(self, plan: Plan, num_elements: int, size_of: Callable[[int], int]) -> None:

@@ -136,14 +136,14 @@ class HierarchicalCollectives:
     ) -> "_Exchange":
         others = " and ".join(str(host) for host in self.hosts if host is not self._host)
         who = f"rank {self.group.rank} on {self._host.name}: {what}"
-        return _Exchange(_Names(who, self._host, others), up, between, down, self._background, self._timeout_s)
+        return _Exchange(_WindowNames(who, self._host, others), up, between, down, self._background, self._timeout_s)
 
 
 _Begin: TypeAlias = Callable[[], Pending]
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _WindowNames:
     """Words for errors: who does what, on which host, and the other hosts."""
 
     who: str
@@ -159,7 +159,7 @@ class _Exchange:
 
     def __init__(
         self,
-        names: _Names,
+        names: _WindowNames,
         up: PlanRunner | None,
         between: _Begin | None,
         down: PlanRunner | None,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from samovar.collectives.plan import Operation, PlanFunction, Wait
-from samovar.collectives.two_level import NestedPlan, Place, Span, as_nested
+from samovar.collectives.two_level import ChunkPlace, NestedPlan, Span, as_nested
 
 
 def segmented(function: PlanFunction, num_segments: int) -> PlanFunction:
@@ -34,7 +34,7 @@ def _segmented_plan(function: PlanFunction, num_segments: int, rank: int, world_
     plan = as_nested(function(rank, world_size))
     block = max(count for _, count in plan.spans)
     segments = range(num_segments)
-    places = [Place(s * plan.num_chunks, s * plan.num_stagings, s * plan.num_slots) for s in segments]
+    places = [ChunkPlace(s * plan.num_chunks, s * plan.num_stagings, s * plan.num_slots) for s in segments]
     return NestedPlan(
         name=f"{plan.name} in {num_segments} segments",
         operations=tuple(

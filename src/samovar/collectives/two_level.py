@@ -72,7 +72,7 @@ def sequence(name: str, plans: Sequence[Plan]) -> NestedPlan:
     num_stagings = num_slots = 0
     for part in parts:
         scale = total_cells // part.num_cells
-        place = Place(len(spans), num_stagings, num_slots, stagings_per_cell=scale)
+        place = ChunkPlace(len(spans), num_stagings, num_slots, stagings_per_cell=scale)
         operations += [place.moved(operation) for operation in part.operations]
         spans += [(first * scale, count * scale) for first, count in part.spans]
         num_stagings += part.num_stagings * scale
@@ -97,7 +97,7 @@ def idle(plan: Plan) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChunkPlace:
     """Where the chunks, stagings and slots of a plan lie in the plan that it becomes part of."""
 
     first_chunk: int

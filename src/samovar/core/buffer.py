@@ -87,7 +87,7 @@ def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
     return run.view(out_channels, height, width, channels).permute(0, 3, 1, 2)
 
 
-class Staged:
+class StagedBuffer:
     """`host` is what ranks share and solvers update; `near` is what layers read and write, on `device`.
 
     The host's is the truth between steps: `fetch` before the device computes with it, `store` what the device made of

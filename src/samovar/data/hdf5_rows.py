@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
+from samovar.data.cache import Bytes, HeldRecords, Holding, Int64s
 from samovar.data.config import Hdf5DataConfig
-from samovar.data.held import Bytes, HeldRecords, Holding, Int64s
 from samovar.data.listed import ListedFiles
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.formats.caffe.files import read_file
@@ -139,7 +139,7 @@ class LoadedRows:
         return len(self._rows)
 
     def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
-        """See `samovar.data.held.Loaded`."""
+        """See `samovar.data.cache.Loaded`."""
         values = self._rows.read(indices)
         whole = np.concatenate(
             [array.reshape(len(indices), prod(array.shape[1:])) for array in values.values()], axis=1

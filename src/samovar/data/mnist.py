@@ -60,7 +60,7 @@ def read_published(path: Path, file: PublishedFile) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class MnistSplit:
     """One database and the files it is made from."""
 
     folder_name: str
@@ -69,24 +69,24 @@ class Split:
 
 
 MNIST = (
-    Split(
+    MnistSplit(
         "mnist_train_lmdb",
         PublishedFile("train-images-idx3-ubyte", 47_040_016, "6bbc9ace898e44ae57da46a324031adb"),
         PublishedFile("train-labels-idx1-ubyte", 60_008, "a25bea736e30d166cdddb491f175f624"),
     ),
-    Split(
+    MnistSplit(
         "mnist_test_lmdb",
         PublishedFile("t10k-images-idx3-ubyte", 7_840_016, "2646ac647ad5339dbf082846283269ea"),
         PublishedFile("t10k-labels-idx1-ubyte", 10_008, "27ae3e4e09519cfbb04c329615203637"),
     ),
 )
 FASHION_MNIST = (
-    Split(
+    MnistSplit(
         "fashion_mnist_train_lmdb",
         PublishedFile("train-images-idx3-ubyte", 47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
         PublishedFile("train-labels-idx1-ubyte", 60_008, "9018921c3c673c538a1fc5bad174d6f9"),
     ),
-    Split(
+    MnistSplit(
         "fashion_mnist_test_lmdb",
         PublishedFile("t10k-images-idx3-ubyte", 7_840_016, "8181f5470baa50b63fa0f6fddb340f0a"),
         PublishedFile("t10k-labels-idx1-ubyte", 10_008, "15d484375f8d13e6eb1aabb0c3f46965"),
@@ -94,7 +94,7 @@ FASHION_MNIST = (
 )
 
 
-def write_mnist(source: Path, out: Path, splits: tuple[Split, ...] = MNIST) -> list[WrittenDatabase]:
+def write_mnist(source: Path, out: Path, splits: tuple[MnistSplit, ...] = MNIST) -> list[WrittenDatabase]:
     """Write out/mnist_train_lmdb and out/mnist_test_lmdb, records in file order, keys 00000000, ...
 
     `source` is the folder of the four published files, plain or packed; `splits` may name another data set of
@@ -111,7 +111,7 @@ def write_mnist(source: Path, out: Path, splits: tuple[Split, ...] = MNIST) -> l
     ]
 
 
-def _read_split(split: Split, paths: dict[str, Path]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def _read_split(split: MnistSplit, paths: dict[str, Path]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     images = parse_idx(read_published(paths[split.images.name], split.images), split.images.name, 3)
     labels = parse_idx(read_published(paths[split.labels.name], split.labels), split.labels.name, 1)
     if len(images) != len(labels):

@@ -8,8 +8,8 @@ from types import TracebackType
 import torch
 
 from samovar.core.errors import InputError
+from samovar.data.cache import Holding, held_bytes
 from samovar.data.config import LayerConfig
-from samovar.data.held import Holding, held_bytes
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.sources import Source, Tensors, open_source
 

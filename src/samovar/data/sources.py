@@ -5,10 +5,10 @@ from typing import Protocol, TypeAlias
 import torch
 
 from samovar.core.errors import InputError
+from samovar.data.cache import HeldImages, HeldRecords, Holding, Loaded, LoadedImages
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, WindowDataConfig
 from samovar.data.dataset import ImageDataset, LmdbDataset
 from samovar.data.hdf5_rows import Hdf5Source
-from samovar.data.held import HeldImages, HeldRecords, Holding, Loaded, LoadedImages
 from samovar.data.image_list import ImageListDataset
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.data.transform import Transform

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
+from samovar.data.cache import HeldRecords, Holding, Loaded
 from samovar.data.config import WindowDataConfig
-from samovar.data.held import HeldRecords, Holding, Loaded
 from samovar.data.listed import ListedFiles
 from samovar.data.order import below, sample_draws
 from samovar.data.resize import resized

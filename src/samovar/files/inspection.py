@@ -14,7 +14,7 @@ from samovar.files.conversion import MEAN, STATE, kind_of, read_mean_file
 from samovar.files.inspection_nets import Wanted, describe_net, describe_solver, draw_net, is_net
 from samovar.files.inspection_runs import (
     Description,
-    Table,
+    TextTable,
     Value,
     describe_result,
     describe_run,
@@ -110,7 +110,7 @@ def _describe_mean(path: Path) -> Description:
     mean = read_mean_file(path)
     rows = [(index, *_statistics(channel)) for index, channel in enumerate(mean)]
     facts: list[tuple[str, Value]] = [("file", str(path)), ("shape", mean.shape)]
-    return Description("mean image", facts, [Table("channels", ("channel", *_ARRAY_COLUMNS), rows)])
+    return Description("mean image", facts, [TextTable("channels", ("channel", *_ARRAY_COLUMNS), rows)])
 
 
 def _describe_folder(path: Path, wanted: Wanted) -> Description:
@@ -148,7 +148,7 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
         ]
     rows = [(label, count, count / looked_at) for label, count in sorted(labels.items())][:_MAX_LABELS]
     notes = (f"{len(labels) - _MAX_LABELS} more labels",) if len(labels) > _MAX_LABELS else ()
-    return Description("LMDB of images", facts, [Table("labels", ("label", "records", "share"), rows)], notes)
+    return Description("LMDB of images", facts, [TextTable("labels", ("label", "records", "share"), rows)], notes)
 
 
 def _values(file: LmdbFile, count: int, at_once: int = 256) -> Iterable[bytes]:
@@ -169,7 +169,7 @@ def _with_values(
     if wanted.values:
         columns = (*columns, *_ARRAY_COLUMNS)
         rows = [(*row, *_statistics(array)) for row, array in zip(rows, arrays, strict=True)]
-    return Description(kind, facts, [Table("arrays", columns, rows)], notes)
+    return Description(kind, facts, [TextTable("arrays", columns, rows)], notes)
 
 
 def _sums(arrays: Sequence[Floats]) -> list[tuple[str, Value]]:

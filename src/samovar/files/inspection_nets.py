@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
-from samovar.files.inspection_runs import Description, Table, Value
+from samovar.files.inspection_runs import Description, TextTable, Value
 from samovar.formats.caffe.text import field_names, nearest
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.drawing import dot_graph
@@ -48,7 +48,7 @@ def describe_net(path: Path, wanted: Wanted) -> Description:
     batch_size = next((shape[0] for shape in net.input_shapes.values() if shape), 1)
     rows = [_row(layer) for layer in cost.layers]
     columns = ("layer", "type", "tops", "shape", "parameters", "multiply-adds", "bytes")
-    return Description("net", _net_facts(net, cost, batch_size), [Table("layers", columns, rows)], notes)
+    return Description("net", _net_facts(net, cost, batch_size), [TextTable("layers", columns, rows)], notes)
 
 
 def describe_solver(path: Path) -> Description:
@@ -61,7 +61,7 @@ def describe_solver(path: Path) -> Description:
         if field.name not in hidden and value is not None and value != ():
             facts.append((field.name, value if isinstance(value, str | int | float) else str(value)))
     notes = (*solver.warnings, *solver.only_for_caffe)
-    return Description("solver", facts, [Table("learning rate", ("step", "rate"), _rates(solver))], notes)
+    return Description("solver", facts, [TextTable("learning rate", ("step", "rate"), _rates(solver))], notes)
 
 
 def draw_net(path: Path, wanted: Wanted) -> None:

@@ -22,7 +22,7 @@ Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """`rows` have a value for each of `columns`."""
 
     title: str
@@ -36,7 +36,7 @@ class Description:
 
     kind: str
     facts: Sequence[tuple[str, Value]]
-    tables: Sequence[Table] = ()
+    tables: Sequence[TextTable] = ()
     notes: Sequence[str] = field(default=())
 
     def as_json(self) -> str:
@@ -61,7 +61,7 @@ def show(description: Description) -> None:
         console.print(_printable(note), soft_wrap=True)
 
 
-def _rich_table(table: Table) -> rich.table.Table:
+def _rich_table(table: TextTable) -> rich.table.Table:
     shown = rich.table.Table(title=table.title, title_justify="left", box=rich.box.ROUNDED)
     for index, name in enumerate(table.columns):
         shown.add_column(name, justify="right" if _is_number(table, index) else "left", overflow="fold")
@@ -70,7 +70,7 @@ def _rich_table(table: Table) -> rich.table.Table:
     return shown
 
 
-def _plain_lines(table: Table) -> list[str]:
+def _plain_lines(table: TextTable) -> list[str]:
     cells = [table.columns, *(tuple(_printable(_text(value)) for value in row) for row in table.rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     right = [_is_number(table, index) for index in range(len(table.columns))]
@@ -81,7 +81,7 @@ def _plain_lines(table: Table) -> list[str]:
     return [table.title, *(f"  {line}" for line in lines)]
 
 
-def _is_number(table: Table, index: int) -> bool:
+def _is_number(table: TextTable, index: int) -> bool:
     return all(isinstance(row[index], int | float) for row in table.rows if row[index] is not None)
 
 
@@ -128,13 +128,13 @@ def describe_run(path: Path) -> Description:
         *_config_facts(folder.config),
         ("files", ", ".join(file.name for name in _SHOWN_FILES if (file := getattr(folder, name)).is_file())),
     ]
-    tables: list[Table] = []
+    tables: list[TextTable] = []
     if ended:
         result, known = read_result(folder.result), {name for name, _ in facts}
         facts += [(name, value) for name, value in _result_facts(result) if name not in known]
         tables += _workers(result)
     snapshots, damaged = _snapshots(folder.snapshots)
-    tables.append(Table("snapshots", ("name", "steps done", "bytes"), snapshots))
+    tables.append(TextTable("snapshots", ("name", "steps done", "bytes"), snapshots))
     notes = () if ended else ("no result.json: the run has not ended, or was ended by force",)
     return Description("run", facts, tables, (*notes, *damaged))
 
@@ -155,7 +155,7 @@ def describe_snapshot(path: Path) -> Description:
     ]
     files = [(name, mark.size_bytes, mark.sha256[:12]) for name, mark in manifest.files.items()]
     parts = [(part, len(values)) for part, values in manifest.parts.items()]
-    tables = [Table("files", ("name", "bytes", "sha256"), files), Table("parts", ("part", "values"), parts)]
+    tables = [TextTable("files", ("name", "bytes", "sha256"), files), TextTable("parts", ("part", "values"), parts)]
     return Description("snapshot", facts, tables)
 
 
@@ -189,10 +189,10 @@ def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
     ]
 
 
-def _workers(result: RunResult) -> list[Table]:
+def _workers(result: RunResult) -> list[TextTable]:
     """How each got on, where they waited for nobody."""
     rows = [(rank, *_figures(worker)) for rank, worker in enumerate(result.by_worker)]
-    return [Table("workers", _WORKER_COLUMNS, rows)] if rows else []
+    return [TextTable("workers", _WORKER_COLUMNS, rows)] if rows else []
 
 
 def _figures(worker: WorkerFigures) -> tuple[Value, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samovar.core.errors import InputError
 from samovar.launch.watch import RankEnd, RankProcess, RankWatch
-from samovar.transports.shm import Board, BoardWord
+from samovar.transports.shm import BoardWord, RunBoard
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
 
@@ -42,7 +42,7 @@ class Signals:
     kill_signal: int = 0
     num_snapshots: int = 0
 
-    def take(self, number: int, board: Board) -> bool:
+    def take(self, number: int, board: RunBoard) -> bool:
         """Act on a signal: the first asks ranks to stop, another one ends them; True if they are to be ended."""
         effect = self.effects.get(number, SignalEffect.STOP)
         if effect is SignalEffect.NONE:
@@ -71,7 +71,7 @@ class Launch:
         self,
         command: Callable[[int, int], Sequence[str]],
         world_size: int,
-        board: Board,
+        board: RunBoard,
         inherited: Sequence[int],
         log_paths: Sequence[Path],
         threads_per_worker: int,

@@ -14,9 +14,9 @@ import numpy as np
 
 from samovar.box.board import NUM_WORDS
 from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import MOST_BOXES
 from samovar.box.joining import BoxSeat
-from samovar.box.parts import PART_WORDS, Part, whole_of
-from samovar.box.places import MOST_BOXES
+from samovar.box.shards import PART_WORDS, Part, whole_of
 from samovar.checkpoint.arrays import Array, chunks, parse
 from samovar.core.clock import Deadline
 from samovar.core.durable import FileMark, publish_file

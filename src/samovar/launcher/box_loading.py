@@ -3,9 +3,9 @@
 from typing import Final
 
 from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import Places, create_parts, take_parts
 from samovar.box.joining import BoxPlace, Look, buffer_names, create_buffer, look_at, read_buffer, take_seat
-from samovar.box.parts import Part, whole_of
-from samovar.box.places import Places, create_parts, take_parts
+from samovar.box.shards import Part, whole_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_content import TIMEOUT_S, Content

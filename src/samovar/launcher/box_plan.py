@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from samovar.box.endpoints import Places, parse_places
 from samovar.box.joining import BoxPlace, buffer_names
 from samovar.box.local import DEFAULT_BOX
-from samovar.box.places import Places, parse_places
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError

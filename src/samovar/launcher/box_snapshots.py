@@ -1,4 +1,4 @@
-"""Buffers of a box as files: one for each (see `samovar.launcher.box_content`), kept and loaded."""
+"""NamedBuffers of a box as files: one for each (see `samovar.launcher.box_content`), kept and loaded."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from samovar.box.buffers import Buffers
+from samovar.box.buffers import NamedBuffers
 from samovar.box.joining import mapped_seat, read_mapped
 from samovar.core.clock import Deadline
 from samovar.core.durable import sync_folder
@@ -25,7 +25,7 @@ class Snapshots:
     box has it.
     """
 
-    def __init__(self, buffers: Buffers, folder: Path, every_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, buffers: NamedBuffers, folder: Path, every_s: float, tell: Callable[[str], None]) -> None:
         self._buffers = buffers
         self._folder = folder
         self._every_s = every_s

@@ -16,8 +16,8 @@ from samovar.core.calibration import CalibrationRecord, TransportFigures
 from samovar.core.errors import RankFailed
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
-from samovar.report.host import Host
-from samovar.transports.shm import Board, create_segment
+from samovar.report.host import HostFigures
+from samovar.transports.shm import RunBoard, create_segment
 
 _MAX_RANKS = 64
 _COPY_BYTES = LARGEST_MESSAGE_BYTES
@@ -26,7 +26,7 @@ _MIN_COPY_BYTES = 1 << 20
 _MEMORY_SHARE = 8
 
 
-def calibrate(host: Host) -> CalibrationRecord:
+def calibrate(host: HostFigures) -> CalibrationRecord:
     """Measure for some seconds, on every core that this process may use.
 
     Raises RankFailed where a process ends early, InputError where memory is short, typer.Exit on a signal.
@@ -35,7 +35,7 @@ def calibrate(host: Host) -> CalibrationRecord:
     return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, _copy_bytes(host, len(cpus))))
 
 
-def _copy_bytes(host: Host, num_ranks: int) -> int:
+def _copy_bytes(host: HostFigures, num_ranks: int) -> int:
     free = host.memory_available_bytes // (_MEMORY_SHARE * 2 * num_ranks)
     return max(_MIN_COPY_BYTES, min(_COPY_BYTES, free))
 
@@ -56,7 +56,7 @@ def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
             arguments = Arguments(rank, all_ranks, sleeping, spinning, pipe, os.getpid(), copy_bytes, shown)
             return arguments.to_command(sys.executable)
 
-        board = Board(all_ranks, world_size)
+        board = RunBoard(all_ranks, world_size)
         launch = Launch(command, world_size, board, segments, logs, 1, lambda rank, data: output[rank].extend(data))
         ends = launch.run()
         if launch.signals.stop_signal:
@@ -74,7 +74,7 @@ def _failure(end: RankEnd, log: Path) -> RankFailed:
     return RankFailed(f"measuring: process {end.rank} {how}: {reason}")
 
 
-def _record(host: Host, ranks: Sequence[dict[str, Any]]) -> CalibrationRecord:
+def _record(host: HostFigures, ranks: Sequence[dict[str, Any]]) -> CalibrationRecord:
     first, second = ranks[:2]
     figures = TransportFigures(
         spinning_latency_s=first["spinning_latency_s"],

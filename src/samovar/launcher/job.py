@@ -22,13 +22,13 @@ from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.passing_folder import passing_folder
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
-from samovar.launcher.restart_policy import Survivors, blamed
+from samovar.launcher.restart_policy import RestartPolicy, blamed
 from samovar.report.pipe import RecordReader
 from samovar.report.records import Failed, Finished, Notice, Record, SnapshotWritten
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
-from samovar.transports.shm import Board, BoardWord, create_segment
+from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
 EXIT_PREEMPTED = 75
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
@@ -74,9 +74,9 @@ def run_job(
     with ExitStack() as stack:
         config = _begun(config, folder, stack)
         memory = _memory(config, stack)
-        board = Board(memory["segment"], config.workers)
+        board = RunBoard(memory["segment"], config.workers)
         group_size = config.strategy.group_size or 1
-        survivors = Survivors(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
+        survivors = RestartPolicy(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
         take = _take_records(config.workers, told, console)
         launch = _launch(config, folder, memory, board, survivors, take, told, effects)
         if (placement := _placement(config)) is not None:
@@ -96,8 +96,8 @@ def _launch(
     config: RunConfig,
     folder: RunFolder,
     memory: Mapping[str, int],
-    board: Board,
-    survivors: Survivors,
+    board: RunBoard,
+    survivors: RestartPolicy,
     take: Callable[[int, bytes], None],
     told: Told,
     effects: Mapping[int, SignalEffect],
@@ -193,7 +193,7 @@ def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
     return max(_LEAST_PATIENCE_S, 0.1 * timeout_s)
 
 
-def _command(folder: RunFolder, memory: Mapping[str, int], survivors: Survivors) -> Callable[[int, int], list[str]]:
+def _command(folder: RunFolder, memory: Mapping[str, int], survivors: RestartPolicy) -> Callable[[int, int], list[str]]:
     def command(rank: int, pipe: int) -> list[str]:
         life, parent = survivors.life(rank), os.getpid()
         given = RankArguments(rank=rank, pipe=pipe, parent=parent, config=folder.config, life=life, **memory)
@@ -224,7 +224,7 @@ def _note(record: Record, told: Told, rank: int) -> None:
             told.snapshot = Path(record.path)
 
 
-def _done(told: Told, survivors: Survivors, folder: RunFolder, console: Display) -> int:
+def _done(told: Told, survivors: RestartPolicy, folder: RunFolder, console: Display) -> int:
     if told.result is None:
         return 0
     result = survivors.counted(told.result)
@@ -253,7 +253,7 @@ def _killed_by(signals: Signals, console: Display) -> int:
 
 
 def _failed(
-    ends: Sequence[RankEnd], told: Told, survivors: Survivors, board: Board, folder: RunFolder, console: Display
+    ends: Sequence[RankEnd], told: Told, survivors: RestartPolicy, board: RunBoard, folder: RunFolder, console: Display
 ) -> int:
     """Tell why the first rank of `ends` failed."""
     rank = ends[0].rank

@@ -9,13 +9,13 @@ from samovar.launch.processes import RankEnd
 from samovar.report.records import Failed, Notice, Record
 from samovar.report.result import RunResult
 from samovar.report.script_output import how
-from samovar.transports.shm import Board, BoardWord
+from samovar.transports.shm import BoardWord, RunBoard
 
 STOOD_STILL = "stood still, stopped by a signal, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 
 
-class Survivors:
+class RestartPolicy:
     """The launcher's judgement on ranks that end, where the others can go on without them.
 
     Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
@@ -29,7 +29,7 @@ class Survivors:
         world_size: int,
         may_restart: bool,
         failures: Mapping[int, Failed],
-        board: Board,
+        board: RunBoard,
         show: Callable[[Record], None],
         group_size: int = 1,
     ) -> None:

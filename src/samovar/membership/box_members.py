@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from samovar.box.board import Member, Progress, Row, Rows
+from samovar.box.board import Member, MemberProgress, Row, Rows
 from samovar.core.clock import Deadline
 from samovar.strategies.box_terms import BoxWord, run_steps
 from samovar.transports.base import Region, Transport
@@ -101,7 +101,7 @@ class BoxMembers:
         self._run, self._goal, self._every_s = steps, goal, look_every_s
         self._looked_s = self._posted_s = float("-inf")
         self._rows: dict[Member, Row] = {}
-        self._own = Progress()
+        self._own = MemberProgress()
         self._said = self._steps = 0
 
     @property
@@ -119,7 +119,7 @@ class BoxMembers:
         self._look()
         return self._steps
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         """As often as it is looked at; the last time at once."""
         self._own, now_s = progress, time.monotonic()
         if progress.finished or now_s - self._posted_s >= self._every_s:
@@ -142,7 +142,7 @@ class BoxMembers:
         rows = self._rows.items()
         return {member: row for member, row in rows if row.is_alive and not self._progress_in(row).finished}
 
-    def _progress_in(self, row: Row) -> Progress:
+    def _progress_in(self, row: Row) -> MemberProgress:
         return self._own if row.member == self._member else row.progress
 
     def _look(self, *, is_due: bool = False) -> None:

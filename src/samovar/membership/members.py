@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from samovar.box.board import Board, Member, Progress
+from samovar.box.board import Board, Member, MemberProgress
 from samovar.core.clock import Deadline
 from samovar.strategies.box_terms import run_steps
 
@@ -25,7 +25,7 @@ class Members(Protocol):
         """The steps of the run as a whole, by the stop rule."""
         ...
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         """Show the others how far this worker is."""
         ...
 
@@ -68,7 +68,7 @@ class OwnMembers:
         progresses = (self._board.row(rank).progress for rank in range(self.num_living))
         return run_steps(self._rule, [max(progress.steps, self._first_step) for progress in progresses], master)
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         self._board.post(self._member, progress)
 
     def wait_for_others(self, _deadline: Deadline) -> str:

@@ -25,7 +25,7 @@ Sizes = tuple[int, ...]  # of height and width
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ConvolutionWindow:
     """How the kernel moves over height and width."""
 
     stride: Sizes = (1, 1)
@@ -39,7 +39,7 @@ class Window:
 
 
 def convolution(
-    x_NCHW: torch.Tensor, weight_OCHW: torch.Tensor, bias_O: torch.Tensor | None, window: Window
+    x_NCHW: torch.Tensor, weight_OCHW: torch.Tensor, bias_O: torch.Tensor | None, window: ConvolutionWindow
 ) -> torch.Tensor:
     """y = w * x + b, shape (N, O, H', W'), channels-last where parameters have a `gradient_sink`.
 
@@ -64,7 +64,7 @@ class _Convolution(torch.autograd.Function):
         x: torch.Tensor,
         _weight: torch.Tensor,
         _bias: torch.Tensor | None,
-        window: Window,
+        window: ConvolutionWindow,
         sinks: Sinks,
         values: Values,
     ) -> torch.Tensor:
@@ -91,7 +91,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _weight_gradient(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: Window, sink: GradientSink | None
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: ConvolutionWindow, sink: GradientSink | None
 ) -> torch.Tensor | None:
     """Into the sink, else as a tensor."""
     if window.is_pointwise(weight):
@@ -105,13 +105,15 @@ def _weight_gradient(
     return None
 
 
-def _input_gradient(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+def _input_gradient(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: ConvolutionWindow) -> torch.Tensor:
     if window.is_pointwise(weight):
         return _images(product(_rows(dy), weight.flatten(1).t()), dy)
     return _derivative(dy, x, weight, window, 0)
 
 
-def _derivative(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, w: Window, index: int) -> torch.Tensor:
+def _derivative(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, w: ConvolutionWindow, index: int
+) -> torch.Tensor:
     """The gradient of x (index 0) or of the weight (1)."""
     wanted = [index == 0, index == 1, False]
     arguments = (w.stride, w.padding, w.dilation, False, (0, 0), w.groups, wanted)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from samovar.core.buffer import FlatBuffer, Staged
+from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.stateful import State, StateValue
@@ -72,8 +72,8 @@ class Model:
         self.net = net
         self.weights = weights
         self.watch: GradientWatch | None = None
-        self._weights = Staged(weights, device)
-        self._gradients = Staged(gradients, device)
+        self._weights = StagedBuffer(weights, device)
+        self._gradients = StagedBuffer(gradients, device)
         self._buckets = buckets
         # What lies behind the buckets is not learned, but forward may change it (BatchNorm's sums).
         self._tail = max((bucket.stop for bucket in buckets), default=0)

@@ -31,7 +31,7 @@ def local_now() -> datetime:
     return datetime.now().astimezone()
 
 
-class Log:
+class LogFile:
     """Appends lines to `path`. A disk that gets full later costs lines, never the run: see `failure`."""
 
     def __init__(self, path: Path, now: Callable[[], datetime] = local_now) -> None:
@@ -159,7 +159,7 @@ class Console:
         output: TextIO,
         errors: TextIO,
         *,
-        log: Log | None = None,
+        log: LogFile | None = None,
         display_steps: int = 1,
         terminal: bool | None = None,
         width: int | None = None,

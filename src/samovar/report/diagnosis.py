@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from samovar.core.calibration import CalibrationRecord
-from samovar.report.host import Host
+from samovar.report.host import HostFigures
 
 _LOW_MEMORY_BYTES = 2 << 30
 _MIN_OPEN_FILES = 256
@@ -23,16 +23,22 @@ class Finding:
     next_step: str
 
 
-def diagnose(host: Host, record: CalibrationRecord | None = None) -> list[Finding]:
+def diagnose(host: HostFigures, record: CalibrationRecord | None = None) -> list[Finding]:
     """Everything that is wrong, the worst first; `record` adds what only measuring shows."""
-    checks: tuple[Callable[[Host], Iterator[Finding]], ...] = (_shared_memory, _cores, _memory, _limits, _settings)
+    checks: tuple[Callable[[HostFigures], Iterator[Finding]], ...] = (
+        _shared_memory,
+        _cores,
+        _memory,
+        _limits,
+        _settings,
+    )
     found = [finding for check in checks for finding in check(host)]
     if record is not None:
         found += _measured(record)
     return sorted(found, key=lambda finding: ("error", "warning", "hint").index(finding.level))
 
 
-def _shared_memory(host: Host) -> Iterator[Finding]:
+def _shared_memory(host: HostFigures) -> Iterator[Finding]:
     if host.memfd_error is not None:
         yield Finding(
             "error",
@@ -41,7 +47,7 @@ def _shared_memory(host: Host) -> Iterator[Finding]:
         )
 
 
-def _cores(host: Host) -> Iterator[Finding]:
+def _cores(host: HostFigures) -> Iterator[Finding]:
     allowed = len(host.cpus_allowed)
     if allowed < host.cores_present:
         yield Finding(
@@ -63,7 +69,7 @@ def _cores(host: Host) -> Iterator[Finding]:
         )
 
 
-def _memory(host: Host) -> Iterator[Finding]:
+def _memory(host: HostFigures) -> Iterator[Finding]:
     limit = host.memory_limit_bytes
     if limit is not None and limit < min(host.memory_total_bytes, 4 * _LOW_MEMORY_BYTES):
         yield Finding(
@@ -86,7 +92,7 @@ def _memory(host: Host) -> Iterator[Finding]:
         )
 
 
-def _limits(host: Host) -> Iterator[Finding]:
+def _limits(host: HostFigures) -> Iterator[Finding]:
     files, processes = host.limits.get("open files"), host.limits.get("processes")
     if files is not None and files < _MIN_OPEN_FILES:
         yield Finding("warning", f"only {files} files may be open at once", "raise it: ulimit -n 4096")
@@ -104,7 +110,7 @@ def _limits(host: Host) -> Iterator[Finding]:
         )
 
 
-def _settings(host: Host) -> Iterator[Finding]:
+def _settings(host: HostFigures) -> Iterator[Finding]:
     if "powersave" in host.governors:
         yield Finding(
             "hint",

@@ -23,7 +23,7 @@ _UNLIMITED_BYTES = 1 << 60  # cgroup version 1 writes a number of about this siz
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostFigures:
     """None where the kernel does not tell, or where there is no such limit.
 
     `memory_limit_bytes` and `cpu_quota_cores` are those of this process's control group. `limits` are soft limits.
@@ -50,12 +50,12 @@ class Host:
     versions: Mapping[str, str]
 
 
-def read_host(root: Path = Path("/")) -> Host:
+def read_host(root: Path = Path("/")) -> HostFigures:
     """The machine of this process; `root` is where /proc and /sys are looked for."""
     memory = _memory(root)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     groups = list(_control_groups(root))
-    return Host(
+    return HostFigures(
         cpu_model=_cpu_model(root),
         cores_present=os.cpu_count() or len(cpus),
         cpus_allowed=cpus,

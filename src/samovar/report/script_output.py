@@ -47,7 +47,7 @@ class Doubles:
         return counts[rank] > shown
 
 
-class Port:
+class RankOutput:
     """A descriptor that lines are written to, never waiting for a slow reader unless asked to.
 
     When the reader has gone, what is written is dropped.
@@ -98,7 +98,7 @@ class ScriptOutput:
         with_doubles: bool = False,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ports = {STDOUT: Port(stdout), STDERR: Port(stderr)}
+        self._ports = {STDOUT: RankOutput(stdout), STDERR: RankOutput(stderr)}
         self._doubles = {STDOUT: Doubles(), STDERR: Doubles()}
         self._with_doubles = with_doubles
         self._monotonic_s = monotonic_s
@@ -182,10 +182,10 @@ class LiveLine:
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
-        self._port: Port | None = None
+        self._port: RankOutput | None = None
         self._drawn_s = float("-inf")
 
-    def draw(self, port: Port, line: bytes) -> None:
+    def draw(self, port: RankOutput, line: bytes) -> None:
         """Show the line as it is now, at most ten times a second."""
         now_s = self._monotonic_s()
         if not os.isatty(port.descriptor) or now_s - self._drawn_s < _REDRAW_S:

@@ -22,7 +22,7 @@ class BoxWord(IntEnum):
     GOAL = 2  # the most steps that anybody who trains here was asked for
     STRATEGY = 3
     MOMENTUM = 4  # of the center
-    # 12 and 13 say which part of a center the buffer is (samovar.box.parts)
+    # 12 and 13 say which part of a center the buffer is (samovar.box.shards)
     NET = 14  # as `samovar.replicate` says it, too
 
 

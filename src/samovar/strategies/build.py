@@ -16,14 +16,14 @@ from samovar.strategies.compressed import CompressedSync, encoded_buckets
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import default_moving_rate, resolved
 from samovar.strategies.factors import FactoredSum
-from samovar.strategies.hybrid_easgd import GroupCollectives, HybridEasgd, Members
+from samovar.strategies.hybrid_easgd import GroupCollectives, GroupMembers, HybridEasgd
 from samovar.strategies.local_sgd import LocalPlace
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.traits import AUTO, MAX_REFUSED_PUSHES
-from samovar.strategies.trial import Trial, Witness
+from samovar.strategies.trial import Trial, TrialCallback
 from samovar.transports.base import MappedWindow
 
 
@@ -34,7 +34,7 @@ def build_strategy(
     buffers: Buffers,
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None = None,
-    witness: Witness | None = None,
+    witness: TrialCallback | None = None,
     factored: Mapping[int, FactoredSum] | None = None,
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
@@ -51,7 +51,7 @@ def build_strategy(
     if config.divides_updates:
         return _with_divided_updates(config, collectives, buckets, buffers, deadline)
     if not config.exchanges_weights:
-        return _sync(config, collectives, buckets, buffers, deadline, witness or Witness(), factored or {})
+        return _sync(config, collectives, buckets, buffers, deadline, witness or TrialCallback(), factored or {})
     assert config.sync_period_steps is not None
     local = LocalPlace(collectives, buckets, buffers.weights, config.sync_period_steps, deadline)
     return IN_STEP[config.name].of(config, local)
@@ -63,7 +63,7 @@ def _sync(
     buckets: Sequence[Bucket],
     buffers: Buffers,
     deadline: Callable[[], Deadline],
-    witness: Witness,
+    witness: TrialCallback,
     factored: Mapping[int, FactoredSum],
 ) -> Sync:
     """One worker sends nothing, and compresses nothing."""
@@ -99,7 +99,7 @@ def _at_center(
 
 def build_hybrid(
     config: StrategyConfig,
-    members: Members,
+    members: GroupMembers,
     buckets: Sequence[Bucket],
     buffers: Buffers,
     deadline: Callable[[], Deadline],

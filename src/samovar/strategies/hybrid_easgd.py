@@ -72,7 +72,7 @@ class Lives:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class GroupMembers:
     """This worker's group: its rank there, what sums the group's gradients, and broadcasts of weights by their leaders.
 
     `lives` is None where nobody comes back.
@@ -84,7 +84,7 @@ class Members:
     lives: Lives | None = None
 
     @classmethod
-    def in_step(cls, group: GroupCollectives, place: Workplace) -> "Members":
+    def in_step(cls, group: GroupCollectives, place: Workplace) -> "GroupMembers":
         """Gradients travel as they are, and the group's first worker leads."""
         channels = sum_channels(group, place.buckets, place.buffers.gradients)
         sync = Sync(channels, group.group.world_size, False, place.deadline)
@@ -118,7 +118,7 @@ class HybridEasgd(ShmEasgd):
         self,
         place: Workplace,
         rate: Rate,
-        members: Members,
+        members: GroupMembers,
         reads_first: bool = False,
         max_staleness_steps: int | None = None,
     ) -> None:
@@ -130,10 +130,10 @@ class HybridEasgd(ShmEasgd):
     def of(cls, chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "HybridEasgd":
         """`collectives` are those of the worker's group."""
         assert isinstance(collectives, GroupCollectives), collectives
-        return cls.among(chosen, place, rate, Members.in_step(collectives, place))
+        return cls.among(chosen, place, rate, GroupMembers.in_step(collectives, place))
 
     @classmethod
-    def among(cls, chosen: Chosen, place: Workplace, rate: Rate, members: Members) -> "HybridEasgd":
+    def among(cls, chosen: Chosen, place: Workplace, rate: Rate, members: GroupMembers) -> "HybridEasgd":
         """Of a group that sums its gradients by its own means."""
         return cls(place, rate, members, bool(chosen.read_first), chosen.max_staleness_steps)
 

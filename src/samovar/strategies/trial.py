@@ -22,7 +22,7 @@ def _nobody(_sentence: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class TrialCallback:
     """`clock` gives seconds; `tell` is given a sentence for the user, on every rank."""
 
     clock: Callable[[], float] = time.monotonic
@@ -38,7 +38,12 @@ class Trial:
     """
 
     def __init__(
-        self, collectives: Collectives, what: str, is_always: bool, deadline: Callable[[], Deadline], witness: Witness
+        self,
+        collectives: Collectives,
+        what: str,
+        is_always: bool,
+        deadline: Callable[[], Deadline],
+        witness: TrialCallback,
     ) -> None:
         self._records = None if is_always else collectives.records(2)
         self._what = what

@@ -31,15 +31,15 @@ from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.sync_easgd import SyncEasgd
-from samovar.strategies.trial import Witness
+from samovar.strategies.trial import TrialCallback
+from samovar.training.async_evaluated import CenterWeights
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.center_box import CenterBox
 from samovar.training.evaluated import EvaluatedWeights
 from samovar.training.evaluation import Evaluation
 from samovar.training.finite import FiniteCheck
-from samovar.training.free_evaluated import CenterWeights
 from samovar.training.memory import (
-    Memory,
+    RankMemory,
     Slices,
     chosen_collective,
     divided,
@@ -107,7 +107,7 @@ def build_learner(
     start: ResumePoint | None,
     trace: Trace | None = None,
     box: CenterBox | None = None,
-    witness: Witness | None = None,
+    witness: TrialCallback | None = None,
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
@@ -181,7 +181,12 @@ def _collectives(transport: Transport, name: str, trace: Trace | None) -> Planne
 
 
 def _solver(
-    config: RunConfig, caffe: CaffeSolver, sharing: StrategyConfig, net: CaffeNet, weights: FlatBuffer, memory: Memory
+    config: RunConfig,
+    caffe: CaffeSolver,
+    sharing: StrategyConfig,
+    net: CaffeNet,
+    weights: FlatBuffer,
+    memory: RankMemory,
 ) -> tuple[StrategyConfig, Solver, tuple[str, ...]]:
     """The solver with what momentum and rate the strategy leaves it, and the strategy with its share."""
     are_all = config.box is None

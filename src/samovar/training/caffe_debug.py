@@ -55,7 +55,7 @@ def show_values_of_test(context: RankContext, net: CaffeNet) -> None:
         DebugInfo(net, partial(_tell, context, True))
 
 
-def _tell(context: RankContext, is_test: bool, lines: Sequence[debug_info.ValueLine]) -> None:
+def _tell(context: RankContext, is_test: bool, lines: Sequence[debug_info.LayerValue]) -> None:
     told = [ValueLine(kind=line.kind, text=line.text) for line in lines]
     for start in range(0, len(told), _LINES_OF_A_RECORD):
         context.writer.write(Valued(lines=tuple(told[start : start + _LINES_OF_A_RECORD]), is_test=is_test))

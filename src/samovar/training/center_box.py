@@ -6,10 +6,10 @@ from typing import Protocol
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout
-from samovar.membership.crew import Crew
+from samovar.membership.progress_table import ProgressTable
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.training.free_evaluated import CenterWeights
+from samovar.training.async_evaluated import CenterWeights
 
 
 class CenterBox(Protocol):
@@ -36,7 +36,7 @@ class CenterBox(Protocol):
         ...
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> ProgressTable:
         """There once `evaluated` was called."""
         ...
 

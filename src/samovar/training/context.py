@@ -16,7 +16,7 @@ from samovar.report.pipe import RecordWriter
 from samovar.report.records import Notice
 from samovar.training.loop import Requests
 from samovar.transports.base import Transport
-from samovar.transports.shm import Board, BoardWord
+from samovar.transports.shm import BoardWord, RunBoard
 
 _CROWDED = (
     "rank {}: other programs compute on its cores, so as long as that lasts its threads sleep while they wait for each "
@@ -66,7 +66,7 @@ class SignalRequests:
     Handlers only set numbers; `at_boundary` reads them between two steps.
     """
 
-    def __init__(self, board: Board, group: Group) -> None:
+    def __init__(self, board: RunBoard, group: Group) -> None:
         self._board = board
         self._rank = group.rank
         self._stop_signal = 0

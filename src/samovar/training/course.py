@@ -7,7 +7,7 @@ from samovar.core.layout import Bucket
 from samovar.training.step import Updates
 
 
-class Course(Protocol):
+class RateSchedule(Protocol):
     """Asked before each step of a worker."""
 
     def next_rate_step(self) -> int | None:
@@ -15,7 +15,7 @@ class Course(Protocol):
         ...
 
 
-class LiveCourse:
+class LiveRates:
     """Goes by `run_steps()`, the steps of all workers together, until these reach `num_steps`.
 
     So the rate falls for all at once, however fast or slow one of them is.

@@ -5,7 +5,7 @@ from functools import partial
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.data.held import Holding
+from samovar.data.cache import Holding
 from samovar.data.reader import BatchReader
 from samovar.report.host import read_host
 from samovar.report.records import Notice
@@ -31,7 +31,7 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
         f"{total / workers / _MB:,.1f} MB on each of {counted(workers, 'worker')}",
     )
     deadline = partial(Deadline.after, context.config.timeout_s)
-    reader.hold(Holding(context.transport, deadline, _Progress(context)))
+    reader.hold(Holding(context.transport, deadline, _Loading(context)))
     _tell(context, f"--hold-data: all records are in memory after {time.monotonic() - started_s:.1f} s")
 
 
@@ -46,7 +46,7 @@ def require_memory(total: int) -> None:
         )
 
 
-class _Progress:
+class _Loading:
     """Tells how far loading is, now and then."""
 
     def __init__(self, context: RankContext) -> None:

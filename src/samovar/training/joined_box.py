@@ -6,8 +6,8 @@ from functools import partial
 from typing import Final
 
 from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import create_parts, drop_parts, parse_places, take_parts
 from samovar.box.joining import BoxSeat
-from samovar.box.places import create_parts, drop_parts, parse_places, take_parts
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
@@ -15,14 +15,14 @@ from samovar.core.layout import Layout
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.launcher.box_plan import drop_command, there_already
 from samovar.membership.box_members import BoxMembers, RunSteps, Seats
-from samovar.membership.crew import Crew
 from samovar.membership.members import first_left
+from samovar.membership.progress_table import ProgressTable
 from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Readiness, Terms
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
+from samovar.training.async_evaluated import CenterWeights
 from samovar.training.context import RankContext
-from samovar.training.free_evaluated import CenterWeights
 from samovar.training.schedule import num_steps_of
 
 # A board on this host costs microseconds, one elsewhere a round trip.
@@ -67,7 +67,7 @@ class JoinedBox:
         if self._seat.board.word(BoxWord.GOAL) < self._goal:
             self._seat.board.set_word(BoxWord.GOAL, self._goal)
         self._seats.take(self._seat.member, self._start_step)
-        self._crew: Crew | None = None
+        self._crew: ProgressTable | None = None
 
     @property
     def first_step(self) -> int:
@@ -82,7 +82,7 @@ class JoinedBox:
         return self._places.transports
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> ProgressTable:
         assert self._crew is not None, "evaluated comes first"
         return self._crew
 
@@ -110,7 +110,7 @@ class JoinedBox:
         every_s = _LOOK_FAR_EVERY_S if self._places.is_far else _LOOK_EVERY_S
         members = BoxMembers(seat.board, seat.member, self._seats, steps, self._goal, every_s)
         num_statistics = sum(weights.view(name).numel() for name in statistics)
-        self._crew = Crew(context.transport, members, context.is_gone, self._start_step, num_statistics)
+        self._crew = ProgressTable(context.transport, members, context.is_gone, self._start_step, num_statistics)
         evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, statistics, self._crew, deadline)
         if self._had_seat:
             evaluated.take_statistics()

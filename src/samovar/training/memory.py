@@ -24,7 +24,7 @@ from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
 from samovar.strategies.traits import AUTO
-from samovar.strategies.trial import Witness
+from samovar.strategies.trial import TrialCallback
 from samovar.training.step import Parts
 from samovar.transports.base import MappedWindow, Region, Transport
 
@@ -33,7 +33,7 @@ _DIVIDED = "direct"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RankMemory:
     """Rows of float32 (N,) in the window: weights, a backward pass's gradient, what the solver reads, what it keeps.
 
     `sums` are the gradient itself, or with --exact a row for each sum of slices, of which the solver reads the first.
@@ -121,17 +121,19 @@ def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, coll
     return replace(sharing, overlap="none", owner="parts" if collective == _DIVIDED and config.workers > 1 else "all")
 
 
-def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> Memory:
+def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> RankMemory:
     """Without histories: these lie with the solver, unless they travel to other ranks."""
     size = layout.num_elements
     num_sums = 0 if slices is None else slices.num_rows
     rows = _rows(transport, "model", size, 2 + num_sums)
     gradients = rows.part(size, 2 * size)
     sums = gradients if slices is None else rows.part(2 * size, (2 + num_sums) * size)
-    return Memory(rows.part(0, size), gradients, sums, ())
+    return RankMemory(rows.part(0, size), gradients, sums, ())
 
 
-def with_histories(memory: Memory, transport: Transport, strategy: StrategyConfig, caffe: CaffeSolver) -> Memory:
+def with_histories(
+    memory: RankMemory, transport: Transport, strategy: StrategyConfig, caffe: CaffeSolver
+) -> RankMemory:
     """The same with the solver's histories in a window, where a rank keeps only some of them."""
     if not strategy.divides_updates:
         return memory
@@ -148,11 +150,11 @@ def make_strategy(
     strategy: StrategyConfig,
     collectives: PlannedCollectives,
     buckets: Sequence[Bucket],
-    memory: Memory,
+    memory: RankMemory,
     slices: Slices | None,
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None,
-    witness: Witness | None = None,
+    witness: TrialCallback | None = None,
 ) -> Strategy:
     if slices is not None:
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
@@ -160,7 +162,7 @@ def make_strategy(
     return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, witness)
 
 
-def step_parts(config: RunConfig, caffe: CaffeSolver, memory: Memory, slices: Slices | None, rank: int) -> Parts:
+def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices: Slices | None, rank: int) -> Parts:
     """The batches of a rank's step, and how their gradients are added up."""
     if slices is None:
         return Parts(caffe.iter_size, config.workers, caffe.iter_size)
@@ -182,7 +184,7 @@ def portions(group: Group, global_batch: int, slices: Slices | None) -> Portions
     return slice_portions(global_batch, slices.num_slices, slices.ranges[group.rank], slices.num_batches)
 
 
-def chosen_collective(config: RunConfig, memory: Memory, buckets: Sequence[Bucket]) -> str:
+def chosen_collective(config: RunConfig, memory: RankMemory, buckets: Sequence[Bucket]) -> str:
     """The plan by name: --collective, or for `auto` the best one for the largest bucket.
 
     A pure function of the configuration and the net, so that every rank and every resumed run finds the same.

@@ -9,13 +9,13 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.layout import Layout
-from samovar.membership.crew import Crew
 from samovar.membership.members import OwnMembers
+from samovar.membership.progress_table import ProgressTable
 from samovar.strategies.box_terms import MEAN, BoxWord, Readiness
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
+from samovar.training.async_evaluated import CenterWeights
 from samovar.training.context import RankContext
-from samovar.training.free_evaluated import CenterWeights
 
 _POLL_S = 0.002
 
@@ -42,10 +42,10 @@ class OwnBox:
         self.goes_on = context.life > 0
         self._member = self._board.join(context.transport.group.rank)
         self._center: MappedCenter | None = None
-        self._crew: Crew | None = None
+        self._crew: ProgressTable | None = None
 
     @property
-    def crew(self) -> Crew:
+    def crew(self) -> ProgressTable:
         assert self._crew is not None, "evaluated comes first"
         return self._crew
 
@@ -76,7 +76,7 @@ class OwnBox:
         world_size = transport.group.world_size
         members = OwnMembers(self._board, self._member, world_size, is_gone, rule or MEAN, self.first_step)
         num_statistics = sum(weights.view(name).numel() for name in statistics)
-        self._crew = Crew(transport, members, is_gone, self.first_step, num_statistics)
+        self._crew = ProgressTable(transport, members, is_gone, self.first_step, num_statistics)
         center = MappedCenter(self._context.box.center)
         evaluated = CenterWeights(center, center.with_velocity, weights, statistics, self._crew, deadline)
         if self.goes_on:

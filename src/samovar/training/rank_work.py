@@ -12,13 +12,13 @@ from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
 from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
+from samovar.training.async_rank import run_free_training
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.training.evaluate_rank import run_evaluation
-from samovar.training.free_rank import run_free_training
 from samovar.training.probe_rank import run_probe
 from samovar.training.time_rank import run_timing
 from samovar.training.train_rank import run_training
-from samovar.transports.shm import Board, ShmTransport
+from samovar.transports.shm import RunBoard, ShmTransport
 
 _JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "probe": run_probe}
 
@@ -39,7 +39,7 @@ def work(given: RankArguments) -> int:
 def _run(given: RankArguments, writer: RecordWriter) -> None:
     config = RunConfig.load(given.config)
     group = Group(given.rank, config.workers)
-    requests = SignalRequests(Board(given.segment, config.workers), group)
+    requests = SignalRequests(RunBoard(given.segment, config.workers), group)
     use_cpus(config.cpus[given.rank])
     torch.set_num_threads(config.threads_per_worker)
     is_back = given.life > 0

@@ -17,7 +17,7 @@ from samovar.transports.base import Array, Window
 _FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
 
 
-class ReplayedCourse:
+class ReplayedRates:
     """The steps of the record, each with its rate."""
 
     def __init__(self, rate_steps: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from samovar.checkpoint.store import SnapshotStore, Staged
+from samovar.checkpoint.store import SnapshotStore, StagedPart
 from samovar.collectives.records import RecordExchange
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
@@ -19,8 +19,8 @@ from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, e
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
 from samovar.report.run_folder import RunFolder, write_atomic
+from samovar.training.async_evaluated import CenterWeights
 from samovar.training.build import Learner
-from samovar.training.free_evaluated import CenterWeights
 from samovar.transports.base import Transport
 
 RANK_PART = "rank_{}"
@@ -109,14 +109,14 @@ class FolderSaver:
         with learner.with_evaluated_weights():
             return self._write(steps_done, staged) if self._group.rank == 0 else None
 
-    def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[Staged, ...]:
+    def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
         """This rank's part; returns when every rank has written its own."""
         self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
         stagings.post([os.getpid()])
         process_ids = stagings.collect(Deadline.after(self._config.timeout_s))[:, 0]
-        return tuple(Staged(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids))
+        return tuple(StagedPart(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids))
 
-    def _write(self, steps_done: int, staged: tuple[Staged, ...]) -> Path:
+    def _write(self, steps_done: int, staged: tuple[StagedPart, ...]) -> Path:
         learner = self._learner
         weights = learner.model.weights.logical_arrays()
         parts: dict[str, State] = {"weights": {**weights}, "momentum": learner.solver.state_dict()}

@@ -24,7 +24,7 @@ from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO
-from samovar.strategies.trial import Witness
+from samovar.strategies.trial import TrialCallback
 from samovar.training import bucket_cut, build
 from samovar.training.caffe_debug import debug_notices, shows_values
 from samovar.training.caffe_observer import CaffeObserver
@@ -51,7 +51,7 @@ def run_training(context: RankContext) -> None:
         start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
         tracing = tracing_of(context)
         box = OwnBox(context) if config.strategy.needs_center else None
-        witness = Witness(tell=partial(_tell, context))
+        witness = TrialCallback(tell=partial(_tell, context))
         learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace, box, witness)
         tests = test_parts(context, caffe, net, stack)
         schedule = make_schedule(config, caffe, start.step if start is not None else 0)

@@ -126,7 +126,7 @@ class _Sealer:
         return self._count.to_bytes(_NONCE_BYTES, "big")
 
 
-class Channel:
+class SecureChannel:
     """One open connection; messages are a header of 64 bytes, and bodies whose sizes the headers say.
 
     A body is received in the parts in which it was sent, or in others that end every so many PIECE_BYTES. One thread
@@ -255,7 +255,7 @@ class _Limit:
 class _Failing:
     """Ends the channel where sending or receiving fails, and says so in our words."""
 
-    def __init__(self, channel: Channel, verb: str, deadline: Deadline) -> None:
+    def __init__(self, channel: SecureChannel, verb: str, deadline: Deadline) -> None:
         self._channel = channel
         self._verb = verb
         self._deadline = deadline
@@ -275,7 +275,7 @@ class _Failing:
             raise ConnectionLost(f"{peer} is gone: connection {_reason(error)}; see its log") from error
 
 
-def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline) -> Channel:
+def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline) -> SecureChannel:
     """A channel to the listener at `address`, tried again until there is one; `who` asks, `peer` is what it is called.
 
     Raises InputError where the other side has another key, DeadlineExceeded.
@@ -298,7 +298,7 @@ def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline)
     raise DeadlineExceeded(f"{who}: {place} cannot be reached within {waiting_s:.1f} s ({reason}); does it run?")
 
 
-def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> Channel:
+def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
     connection = socket.create_connection(address, _timeout_s(deadline))
     try:
         prepare(connection)
@@ -310,7 +310,7 @@ def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> 
             if not received:
                 raise ConnectionResetError("closed before it was open")
             connection.sendall(handshake.advance(received))
-        return Channel(connection, handshake, peer)
+        return SecureChannel(connection, handshake, peer)
     except BaseException:
         connection.close()
         raise

@@ -50,7 +50,7 @@ def create_segment(world_size: int) -> int:
     return descriptor
 
 
-class Board:
+class RunBoard:
     """Numbers that ranks and launcher show each other: 8 words of 64 bits a row; the launcher's row is the last."""
 
     def __init__(self, descriptor: int, world_size: int) -> None:

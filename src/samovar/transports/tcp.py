@@ -22,10 +22,10 @@ from samovar.transports.background import Background, Job, note_phase
 from samovar.transports.base import Array, MissingNotification, Notification, Pending
 from samovar.transports.keys import Key
 from samovar.transports.meeting import Meeting
-from samovar.transports.secure import Address, Channel, connect
+from samovar.transports.secure import Address, SecureChannel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
-from samovar.transports.tcp_service import FOR_EVER, NO_SLOT, Hello, Request, Service, TcpConfig, Verb
+from samovar.transports.tcp_service import FOR_EVER, NO_SLOT, PeerHello, PeerRequest, PeerService, TcpConfig, Verb
 
 # What waits for a peer lets others go on.
 _MOST_THREADS = 4
@@ -37,7 +37,7 @@ class _Link:
     """The connection to a peer; the lock is held from a request to its answer."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    channel: Channel | None = None
+    channel: SecureChannel | None = None
     windows: set[int] = field(default_factory=set)  # that the peer was told of
 
     def end(self) -> None:
@@ -85,7 +85,7 @@ class TcpTransport:
         self._background = Background("samovar-tcp", _MOST_THREADS)
         self._windows = WindowTable(config.timeout_s if needs_memory else None)
         self._num_windows = 0
-        self._service = Service(group, self.names, config, self._windows)
+        self._service = PeerService(group, self.names, config, self._windows)
         self._listener = Listener(listening, key, self._service.accept)
 
     @property
@@ -131,14 +131,14 @@ class TcpTransport:
         """Why nothing comes from the peer any more, where that is so."""
         return "the transport was closed here" if self._is_closed else self._service.lost.get(peer)
 
-    def tell(self, peer: int, window: "TcpWindow", request: Request, body: Array | None = None) -> None:
+    def tell(self, peer: int, window: "TcpWindow", request: PeerRequest, body: Array | None = None) -> None:
         """Send a request that has no answer. Raises DeadlineExceeded, RankFailed."""
         deadline = Deadline.after(self._config.timeout_s)
         link = self._links[peer]
         with link.lock:
             self._channel(peer, link, window, deadline).send(request.pack(), body, deadline)
 
-    def ask(self, peer: int, window: "TcpWindow", request: Request, answer: Array) -> None:
+    def ask(self, peer: int, window: "TcpWindow", request: PeerRequest, answer: Array) -> None:
         """Send a request, and wait for the answer. Raises DeadlineExceeded, RankFailed."""
         deadline = Deadline.after(self._config.timeout_s)
         link = self._links[peer]
@@ -147,18 +147,18 @@ class TcpTransport:
             channel.send(request.pack(), None, deadline)
             channel.receive_body(answer, deadline)
 
-    def _channel(self, peer: int, link: _Link, window: "TcpWindow", deadline: Deadline) -> Channel:
+    def _channel(self, peer: int, link: _Link, window: "TcpWindow", deadline: Deadline) -> SecureChannel:
         """The open channel to a peer that knows the window."""
         if link.channel is None:
             if self._is_closed:
                 raise SamovarError(f"{self.names[self.group.rank]}: the transport was closed before; join again")
             who = self.names[self.group.rank]
             link.channel = connect(self._addresses[peer], self._key, who, f"{who}: {self.names[peer]}", deadline)
-            hello = Hello(self._config.job, self.group.rank, peer, self.group.world_size)
+            hello = PeerHello(self._config.job, self.group.rank, peer, self.group.world_size)
             link.channel.send(hello.pack(), None, deadline)
         if window.number not in link.windows:
             memory = window.memory
-            opening = Request(Verb.OPEN, window.number, size=len(memory.bytes), slot=memory.num_slots)
+            opening = PeerRequest(Verb.OPEN, window.number, size=len(memory.bytes), slot=memory.num_slots)
             link.channel.send(opening.pack(), None, deadline)
             link.windows.add(window.number)
         return link.channel
@@ -181,7 +181,7 @@ class TcpWindow:
             self.memory.region(offset, source.nbytes)[:] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
             self._notify_self(notification)
             return
-        request = Request(Verb.PUT, self.number, offset, source.nbytes, *_fields(notification))
+        request = PeerRequest(Verb.PUT, self.number, offset, source.nbytes, *_fields(notification))
         self._transport.tell(peer, self, request, np.ascontiguousarray(source))
         self._transport.count_sent(source.nbytes)
 
@@ -196,7 +196,7 @@ class TcpWindow:
             self._notify_self(notification)
             return
         slot, value = _fields(notification)
-        request = Request(Verb.ADD, self.number, offset, source.nbytes, slot, value, dtype=source.dtype.type)
+        request = PeerRequest(Verb.ADD, self.number, offset, source.nbytes, slot, value, dtype=source.dtype.type)
         self._transport.tell(peer, self, request, np.ascontiguousarray(source))
         self._transport.count_sent(source.nbytes)
 
@@ -207,26 +207,28 @@ class TcpWindow:
         if peer == self._rank:
             destination.reshape(-1).view(np.uint8)[:] = self.memory.region(offset, destination.nbytes)
         else:
-            self._transport.ask(peer, self, Request(Verb.GET, self.number, offset, destination.nbytes), destination)
+            self._transport.ask(peer, self, PeerRequest(Verb.GET, self.number, offset, destination.nbytes), destination)
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
         self._check(peer, offset, WORD_BYTES)
         if peer == self._rank:
             return self.memory.fetch_add(offset, value)
-        return self._ask_word(peer, Request(Verb.FETCH_ADD, self.number, offset, value=value))
+        return self._ask_word(peer, PeerRequest(Verb.FETCH_ADD, self.number, offset, value=value))
 
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
         self._check(peer, offset, WORD_BYTES)
         if peer == self._rank:
             return self.memory.compare_swap(offset, expected, desired)
-        return self._ask_word(peer, Request(Verb.COMPARE_SWAP, self.number, offset, value=desired, expected=expected))
+        return self._ask_word(
+            peer, PeerRequest(Verb.COMPARE_SWAP, self.number, offset, value=desired, expected=expected)
+        )
 
     def notify(self, peer: int, notification: Notification) -> None:
         self._check(peer, 0, 0, notification)
         if peer == self._rank:
             self._notify_self(notification)
         else:
-            self._transport.tell(peer, self, Request(Verb.NOTIFY, self.number, 0, 0, *_fields(notification)))
+            self._transport.tell(peer, self, PeerRequest(Verb.NOTIFY, self.number, 0, 0, *_fields(notification)))
 
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
         """Raises RankFailed where the peer is gone, DeadlineExceeded."""
@@ -254,7 +256,7 @@ class TcpWindow:
             f"window {self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
         )
 
-    def _ask_word(self, peer: int, request: Request) -> int:
+    def _ask_word(self, peer: int, request: PeerRequest) -> int:
         answer = np.zeros(1, np.uint64)
         self._transport.ask(peer, self, request, answer)
         return int(answer[0])

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.transports.keys import Key
-from samovar.transports.secure import Address, Channel, Handshake, prepare
+from samovar.transports.secure import Address, Handshake, SecureChannel, prepare
 
 LOOPBACK = "127.0.0.1"
 MOST_STRANGERS = 64
@@ -67,7 +67,7 @@ class Listener:
     `accept` is called on the thread, and must not wait. Owns the socket.
     """
 
-    def __init__(self, listening: socket.socket, key: Key, accept: Callable[[Channel], None]) -> None:
+    def __init__(self, listening: socket.socket, key: Key, accept: Callable[[SecureChannel], None]) -> None:
         self.address = address_of(listening)
         self.num_refused = 0
         self._listening = listening
@@ -146,7 +146,7 @@ class Listener:
         if stranger.handshake.is_over:
             self._selector.unregister(stranger.connection)
             del self._strangers[stranger]
-            self._accept(Channel(stranger.connection, stranger.handshake, stranger.peer))
+            self._accept(SecureChannel(stranger.connection, stranger.handshake, stranger.peer))
 
     def _refuse(self, stranger: _Stranger) -> None:
         self.num_refused += 1

@@ -13,7 +13,7 @@ import numpy as np
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
-from samovar.transports.secure import PIECE_BYTES, Channel, ConnectionLost
+from samovar.transports.secure import PIECE_BYTES, ConnectionLost, SecureChannel
 from samovar.transports.tcp_memory import WindowMemory, WindowTable
 
 # verb, dtype, window, slot, offset, size or count, value, expected
@@ -41,7 +41,7 @@ _VERBS = frozenset(Verb)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PeerRequest:
     """One verb; its body, where it has one, has `size` bytes. `slot`, unless NO_SLOT, is notified after it."""
 
     verb: Verb
@@ -59,7 +59,7 @@ class Request:
         return _REQUEST.pack(self.verb, dtype, self.window, self.slot, self.offset, self.size, *words)
 
     @classmethod
-    def unpack(cls, header: bytes) -> "Request":
+    def unpack(cls, header: bytes) -> "PeerRequest":
         """Raises SamovarError where no rank of this version sends it."""
         verb, dtype, window, slot, offset, size, value, expected = _REQUEST.unpack_from(header)
         if verb not in _VERBS or dtype >= len(_DTYPES):
@@ -72,7 +72,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PeerHello:
     """The first message of a rank to a peer: who speaks to whom, in which job."""
 
     job: str
@@ -88,7 +88,7 @@ class Hello:
 
 
 def speaker(header: bytes) -> int:
-    """The rank that a Hello says it comes from; anything at all where it is none."""
+    """The rank that a PeerHello says it comes from; anything at all where it is none."""
     return int(_HELLO.unpack_from(header)[1])
 
 
@@ -107,7 +107,7 @@ class TcpConfig:
     timeout_s: float = 60.0
 
 
-class Service:
+class PeerService:
     """Does what peers ask of this rank's windows, a thread for each; `lost` says who went, and why."""
 
     def __init__(self, group: Group, names: Sequence[str], config: TcpConfig, windows: WindowTable) -> None:
@@ -117,10 +117,10 @@ class Service:
         self._config = config
         self._windows = windows
         self._lock = threading.Lock()
-        self._channels: dict[Channel, threading.Thread] = {}
+        self._channels: dict[SecureChannel, threading.Thread] = {}
         self._present: set[int] = set()
 
-    def accept(self, channel: Channel) -> None:
+    def accept(self, channel: SecureChannel) -> None:
         thread = threading.Thread(target=self._serve, args=(channel,), name="samovar-peer", daemon=True)
         with self._lock:
             if len(self._channels) >= 2 * self._group.world_size:
@@ -139,16 +139,16 @@ class Service:
             channel.end()
             thread.join()
 
-    def _served(self) -> dict[Channel, threading.Thread]:
+    def _served(self) -> dict[SecureChannel, threading.Thread]:
         with self._lock:
             return dict(self._channels)
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: SecureChannel) -> None:
         peer = None
         try:
             peer = self._greeted(channel)
             while True:
-                self._do(channel, Request.unpack(channel.receive(FOR_EVER)))
+                self._do(channel, PeerRequest.unpack(channel.receive(FOR_EVER)))
         except SamovarError as error:
             if peer is not None:
                 self.lost[peer] = (
@@ -160,11 +160,11 @@ class Service:
             with self._lock:
                 del self._channels[channel]
 
-    def _greeted(self, channel: Channel) -> int:
+    def _greeted(self, channel: SecureChannel) -> int:
         """The rank at the other end. Raises SamovarError where it is none that belongs here."""
         header = channel.receive(Deadline.after(self._config.timeout_s))
         peer, group = speaker(header), self._group
-        if not Hello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
+        if not PeerHello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
             raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
         with self._lock:
             if peer >= group.world_size or peer == group.rank or peer in self._present:
@@ -173,7 +173,7 @@ class Service:
         channel.peer = self._names[peer]
         return peer
 
-    def _do(self, channel: Channel, request: Request) -> None:
+    def _do(self, channel: SecureChannel, request: PeerRequest) -> None:
         if request.verb is Verb.OPEN:
             self._windows.open_by_peer(request.window, request.size, request.slot)
             return
@@ -194,7 +194,7 @@ class Service:
         if request.slot != NO_SLOT:
             window.set_slot(request.slot, request.value)
 
-    def _add(self, channel: Channel, window: WindowMemory, request: Request) -> None:
+    def _add(self, channel: SecureChannel, window: WindowMemory, request: PeerRequest) -> None:
         """Piece by piece, so that it takes little memory; each is added as a whole."""
         window.region(request.offset, request.size)
         piece = np.empty(PIECE_BYTES, np.uint8)
@@ -203,7 +203,7 @@ class Service:
             channel.receive_body(part, self._deadline())
             window.add(request.offset + start, part.view(request.dtype))
 
-    def _answer(self, channel: Channel, word: int) -> None:
+    def _answer(self, channel: SecureChannel, word: int) -> None:
         channel.send_body(np.array([word], np.uint64), self._deadline())
 
     def _deadline(self) -> Deadline:

@@ -143,7 +143,7 @@ class _InPlace:
         self._work.wait(timedelta(seconds=limit_s))
 
 
-class Staged:
+class StagedCopy:
     """See `samovar.transports.leaders.Library`: the group moves copies of the arrays that lie on `device`.
 
     A call copies its array there; the wait for the operation copies what came of it back. Nothing tells whether a part
@@ -156,7 +156,7 @@ class Staged:
     def __init__(self, group: _Group, device: torch.device, quiet_s: float) -> None:
         self.quiet_s = quiet_s
         self._group = group
-        self._place = _Place(device)
+        self._place = _StoreKey(device)
         self.all_reduce(np.zeros(1, np.float32)).wait(quiet_s)
 
     def all_reduce(self, array: Array) -> "_Copied":
@@ -186,7 +186,7 @@ class Staged:
             _keep(group)
 
 
-class _Place:
+class _StoreKey:
     """Where copies lie, and why nothing that comes of them is to be trusted any more, if so.
 
     On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
@@ -210,7 +210,7 @@ class _Copied:
     A wait of NCCL's that has a limit breaks the connections where it gives up, so this asks until it is over.
     """
 
-    def __init__(self, work: Work, near: torch.Tensor, array: Array, place: _Place) -> None:
+    def __init__(self, work: Work, near: torch.Tensor, array: Array, place: _StoreKey) -> None:
         self._work = work
         self._near: torch.Tensor | None = near
         self._array = array
@@ -242,7 +242,7 @@ class _Copied:
                 self._near = None
 
 
-class Nccl(Staged):
+class Nccl(StagedCopy):
     """NCCL, between GPUs of which each host's first rank has one."""
 
     def _let_go(self, group: _Group, hangs: bool) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.box.base import Versions
-from samovar.box.board import NUM_WORDS, Member, Origin, Progress, Row
+from samovar.box.board import NUM_WORDS, Member, MemberProgress, Origin, Row
 from samovar.box.bodies import Attachment
 from samovar.box.buffers import BufferShape, Notes
 from samovar.box.protocol import NOBODY, Shape
@@ -28,12 +28,12 @@ class NumpyBoard:
         self.notes: dict[Member, Notes] = {}
 
     def row(self, index: int) -> Row:
-        return self.shown.get(index, Row(Member(index, 0), 0, False, Progress()))
+        return self.shown.get(index, Row(Member(index, 0), 0, False, MemberProgress()))
 
     def rows(self) -> list[Row]:
         return [self.shown[index] for index in sorted(self.shown)]
 
-    def post(self, member: Member, progress: Progress) -> None:
+    def post(self, member: Member, progress: MemberProgress) -> None:
         self.shown[member.index] = Row(member, 1, True, progress)
         self.changes.append(("post", member, progress.steps))
 
@@ -113,7 +113,7 @@ class NumpySeat:
         with self.center.lock:
             self.center.velocity[self._elements(first_chunk, values)] = values
 
-    def post(self, progress: Progress) -> None:
+    def post(self, progress: MemberProgress) -> None:
         self.board.post(self.member, progress)
 
     def show_away(self, *, is_away: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from samovar.box.board import Board, Member, Progress, create_board
+from samovar.box.board import Board, Member, MemberProgress, create_board
 from samovar.box.memory import create_empty
 from samovar.core.errors import InputError, RankFailed
 
@@ -119,11 +119,11 @@ def test_posts(descriptor: int) -> None:
     fresh = other.row(2).progress
     assert math.isnan(fresh.loss)
     assert (fresh.steps, fresh.finished, fresh.stopped) == (0, False, False)
-    progress = Progress(7, 2**50, 1234.5, 0.25, 1.5, 9, 6, 0.125, finished=True)
+    progress = MemberProgress(7, 2**50, 1234.5, 0.25, 1.5, 9, 6, 0.125, finished=True)
     board.post(member, progress)
     assert other.row(2).progress == progress
-    board.post(member, Progress(loss=1.0, stopped=True))
-    assert other.row(2).progress == Progress(loss=1.0, stopped=True)
+    board.post(member, MemberProgress(loss=1.0, stopped=True))
+    assert other.row(2).progress == MemberProgress(loss=1.0, stopped=True)
     board.leave(member)
     assert other.row(2).progress.stopped
     with pytest.raises(RankFailed, match="member 2 of the box is another process"):
@@ -135,12 +135,12 @@ def test_posts(descriptor: int) -> None:
 def test_a_post_is_read_whole(descriptor: int) -> None:
     board, other = Board(descriptor), Board(descriptor)
     member = board.join()
-    board.post(member, Progress(loss=0.0))
+    board.post(member, MemberProgress(loss=0.0))
     done = threading.Event()
 
     def write() -> None:
         for number in range(1, 20_000):
-            board.post(member, Progress(number, number, number, number, number, number, number, number))
+            board.post(member, MemberProgress(number, number, number, number, number, number, number, number))
         done.set()
 
     thread = threading.Thread(target=write)

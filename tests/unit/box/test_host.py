@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from samovar.box.board import Board
-from samovar.box.buffers import Buffers, BufferShape
+from samovar.box.buffers import BufferShape, NamedBuffers
 from samovar.box.host import BufferHost
-from samovar.box.kept import KeptMemory
 from samovar.box.line import BoxAddress
 from samovar.box.local import keeper_address
 from samovar.box.mapped import MappedCenter
+from samovar.box.memory_holder_client import KeptMemory
 from samovar.box.remote import RemoteCenter
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
@@ -28,7 +28,7 @@ SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
 class Server:
     """What `samovar box serve --listen` puts together."""
 
-    def __init__(self, buffers: Buffers, key: Key, port: int) -> None:
+    def __init__(self, buffers: NamedBuffers, key: Key, port: int) -> None:
         self.service = Service(BufferHost(buffers), ServingConfig())
         self.listener = Listener(listen(port=port), key, self.service.accept)
 
@@ -38,9 +38,9 @@ class Server:
 
 
 @pytest.fixture
-def buffers() -> Iterator[Buffers]:
+def buffers() -> Iterator[NamedBuffers]:
     memory = KeptMemory(keeper_address(f"test-{uuid.uuid4().hex}"), 20.0)
-    made = Buffers(memory)
+    made = NamedBuffers(memory)
     yield made
     made.close()
     memory.end()
@@ -56,7 +56,7 @@ def port() -> Iterator[int]:
         yield reserved
 
 
-def test_remote_and_local_members_change_one_center(buffers: Buffers, key: Key, port: int) -> None:
+def test_remote_and_local_members_change_one_center(buffers: NamedBuffers, key: Key, port: int) -> None:
     buffer = buffers.create("c", SHAPE)
     board = Board(buffer.board)
     server = Server(buffers, key, port)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from samovar.box.board import Board, Progress, create_board
+from samovar.box.board import Board, MemberProgress, create_board
 from samovar.box.buffers import Buffer, new_token
 from samovar.box.job_server import BUFFER, serve
 from samovar.box.joining import BoxPlace, mapped_seat, take_seat
@@ -35,7 +35,7 @@ def test_it_serves_other_hosts_until_the_last_rank_of_the_job_is_gone(tmp_path: 
     far = take_seat(place, BUFFER, "rank 1", deadline, 1)
     assert (near.member.index, far.member.index, far.shape.max_members) == (0, 1, NUM_RANKS)
     far.center.accumulate(1, np.ones(NUM_ELEMENTS, np.float32), deadline)
-    far.board.post(far.member, Progress(steps=7))
+    far.board.post(far.member, MemberProgress(steps=7))
     found = np.empty(NUM_ELEMENTS, np.float32)
     near.center.read(found, deadline)
     assert (found == 1).all()

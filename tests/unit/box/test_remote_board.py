@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samovar.box.base import CenterWithVelocity
-from samovar.box.board import Member, Progress
+from samovar.box.board import Member, MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.box.joining import (
     BoxPlace,
@@ -32,7 +32,7 @@ from tests.unit.transports.proxy import Proxy
 
 SIZE = 10_000
 SHAPE = BufferShape(SIZE, max_members=4, with_velocity=True, chunk_elements=512)
-PROGRESS = Progress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1)
+PROGRESS = MemberProgress(12, 768, 1234.0, 0.5, 1.5, 4, 12, 0.1)
 TIMEOUT_S = 30.0
 
 
@@ -168,7 +168,7 @@ def test_changes_are_made_once_though_the_link_breaks(box: Box, seed: int) -> No
             board.set_word(0, number)
             assert board.claim_word(1, 7) == 7
             own.set_word(0, own.word(0) + 1000)  # a second setting would undo it
-            board.post(center.member, Progress(number))
+            board.post(center.member, MemberProgress(number))
             assert board.word(0) == number + 1000
             assert board.row(center.member.index).progress.steps == number
         board.close()
@@ -181,11 +181,11 @@ def test_changes_are_made_once_though_the_link_breaks(box: Box, seed: int) -> No
 def test_a_member_and_its_board_outlive_the_server(box: Box) -> None:
     with seat_with(box) as seat:
         seat.board.set_word(0, 1)
-        seat.board.post(seat.member, Progress(1))
+        seat.board.post(seat.member, MemberProgress(1))
         box.listen_anew()
         assert seat.board.word(0) == 1
         assert seat.board.row(0).progress.steps == 1
-        seat.board.post(seat.member, Progress(2))
+        seat.board.post(seat.member, MemberProgress(2))
         seat.center.accumulate(1, np.ones(SIZE, np.float32), soon())
         row = seat.board.row(0)
         assert (row.member, row.process_id, row.host) == (seat.member, os.getpid(), "127.0.0.1")
@@ -200,17 +200,17 @@ def seat_with(box: Box) -> BoxSeat:
 def test_the_last_post_is_shown_when_the_seat_is_left(box: Box) -> None:
     with seat_with(box) as seat:
         for number in range(100):
-            seat.board.post(seat.member, Progress(number))
+            seat.board.post(seat.member, MemberProgress(number))
     assert box.board("c").row(0).progress.steps == 99
 
 
 def test_a_post_that_cannot_be_shown_is_told(box: Box) -> None:
     seat = seat_with(box)
-    seat.board.post(seat.member, Progress(1))
+    seat.board.post(seat.member, MemberProgress(1))
     assert seat.board.row(0).progress.steps == 1
     address = box.address.address
     box.hang_up()
-    seat.board.post(seat.member, Progress(2))
+    seat.board.post(seat.member, MemberProgress(2))
     assert isinstance(seat.board, RemoteBoard)
     with pytest.raises(SamovarError, match=r"rank 1: .*the box at"):
         seat.board.close(Deadline.after(0.2))

@@ -19,7 +19,7 @@ from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.transports.keys import Key, make_key, read_key
-from samovar.transports.secure import HEADER_BYTES, Channel, ConnectionLost, Handshake, connect
+from samovar.transports.secure import HEADER_BYTES, ConnectionLost, Handshake, SecureChannel, connect
 from samovar.transports.tcp_listen import MOST_STRANGERS
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
 from tests.unit.transports.proxy import Proxy
@@ -183,7 +183,7 @@ def attack(box: ServedBox, attach: Attach, tmp_path: Path, num_tries: int) -> No
     make_key(tmp_path / "other.pem")
     recorded = record(box, attach)
     box.create("c", 10_000, 1000).keeps_log = False  # a new one: the recorded member's zeros count as updates
-    accepted: list[Channel] = []
+    accepted: list[SecureChannel] = []
     accept = box.listener._accept
     center = attach()
     box.listener._accept = lambda channel: (accepted.append(channel), accept(channel))[1]

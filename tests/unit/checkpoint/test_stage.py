@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from samovar.checkpoint.reading import read_snapshot, verify
-from samovar.checkpoint.store import SnapshotStore, Staged
+from samovar.checkpoint.store import SnapshotStore, StagedPart
 from samovar.core.errors import InputError
 
 OTHER = """
@@ -26,9 +26,9 @@ def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "snapshots")
 
 
-def staged_elsewhere(store: SnapshotStore) -> Staged:
+def staged_elsewhere(store: SnapshotStore) -> StagedPart:
     done = subprocess.run([sys.executable, "-c", OTHER, store.folder], check=True, capture_output=True, text=True)
-    return Staged(7, "rank_1", int(done.stdout))
+    return StagedPart(7, "rank_1", int(done.stdout))
 
 
 def names(store: SnapshotStore) -> list[str]:

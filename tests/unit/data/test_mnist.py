@@ -15,7 +15,7 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.data.dataset import LmdbDataset
 from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import FASHION_MNIST, MNIST, PublishedFile, Split, write_mnist
+from samovar.data.mnist import FASHION_MNIST, MNIST, MnistSplit, PublishedFile, write_mnist
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def published(name: str, content: bytes) -> PublishedFile:
 CONTENTS = {f"{name}-images": idx(IMAGES[name]) for name in "ab"}
 CONTENTS |= {f"{name}-labels": idx(LABELS[name]) for name in "ab"}
 SMALL = tuple(
-    Split(
+    MnistSplit(
         f"{name}_lmdb",
         *(published(f"{name}-{kind}", CONTENTS[f"{name}-{kind}"]) for kind in ("images", "labels")),
     )
@@ -120,6 +120,6 @@ def test_images_and_labels_of_different_number_are_refused(source: Path, tmp_pat
 
 
 @pytest.mark.parametrize("data_set", [MNIST, FASHION_MNIST])
-def test_the_published_sizes_are_those_of_60000_and_10000_images(data_set: tuple[Split, ...]) -> None:
+def test_the_published_sizes_are_those_of_60000_and_10000_images(data_set: tuple[MnistSplit, ...]) -> None:
     sizes = [(split.images.size_bytes, split.labels.size_bytes) for split in data_set]
     assert sizes == [(16 + prod((count, 28, 28)), 8 + count) for count in (60_000, 10_000)]

@@ -57,7 +57,7 @@ def test_a_batch_beyond_caffes_limit(pair: tuple[DataConfig, DataConfig]) -> Non
 
 
 def test_a_second_source_that_fails_closes_the_first(pair: tuple[DataConfig, DataConfig]) -> None:
-    """The police would see its descriptor."""
+    """The leak check would see its descriptor."""
     with pytest.raises(InputError, match="no such folder"):
         BatchReader((pair[0], replace(pair[1], source=pair[1].source / "none")), True)
 

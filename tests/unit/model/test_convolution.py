@@ -4,20 +4,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from samovar.model.convolution import Window, convolution
+from samovar.model.convolution import ConvolutionWindow, convolution
 from samovar.model.direct import GradientSink
 from samovar.model.half import use_half
 
 LAST = torch.channels_last
 WINDOWS = {
-    "3x3 padded": ((4, 6, 3, 3), Window(padding=(1, 1))),
-    "strided": ((4, 6, 5, 3), Window(stride=(2, 3), padding=(2, 0))),
-    "dilated": ((4, 6, 3, 3), Window(dilation=(2, 1))),
-    "grouped": ((4, 3, 3, 3), Window(padding=(1, 1), groups=2)),
-    "pointwise": ((5, 6, 1, 1), Window()),
-    "pointwise, strided": ((5, 6, 1, 1), Window(stride=(2, 2))),
-    "pointwise, padded": ((5, 6, 1, 1), Window(padding=(1, 1))),
-    "pointwise, grouped": ((4, 3, 1, 1), Window(groups=2)),
+    "3x3 padded": ((4, 6, 3, 3), ConvolutionWindow(padding=(1, 1))),
+    "strided": ((4, 6, 5, 3), ConvolutionWindow(stride=(2, 3), padding=(2, 0))),
+    "dilated": ((4, 6, 3, 3), ConvolutionWindow(dilation=(2, 1))),
+    "grouped": ((4, 3, 3, 3), ConvolutionWindow(padding=(1, 1), groups=2)),
+    "pointwise": ((5, 6, 1, 1), ConvolutionWindow()),
+    "pointwise, strided": ((5, 6, 1, 1), ConvolutionWindow(stride=(2, 2))),
+    "pointwise, padded": ((5, 6, 1, 1), ConvolutionWindow(padding=(1, 1))),
+    "pointwise, grouped": ((4, 3, 1, 1), ConvolutionWindow(groups=2)),
 }
 
 
@@ -36,7 +36,7 @@ class Bench:
             note = lambda name=name: self.written.append(name)  # noqa: E731
             getattr(self, name).gradient_sink = GradientSink(target, accumulate, note)
 
-    def expected(self, window: Window) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def expected(self, window: ConvolutionWindow) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Output, and gradients of sum(y^2) / 2, in double precision."""
         leaves = {name: getattr(self, name).detach().double().requires_grad_() for name in ("x", "weight", "bias")}
         w = window

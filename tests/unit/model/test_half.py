@@ -9,7 +9,7 @@ from torch import nn
 from samovar.core.buffer import FlatBuffer
 from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket
-from samovar.model.convolution import Window, convolution
+from samovar.model.convolution import ConvolutionWindow, convolution
 from samovar.model.direct import linear
 from samovar.model.half import NetOutput, half_of, precision_warnings
 from samovar.model.model import Model, layout_of
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
     def forward(self, batch: Batch) -> NetOutput:
         self.conv(batch["data"][:0])  # its hooks, as a layer that is called has them
-        x = torch.relu(convolution(batch["data"], self.conv.weight, self.conv.bias, Window()))
+        x = torch.relu(convolution(batch["data"], self.conv.weight, self.conv.bias, ConvolutionWindow()))
         self.fc1(x.new_zeros(0, 128, dtype=torch.float32))
         x = linear(x.reshape(len(x), -1), self.fc1.weight, self.fc1.bias)
         y = linear(x, self.fc2.weight, self.fc2.bias)

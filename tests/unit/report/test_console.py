@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report.console import Console, Log
+from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
 from tests.terminal import read_to_end
@@ -256,7 +256,7 @@ def test_a_real_terminal_shows_the_bar() -> None:
 
 
 def test_the_log_keeps_every_line_with_its_time(tmp_path: Path) -> None:
-    log = Log(tmp_path / "samovar.log", now=lambda: datetime(2026, 11, 20, 14, 12, 5, 250000, UTC))
+    log = LogFile(tmp_path / "samovar.log", now=lambda: datetime(2026, 11, 20, 14, 12, 5, 250000, UTC))
     shown = Shown(terminal=True, log=log, display_steps=300)
     shown.console.show(STARTED)
     shown.run(range(1, 601))
@@ -278,7 +278,7 @@ def test_the_log_keeps_every_line_with_its_time(tmp_path: Path) -> None:
 
 def test_a_log_is_added_to(tmp_path: Path) -> None:
     for text in ("first", "second\nthird"):
-        log = Log(tmp_path / "samovar.log")
+        log = LogFile(tmp_path / "samovar.log")
         log.write(text)
         log.close()
     lines = (tmp_path / "samovar.log").read_text().splitlines()
@@ -287,11 +287,11 @@ def test_a_log_is_added_to(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"samovar.log cannot be written: No such file or directory"):
-        Log(tmp_path / "no" / "samovar.log")
+        LogFile(tmp_path / "no" / "samovar.log")
 
 
 def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
-    log = Log(Path("/dev/full"))
+    log = LogFile(Path("/dev/full"))
     shown = Shown(log=log)
     shown.run(range(1, 4))
     log.close()

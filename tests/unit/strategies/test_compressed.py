@@ -15,7 +15,7 @@ from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.trial import NUM_TRIAL_STEPS, Witness
+from samovar.strategies.trial import NUM_TRIAL_STEPS, TrialCallback
 from samovar.transports.base import Region, Transport
 from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS, Job, in_time, on_shm, on_sim, on_threads, resume, same
 from tests.unit.strategies.test_definitions import gradient, start
@@ -122,7 +122,7 @@ def tried(
         buckets,
         Buffers(region.part(0, 0), region),
         in_time,
-        witness=Witness(clock, told.append),
+        witness=TrialCallback(clock, told.append),
     )
     assert isinstance(strategy, CompressedSync)
     first_step = 0

@@ -40,5 +40,5 @@ def make_transports(make_segment: MakeSegment) -> MakeTransports:
 
 @pytest.fixture(scope="module")
 def first_store() -> None:
-    """A process's first store opens a pipe that libuv keeps: before the police takes stock."""
+    """A process's first store opens a pipe that libuv keeps: before the leak check takes stock."""
     serve()

@@ -18,7 +18,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.transports import secure
 from samovar.transports.keys import Key, make_key, read_key
-from samovar.transports.secure import PIECE_BYTES, Channel, ConnectionLost, Handshake, connect
+from samovar.transports.secure import PIECE_BYTES, ConnectionLost, Handshake, SecureChannel, connect
 from samovar.transports.tcp_listen import MOST_STRANGERS, Listener, listen
 from tests.unit.transports.looked_at import LookedAt
 from tests.unit.transports.proxy import Proxy
@@ -48,11 +48,11 @@ class Receiver:
     """A listener whose channels a test takes out of a queue."""
 
     def __init__(self, key: Key) -> None:
-        self.channels: queue.Queue[Channel] = queue.Queue()
+        self.channels: queue.Queue[SecureChannel] = queue.Queue()
         self.listener = Listener(listen(), key, self.channels.put)
         self.address = self.listener.address
 
-    def taken(self) -> Channel:
+    def taken(self) -> SecureChannel:
         return self.channels.get(timeout=TIMEOUT_S)
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def receiver(key: Key) -> Iterator[Receiver]:
 @contextmanager
 def connected(
     receiver: Receiver, key: Key, address: tuple[str, int] | None = None
-) -> Iterator[tuple[Channel, Channel]]:
+) -> Iterator[tuple[SecureChannel, SecureChannel]]:
     near = connect(address or receiver.address, key, "me", "you", in_time())
     far = receiver.taken()
     try:
@@ -84,12 +84,12 @@ def connected(
 def test_messages_of_all_sizes_arrive_whole_both_ways_at_once(receiver: Receiver, key: Key) -> None:
     arrays = [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in SIZES]
 
-    def send(channel: Channel) -> None:
+    def send(channel: SecureChannel) -> None:
         for number, array in enumerate(arrays):
             channel.send(bytes([number]) * 40, array, in_time())
             channel.send_body(array[: len(array) // 2], in_time())
 
-    def receive(channel: Channel) -> None:
+    def receive(channel: SecureChannel) -> None:
         for number, array in enumerate(arrays):
             assert channel.receive(in_time()) == bytes([number]) * 40 + bytes(24)
             got = np.zeros_like(array)

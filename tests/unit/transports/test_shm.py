@@ -17,7 +17,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Notification, Region
-from samovar.transports.shm import Board, ShmTransport, create_segment
+from samovar.transports.shm import RunBoard, ShmTransport, create_segment
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER))
@@ -165,7 +165,7 @@ def test_a_segment_has_no_name_and_cannot_shrink(make_segment: MakeSegment) -> N
 
 def test_the_board_has_a_row_for_each_rank_and_one_for_the_launcher(make_segment: MakeSegment) -> None:
     descriptor = make_segment(3)
-    boards = [Board(descriptor, 3) for _ in range(2)]
+    boards = [RunBoard(descriptor, 3) for _ in range(2)]
     assert boards[0].launcher_row == 3
     boards[0].post(3, 7, 11)
     boards[1].post(0, 0, 22)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from samovar.api.between import lacks_nccl
-from samovar.api.gathering import Hello
+from samovar.api.connect_hosts import lacks_nccl
+from samovar.api.rendezvous import RankHello
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Host
@@ -205,8 +205,8 @@ def test_only_groups_made_inside_raise_their_errors(monkeypatch: pytest.MonkeyPa
     assert (seen, _as_torch_reads(name)) == ([b"1"], None if given is None else given.encode())
 
 
-def hello(host: str, card: str, no_card: str = "") -> Hello:
-    return Hello(3, "auto", "auto", host, host, (0,), card, no_card)
+def hello(host: str, card: str, no_card: str = "") -> RankHello:
+    return RankHello(3, "auto", "auto", host, host, (0,), card, no_card)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_what_the_first_ranks_of_hosts_say_decides_alike_everywhere(cards: tuple
 def test_a_rank_says_why_it_has_no_gpu_for_nccl() -> None:
     assert nccl_card(None) == ("", "its model is on the CPU")
     assert nccl_card(torch.device("cpu")) == ("", "its model is on cpu")
-    told = Hello.own(Identity(), "auto", "auto", None)
-    assert Hello.from_json(told.to_json(), "a test") == told
+    told = RankHello.own(Identity(), "auto", "auto", None)
+    assert RankHello.from_json(told.to_json(), "a test") == told
     assert (told.card, told.no_card) == nccl_card(None)
 
 

@@ -17,7 +17,7 @@ from samovar.transports.meeting import Meeting
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
-from samovar.transports.tcp_service import Hello, TcpConfig
+from samovar.transports.tcp_service import PeerHello, TcpConfig
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0
@@ -214,7 +214,7 @@ def test_who_says_a_rank_that_cannot_be_is_not_heard(
     windows[1].fetch_add(0, 0, 1)
     channel = connect(transports[0]._addresses[0], key, "me", "you", in_time())
     try:
-        channel.send(Hello("test", rank, peer, world_size).pack(), None, in_time())
+        channel.send(PeerHello("test", rank, peer, world_size).pack(), None, in_time())
         with pytest.raises(ConnectionLost):
             channel.receive(in_time())
     finally:

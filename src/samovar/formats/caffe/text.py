@@ -22,11 +22,11 @@ _NO_VALUE = re.compile(r'Enum type "caffe\.([\w.]+)" has no value named (\S+?)\.
 
 
 @dataclass(slots=True)
-class Place:
+class TextPlace:
     """Where a field stands: its line (from 1), and a message's fields' places by name, in file order."""
 
     line: int
-    fields: dict[str, list["Place"]] = field(default_factory=dict)
+    fields: dict[str, list["TextPlace"]] = field(default_factory=dict)
 
     def line_of(self, *names: str) -> int:
         """The line of the first field of this path, or of the last message on the way that is there."""
@@ -53,7 +53,7 @@ class TextMessage:
 
     path: Path
     message: Message
-    places: Place
+    places: TextPlace
     skipped: tuple[Skipped, ...] = ()
 
 
@@ -116,13 +116,13 @@ class _Frame:
 
     __slots__ = ("colon", "in_list", "line", "name", "place")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TextPlace) -> None:
         self.place = place
         self.name, self.line, self.colon, self.in_list = "", place.line, False, False
 
-    def add(self, line: int) -> Place:
+    def add(self, line: int) -> TextPlace:
         """Note that the waiting field has a value; in a list the name goes on waiting."""
-        place = Place(line if self.in_list else self.line)
+        place = TextPlace(line if self.in_list else self.line)
         self.place.fields.setdefault(self.name, []).append(place)
         if not self.in_list:
             self.name, self.colon = "", False
@@ -143,9 +143,9 @@ class _Frame:
             self.name, self.line = token, line
 
 
-def _outline(text: str, path: Path) -> Place:
+def _outline(text: str, path: Path) -> TextPlace:
     """The places of all fields; text that is not well-formed gives some of them, and the parser says why."""
-    frames = [_Frame(Place(1))]
+    frames = [_Frame(TextPlace(1))]
     line, position = 1, 0
     for match in _TOKEN.finditer(text):
         line += text.count("\n", position, match.start())
@@ -161,7 +161,7 @@ def _outline(text: str, path: Path) -> Place:
     return frames[0].place
 
 
-def _skipped(descriptor: Any, place: Place, foreign: Foreign) -> Iterator[Skipped]:
+def _skipped(descriptor: Any, place: TextPlace, foreign: Foreign) -> Iterator[Skipped]:
     """The fields of `foreign`, wherever they stand; of unknown ones nothing is said."""
     message = _name_of(descriptor)
     for name, places in place.fields.items():
@@ -173,7 +173,7 @@ def _skipped(descriptor: Any, place: Place, foreign: Foreign) -> Iterator[Skippe
                 yield from _skipped(field.message_type, inner, foreign)
 
 
-def _require_known(descriptor: Any, place: Place, path: Path, foreign: Foreign) -> None:
+def _require_known(descriptor: Any, place: TextPlace, path: Path, foreign: Foreign) -> None:
     """InputError for a field that neither the message nor `foreign` has: the parser says nothing where it skips any."""
     message = _name_of(descriptor)
     for name, places in place.fields.items():

@@ -14,7 +14,7 @@ TOP, PARAMETER, BOTTOM, GRADIENT, ALL = "top", "parameter", "bottom", "gradient"
 
 
 @dataclass(frozen=True, slots=True)
-class ValueLine:
+class LayerValue:
     """One line; `kind` says of what: a layer's TOP, PARAMETER, BOTTOM's or parameter's GRADIENT, or ALL of the net."""
 
     kind: str
@@ -48,13 +48,13 @@ class DebugInfo:
     of this process, before any exchange; those of `iter_size` batches as they add up. Cost: two reads of every array.
     """
 
-    def __init__(self, net: CaffeNet, tell: Callable[[Sequence[ValueLine]], None]) -> None:
+    def __init__(self, net: CaffeNet, tell: Callable[[Sequence[LayerValue]], None]) -> None:
         self.is_on = True
         self._net = net
         self._tell = tell
         self._names = SplitNames(net)
         self._infos = {info.name: info for info in net.parameter_infos}
-        self._forward: list[ValueLine] = []
+        self._forward: list[LayerValue] = []
         self._bottoms: dict[tuple[int, int], float] = {}
         self._splits: dict[tuple[int, int], float] = {}
         self._gradients: dict[str, _Sums] = {}
@@ -104,7 +104,7 @@ class DebugInfo:
         """The backward pass is over."""
         if not self.is_on:
             return
-        lines: list[ValueLine] = []
+        lines: list[LayerValue] = []
         for index in reversed(range(len(self._names.outlines))):
             lines += self._backward_of(index)
         self._tell((*lines, self._all()))
@@ -114,33 +114,33 @@ class DebugInfo:
         means = [_Sums.of(top).mean for top in tops]
         head = f"    [Forward] Layer {outline.name}, "
         for name, mean in zip(outline.tops, means, strict=True):
-            self._forward.append(ValueLine(TOP, f"{head}top blob {name} data: {mean:g}"))
+            self._forward.append(LayerValue(TOP, f"{head}top blob {name} data: {mean:g}"))
         for place, parameter in enumerate([] if step is None else step.layer.caffe_parameters()):
             text = f"{head}param blob {self._shown(step, place)} data: {_Sums.of(parameter).mean:g}"
-            self._forward.append(ValueLine(PARAMETER, text))
+            self._forward.append(LayerValue(PARAMETER, text))
         for place, mean in enumerate(means):
             for name in self._names.splits.get((index, place), ()):
                 layer = name.rpartition("_")[0]
-                self._forward.append(ValueLine(TOP, f"    [Forward] Layer {layer}, top blob {name} data: {mean:g}"))
+                self._forward.append(LayerValue(TOP, f"    [Forward] Layer {layer}, top blob {name} data: {mean:g}"))
 
-    def _backward_of(self, index: int) -> list[ValueLine]:
+    def _backward_of(self, index: int) -> list[LayerValue]:
         """The splits behind a layer, then the layer, as far as gradients came."""
         outline, lines = self._names.outlines[index], []
         for place, name in reversed(list(enumerate(outline.tops))):
             if (index, place) in self._splits:
                 layer = self._names.splits[index, place][0].rpartition("_")[0]
                 mean = self._splits[index, place]
-                lines.append(ValueLine(BOTTOM, f"    [Backward] Layer {layer}, bottom blob {name} diff: {mean:g}"))
+                lines.append(LayerValue(BOTTOM, f"    [Backward] Layer {layer}, bottom blob {name} diff: {mean:g}"))
         head = f"    [Backward] Layer {outline.name}, "
         for place in range(len(outline.bottoms)):
             if (index, place) in self._bottoms:
                 name, mean = self._names.bottom(index, place), self._bottoms[index, place]
-                lines.append(ValueLine(BOTTOM, f"{head}bottom blob {name} diff: {mean:g}"))
+                lines.append(LayerValue(BOTTOM, f"{head}bottom blob {name} diff: {mean:g}"))
         step = self._names.step_of(index)
         for place, name in enumerate(outline.parameter_names):
             if name in self._gradients:
                 mean = self._gradients[name].mean
-                lines.append(ValueLine(GRADIENT, f"{head}param blob {self._shown(step, place)} diff: {mean:g}"))
+                lines.append(LayerValue(GRADIENT, f"{head}param blob {self._shown(step, place)} diff: {mean:g}"))
         return lines
 
     def _shown(self, step: Step | None, place: int) -> str:
@@ -148,13 +148,13 @@ class DebugInfo:
         given = [] if step is None else step.layer.spec.message.param
         return (given[place].name if place < len(given) else "") or str(place)
 
-    def _all(self) -> ValueLine:
+    def _all(self) -> LayerValue:
         data = [_Sums.of(info.parameter) for info in self._infos.values()]
         gradients = list(self._gradients.values())
         absolute = [sum(sums.absolute for sums in found) for found in (data, gradients)]
         squares = [sum(sums.squares for sums in found) ** 0.5 for found in (data, gradients)]
         norms = f"L1 norm = ({absolute[0]:g}, {absolute[1]:g}); L2 norm = ({squares[0]:g}, {squares[1]:g})"
-        return ValueLine(ALL, f"    [Backward] All net params (data, diff): {norms}")
+        return LayerValue(ALL, f"    [Backward] All net params (data, diff): {norms}")
 
 
 class _Probe(torch.autograd.Function):

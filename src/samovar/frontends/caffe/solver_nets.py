@@ -6,7 +6,7 @@ from pathlib import Path
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
-from samovar.formats.caffe.text import Place, TextMessage, read_text
+from samovar.formats.caffe.text import TextMessage, TextPlace, read_text
 from samovar.frontends.caffe.paths import find_named
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.frontends.caffe.spec import PHASES, Phase
@@ -112,7 +112,7 @@ def _with_state(text: TextMessage, source: NetSource, phase: Phase, field: str, 
     return NetSource(source.path, source.origin, source.text, level, tuple(state.stage))
 
 
-def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, Place]:
+def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, TextPlace]:
     places = text.places.fields.get(field, [])
     place = places[index] if index < len(places) else text.places
     if field == "train_state":

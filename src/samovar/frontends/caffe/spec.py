@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
-from samovar.formats.caffe.text import Place
+from samovar.formats.caffe.text import TextPlace
 
 Shape: TypeAlias = tuple[int, ...]
 Phase: TypeAlias = Literal["TRAIN", "TEST"]
@@ -23,7 +23,7 @@ class LayerSpec:
 
     path: Path
     message: Message
-    place: Place
+    place: TextPlace
     phase: Phase = "TRAIN"
 
     @property

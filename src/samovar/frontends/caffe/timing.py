@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samovar.core.buffer import FlatBuffer, Staged
+from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.wiring import Step
 from samovar.model.direct import GradientSink
@@ -152,7 +152,7 @@ def _lay_out(net: CaffeNet) -> None:
     """Put the parameters into flat buffers, where layers that can write their gradients themselves."""
     parameters = {info.name: info.parameter for info in net.parameter_infos}
     layout = layout_of(parameters)
-    weights, gradients = (Staged(FlatBuffer.zeros(layout), net.device).near for _ in range(2))
+    weights, gradients = (StagedBuffer(FlatBuffer.zeros(layout), net.device).near for _ in range(2))
     for name, parameter in parameters.items():
         view = weights.view(name)
         view.copy_(parameter.data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message, message_class
-from samovar.formats.caffe.text import Place, TextMessage
+from samovar.formats.caffe.text import TextMessage, TextPlace
 
 V0_TYPES = {
     "accuracy": "Accuracy",
@@ -96,7 +96,7 @@ def _set(settings: Message, name: str, value: Message) -> None:
         setattr(settings, name, value)
 
 
-def without_padding(path: Path, layers: list[tuple[Message, Place]]) -> list[tuple[Message, Place]]:
+def without_padding(path: Path, layers: list[tuple[Message, TextPlace]]) -> list[tuple[Message, TextPlace]]:
     """The layers without those of type padding: the convolution or pooling after one pads by itself.
 
     Raises InputError where another layer reads a padded blob.
@@ -124,7 +124,7 @@ def without_padding(path: Path, layers: list[tuple[Message, Place]]) -> list[tup
     return kept
 
 
-PlacedLayer = tuple[Message, Place]
+PlacedLayer = tuple[Message, TextPlace]
 
 _TYPES = {
     "NONE": "",
@@ -244,7 +244,7 @@ def _old_inputs(text: TextMessage) -> list[PlacedLayer]:
         return []
     dims = list(net.input_dim)
     shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
-    place = Place(text.places.line_of("input"))
+    place = TextPlace(text.places.line_of("input"))
     if len(shapes) != len(net.input) or any(len(shape) != 4 for shape in shapes if dims):
         raise InputError(
             f"{text.path}:{place.line}: {len(net.input)} inputs with {len(net.input_shape)} input_shape and "

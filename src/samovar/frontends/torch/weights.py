@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from samovar.core.buffer import FlatBuffer, Staged
+from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.parameters import device_of
 
@@ -25,7 +25,7 @@ class FlatWeights:
         self._flat = flat
         self._adopted = {name: p for name, p in parameters.items() if p.dtype == torch.float32}
         self._mirrored = {name: p for name, p in parameters.items() if p.dtype != torch.float32}
-        self._staged = Staged(flat, device_of(parameters))
+        self._staged = StagedBuffer(flat, device_of(parameters))
         self._near = self._staged.near
         for name, parameter in self._adopted.items():
             view = self._near.view(name)

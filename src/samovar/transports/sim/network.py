@@ -10,7 +10,7 @@ from samovar.transports.sim.scheduler import Moment, Scheduler
 _LOGGED = struct.Struct("<d7q")
 
 
-class Message:
+class SimMessage:
     """Something that is on its way from a rank to another."""
 
     __slots__ = ("destination", "num_bytes", "occupied_s", "receiving_port", "source")
@@ -62,7 +62,7 @@ class Network:
         """SHA-256 over all arrivals so far: when, from where, to where, what."""
         return self._log.hexdigest()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: SimMessage) -> None:
         """Put it on its way now."""
         source, destination = message.source, message.destination
         source_host, destination_host = self._hosts[source], self._hosts[destination]
@@ -81,7 +81,7 @@ class Network:
         moment = self._in_order(message, begin_s + link.latency_s + self._delay_s(), self._last_reached)
         self._scheduler.at(moment, function, message)
 
-    def _reach(self, message: Message) -> None:
+    def _reach(self, message: SimMessage) -> None:
         """The first byte is at the receiving port."""
         begin_s = self._scheduler.now_s
         if self._is_limited:
@@ -90,7 +90,7 @@ class Network:
         moment = self._in_order(message, begin_s + message.occupied_s, self._last_arrived)
         self._scheduler.at(moment, self._arrive, message)
 
-    def _arrive(self, message: Message) -> None:
+    def _arrive(self, message: SimMessage) -> None:
         self.num_messages += 1
         now_s = self._scheduler.now_s
         self._log.update(
@@ -104,7 +104,7 @@ class Network:
             return 0.0
         return self._max_delay_s * float(self._random.random()) ** 3
 
-    def _in_order(self, message: Message, time_s: float, last: dict[int, Moment]) -> Moment:
+    def _in_order(self, message: SimMessage, time_s: float, last: dict[int, Moment]) -> Moment:
         """When it may come, not before what its sender sent earlier to the same rank."""
         pair = message.source * self._world_size + message.destination
         moment = max(self._scheduler.moment(time_s), last.get(pair, (0.0, 0.0)))

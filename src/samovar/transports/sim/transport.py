@@ -13,7 +13,7 @@ from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
 from samovar.transports.base import Array, Pending
-from samovar.transports.sim.window import Port, SimWindow, VirtualDeadline
+from samovar.transports.sim.window import SimPort, SimWindow, VirtualDeadline
 
 _ALIGNMENT_BYTES = 64
 
@@ -31,7 +31,7 @@ class WindowParts:
 class Windows:
     """All windows in the order of their opening; those above `counted_above_bytes` hold no data."""
 
-    def __init__(self, ports: Sequence[Port], counted_above_bytes: float, window_type: type[SimWindow]) -> None:
+    def __init__(self, ports: Sequence[SimPort], counted_above_bytes: float, window_type: type[SimWindow]) -> None:
         self._ports = ports
         self._counted_above_bytes = counted_above_bytes
         self._window_type = window_type
@@ -58,7 +58,7 @@ class Windows:
 class SimTransport:
     """See `samovar.transports.base.Transport`; behind it what simulated programs need besides."""
 
-    def __init__(self, group: Group, port: Port, windows: Windows, machine: MachineModel) -> None:
+    def __init__(self, group: Group, port: SimPort, windows: Windows, machine: MachineModel) -> None:
         self.group = group
         self._port = port
         self._windows = windows

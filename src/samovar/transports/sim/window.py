@@ -12,7 +12,7 @@ import numpy.typing as npt
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, Notification
-from samovar.transports.sim.network import Message, Network
+from samovar.transports.sim.network import Network, SimMessage
 from samovar.transports.sim.races import AccessLog, RaceFinder, VectorClock
 from samovar.transports.sim.scheduler import Scheduler, Task
 
@@ -42,7 +42,7 @@ class Fabric:
         self.races = races
 
 
-class Port:
+class SimPort:
     """What all windows of one rank share; `task` is the one of its tasks that runs, or ran last."""
 
     def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
@@ -123,7 +123,7 @@ class Port:
 class Spawned:
     """One more task of a rank; a `Pending`."""
 
-    def __init__(self, port: Port, what: str, work: Callable[[], None]) -> None:
+    def __init__(self, port: SimPort, what: str, work: Callable[[], None]) -> None:
         self.task = Task(what)
         self.task.program = self._run
         self._port = port
@@ -171,7 +171,7 @@ class Awaited:
         return f"rank {self.peer}: slot {slot} of window {name!r} >= {self.at_least} (it holds {holds})"
 
 
-class PutMessage(Message):
+class PutMessage(SimMessage):
     """Data for one window, a notification for one window, or both."""
 
     __slots__ = ("clock", "data", "notified", "offset", "slot", "target", "value")
@@ -197,7 +197,7 @@ class PutMessage(Message):
         return index, self.offset, self.slot, self.value
 
 
-class CallMessage(Message):
+class CallMessage(SimMessage):
     """Something to do where it arrives: a question or its answer."""
 
     __slots__ = ("_function",)
@@ -218,7 +218,7 @@ class SimWindow:
     """
 
     def __init__(
-        self, name: str, index: int, port: Port, local: npt.NDArray[np.uint8], num_slots: int, is_real: bool
+        self, name: str, index: int, port: SimPort, local: npt.NDArray[np.uint8], num_slots: int, is_real: bool
     ) -> None:
         self.name = name
         self.index = index

@@ -13,7 +13,7 @@ from samovar.transports.sim.network import Network
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task
 from samovar.transports.sim.transport import SimTransport, Windows
-from samovar.transports.sim.window import Fabric, Port, SimWindow
+from samovar.transports.sim.window import Fabric, SimPort, SimWindow
 
 _Result = TypeVar("_Result")
 
@@ -63,7 +63,7 @@ def simulate(
     network = Network(scheduler, config.machine, world_size, random, config.max_delay_s)
     fabric = Fabric(scheduler, network, RaceFinder(world_size) if config.check else None)
     tasks = [Task(f"rank {rank}") for rank in range(world_size)]
-    ports = [Port(rank, fabric, task) for rank, task in enumerate(tasks)]
+    ports = [SimPort(rank, fabric, task) for rank, task in enumerate(tasks)]
     windows = Windows(ports, config.counted_above_bytes, window_type)
     for rank, (task, port) in enumerate(zip(tasks, ports, strict=True)):
         transport = SimTransport(Group(rank, world_size), port, windows, config.machine)

@@ -12,7 +12,7 @@ from torch import nn
 from samovar.frontends.caffe.layers.base import CHANNELS_LAST, PLAIN, Layer
 from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
-from samovar.model.convolution import Window, convolution
+from samovar.model.convolution import ConvolutionWindow, convolution
 from samovar.model.half import stays_full
 
 _Operation: TypeAlias = Callable[..., torch.Tensor]
@@ -86,7 +86,7 @@ class Convolution(Layer):
         self.convolve = self.operations[len(sizes)]
         self.window = window = window_settings(spec, len(sizes))
         self.groups = settings.group
-        self._images_window = Window(window.stride, window.padding, window.dilation, settings.group)
+        self._images_window = ConvolutionWindow(window.stride, window.padding, window.dilation, settings.group)
         num_output = _num_output(spec, shape[self.channel_axis])
         outputs = self._output_sizes(sizes)
         padded = [size + 2 * pad for size, pad in zip(sizes, window.padding, strict=True)]

@@ -1,0 +1,176 @@
+"""Bringing the ranks of a job together: the collectives of all that are there."""
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.process_group import Home
+from samovar.api.rendezvous import Gathering, RankHello, hosts_of
+from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.hierarchical import HierarchicalCollectives
+from samovar.core.calibration import NOMINAL
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.group import Group, Host
+from samovar.launch.identity import Identity, checked_transport, own_identity
+from samovar.strategies.config import COLLECTIVES
+from samovar.strategies.traits import AUTO
+from samovar.transports.keys import make_key
+from samovar.transports.shm import ShmTransport, create_segment
+
+
+@dataclass(slots=True)
+class Joined:
+    """The ranks that train together, in whose collectives this process takes part until `close`.
+
+    `hosts` are those between which they exchange; where they do so as if each had a host of its own, `is_one_host`.
+    `home` is where a center of theirs can lie.
+    """
+
+    group: Group
+    hosts: tuple[Host, ...]
+    is_one_host: bool
+    collectives: Collectives
+    home: Home
+    _closing: ExitStack = field(repr=False)
+
+    @property
+    def host(self) -> Host:
+        """The one that this rank runs on."""
+        return next(host for host in self.hosts if self.group.rank in host.ranks)
+
+    def close(self) -> None:
+        """End what runs in the background and let go of sockets and shared memory; never waits for other ranks.
+
+        Happens at the interpreter's exit where it did not before. Twice is as good as once.
+        """
+        atexit.unregister(self.close)
+        self._closing.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How ranks are to exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, the key's file.
+
+    `device` is where this rank computes; None: on the CPU.
+    """
+
+    collective: str
+    transport: str
+    key_file: Path | None
+    device: torch.device | None
+
+
+def join_group(
+    timeout_s: float,
+    collective: str = AUTO,
+    identity: Identity | None = None,
+    transport: str = AUTO,
+    key_file: Path | None = None,
+    device: torch.device | None = None,
+) -> Joined:
+    """Meet the other ranks, which must all call this, equally often; returns when all are there.
+
+    `transport` `auto` is `shm` on one host, and `gloo` between several; `nccl` goes through `device`, where the model
+    is (None: the CPU); `shm` is refused between hosts. With `gloo`, `nccl` and `tcp` ranks of one host, if there is no
+    other, exchange as if each had a host of its own. `key_file` is the job's key, for `tcp` and for a center between
+    hosts: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single host make
+    a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal figures), which
+    between hosts only `tcp` looks at. What is not given is read from the environment. A single process needs no store
+    and no socket.
+
+    Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
+    RankFailed.
+    """
+    if collective not in COLLECTIVES:
+        raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
+    identity = identity or own_identity()
+    choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
+    deadline = Deadline.after(timeout_s)
+    with ExitStack() as closing:
+        if identity.world_size == 1:
+            joined = _alone(identity, choice, closing)
+        else:
+            if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
+                make_key(choice.key_file)
+            gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline)
+            joined = _together(gathering, choice, timeout_s, closing)
+        joined._closing = closing.pop_all()
+    atexit.register(joined.close)
+    return joined
+
+
+def _chosen_transport(given: str, of_environment: str) -> str:
+    checked_transport("transport", given)
+    if AUTO not in (given, of_environment) and given != of_environment:
+        raise InputError(
+            f"transport: the script says {given!r}, and SAMOVAR_TRANSPORT or `samovar run --transport` "
+            f"{of_environment!r}; leave one of them out"
+        )
+    return of_environment if given == AUTO else given
+
+
+def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
+    hellos = [RankHello.own(identity, choice.collective, choice.transport, choice.device)]
+    hosts = hosts_of(hellos)
+    transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, choice.collective, closing)
+    return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), Home((0,)), closing)
+
+
+def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: ExitStack) -> Joined:
+    rank, hosts = gathering.identity.rank, gathering.hosts
+    group = Group(rank, gathering.identity.world_size)
+    if len(hosts) > 1 and choice.transport == "shm":
+        raise InputError(
+            f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
+            "choose auto, gloo, nccl or tcp"
+        )
+    local: ShmTransport | None = None
+    if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
+        segment = gathering.segment()
+        local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
+    addresses = host_addresses(gathering) if len(hosts) > 1 else []
+    collectives: Collectives
+    if choice.transport == "tcp":
+        key_file = choice.key_file
+        collectives = connected_by_tcp(gathering, addresses, local, choice.collective, key_file, timeout_s, closing)
+    else:
+        assert local is not None
+        collectives = PlannedCollectives(local, choose)
+        if len(hosts) > 1:
+            between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
+            collectives = HierarchicalCollectives(local, group, hosts, between, timeout_s)
+            closing.callback(collectives.close)
+            if between is not None:
+                closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    gathering.close()
+    home = Home(tuple(range(group.world_size)))
+    if not gathering.is_one_host:
+        home = Home(hosts[0].ranks, addresses[0], choice.key_file)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, closing)
+
+
+def _inside(
+    descriptor: int, rank: int, host: Host, hellos: Sequence[RankHello], collective: str, closing: ExitStack
+) -> tuple[ShmTransport, Callable[[int], str]]:
+    """Shared memory among the ranks of a host, and the name of the all-reduce there for a number of bytes."""
+    closing.callback(os.close, descriptor)
+    cores = {core for local in host.ranks for core in hellos[local].cores}
+    oversubscribed = len(host.ranks) > len(cores)
+    local = Group(host.ranks.index(rank), len(host.ranks))
+    names = [f"rank {number} on {host.name}" for number in host.ranks]
+    transport = ShmTransport(descriptor, local, oversubscribed=oversubscribed, names=names)
+    closing.callback(transport.close)
+    if collective != AUTO:
+        return transport, lambda _num_bytes: collective
+    return transport, cache(
+        lambda num_bytes: choose_all_reduce(NOMINAL, local.world_size, num_bytes, True, oversubscribed)
+    )

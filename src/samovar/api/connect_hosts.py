@@ -1,0 +1,225 @@
+"""Connecting ranks of several hosts, which have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from samovar.api.rendezvous import Gathering, RankHello
+from samovar.collectives.choose import choose_between
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.calibration import NOMINAL
+from samovar.core.errors import InputError
+from samovar.core.group import Group, Host
+from samovar.launch.identity import Identity
+from samovar.launch.script import raised_nccl_errors
+from samovar.strategies.traits import AUTO
+from samovar.transports.hosts import HostsTransport
+from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
+from samovar.transports.leaders import Leader, LeaderCollectives, Library
+from samovar.transports.meeting import address_of, addresses_towards, interface_of, is_loopback
+from samovar.transports.shm import ShmTransport
+from samovar.transports.tcp import TcpTransport, meet
+from samovar.transports.tcp_listen import address_of as listening_address
+from samovar.transports.tcp_listen import listen
+from samovar.transports.tcp_service import TcpConfig
+
+
+def connected_leaders(
+    gathering: Gathering, transport: str, addresses: Sequence[str], device: torch.device | None, timeout_s: float
+) -> LeaderCollectives | None:
+    """The collectives of the hosts' first ranks, None on the others; `addresses` are the hosts', `device` the model's.
+
+    By NCCL where `transport` says so, else by gloo. Raises InputError, on all ranks, where not all first ranks have
+    NCCL and a GPU of their own.
+    """
+    lacking = lacks_nccl(gathering.hosts, gathering.hellos)
+    if transport == "nccl" and lacking:
+        gathering.close()  # all ranks come here: the store stays until the last has heard what it says
+        raise InputError(f"{gathering.who}: transport 'nccl' between hosts cannot be had: {lacking}; give auto or gloo")
+    if gathering.identity.rank != gathering.host.ranks[0]:
+        return None
+    leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
+    if transport == "nccl":
+        assert device is not None
+        return _by_nccl(gathering, leaders, device, timeout_s)
+    # Of two ways the one that has been run is the default.
+    is_news = transport == "auto" and not lacking
+    means = "gloo (transport nccl can be had too; it has never run on a GPU)" if is_news else "gloo"
+    return _by_gloo(gathering, leaders, means, timeout_s)
+
+
+def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
+    """Why the first ranks of `hosts`, by what ranks said of themselves, cannot exchange by NCCL; else nothing."""
+    firsts = [hellos[host.ranks[0]] for host in hosts]
+    for host, hello in zip(hosts, firsts, strict=True):
+        if not hello.card:
+            return f"{host}: {hello.no_card}"
+    versions = sorted({hello.card.partition("/")[0] for hello in firsts})
+    if len(versions) > 1:
+        return f"hosts have different versions of it, {' and '.join(versions)}"
+    for host, hello in zip(hosts, firsts, strict=True):
+        others = [other for other, of in zip(hosts, firsts, strict=True) if of.card == hello.card and other != host]
+        if others:
+            return f"{host} computes on the same GPU as {others[0]}, and NCCL takes one rank on each"
+    return ""
+
+
+def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str, timeout_s: float) -> LeaderCollectives:
+    identity, number = gathering.identity, gathering.host_number
+    addresses = [leader.address for leader in leaders]
+    _announce(gathering, means, _from(identity, addresses[0]))
+
+    def make() -> Library:
+        return gathering.store.gloo(f"{gathering.prefix}/gloo", number, addresses, identity.interfaces, timeout_s)
+
+    advice = "name the interface with GLOO_SOCKET_IFNAME"
+    return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
+
+
+def _by_nccl(
+    gathering: Gathering, leaders: Sequence[Leader], device: torch.device, timeout_s: float
+) -> LeaderCollectives:
+    number = gathering.host_number
+    means = "nccl through each one's GPU, tested on stand-ins for GPUs alone"
+    _announce(gathering, means, "an interface of NCCL's choice or NCCL_SOCKET_IFNAME's (transport gloo is proven)")
+
+    def make() -> Library:
+        return gathering.store.nccl(f"{gathering.prefix}/nccl", number, len(leaders), device, timeout_s)
+
+    advice = "name the interface with NCCL_SOCKET_IFNAME, or give transport gloo"
+    with raised_nccl_errors():
+        return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
+
+
+def connected_by_tcp(
+    gathering: Gathering,
+    addresses: Sequence[str],
+    local: ShmTransport | None,
+    collective: str,
+    key_file: Path | None,
+    timeout_s: float,
+    closing: ExitStack,
+) -> PlannedCollectives:
+    """Our own plans over windows of all ranks, those of this host in `local`, where there is one."""
+    _require_messages(collective)
+    host_size = _host_size(gathering.hosts)
+    if collective == "two-level" and host_size is None:
+        raise InputError(
+            f"{gathering.who}: two-level needs equally many ranks in a row on each host, and they run on "
+            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
+        )
+    tcp = _tcp_transport(gathering, addresses, key_file, local is not None, timeout_s)
+    closing.callback(tcp.close)
+    transport = tcp if local is None else HostsTransport(local, tcp, gathering.host.ranks)
+    world_size = gathering.identity.world_size
+    return PlannedCollectives(transport, _choice(collective, host_size, world_size), host_size)
+
+
+def _tcp_transport(
+    gathering: Gathering, addresses: Sequence[str], key_file: Path | None, is_shared: bool, timeout_s: float
+) -> TcpTransport:
+    """Every rank listens at the address of its host, and nowhere else."""
+    identity = gathering.identity
+    key = _key(gathering, key_file)
+    _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
+    listening = listen(addresses[gathering.host_number])
+    group = Group(identity.rank, identity.world_size)
+    reached = meet(gathering.meeting, group, listening_address(listening), gathering.deadline)
+    job = gathering.tell_and_hear("job", secrets.token_hex(16) if identity.rank == 0 else None, [0])[0]
+    hosts = {rank: host.name for host in gathering.hosts for rank in host.ranks}
+    names = [f"rank {rank} on {hosts[rank]}" for rank in range(identity.world_size)]
+    config = TcpConfig(job, timeout_s)
+    return TcpTransport(group, config, key, listening, reached, names=names, needs_memory=is_shared)
+
+
+def _key(gathering: Gathering, key_file: Path | None) -> Key:
+    """The job's: of the file, or on a single host one that rank 0 makes, and that only this user's ranks are given."""
+    if key_file is not None:
+        return read_key(key_file)
+    if not gathering.is_one_host:
+        raise InputError(
+            f"{gathering.who}: tcp between hosts needs a key that all of them have: name its file by SAMOVAR_KEY_FILE "
+            "or `samovar run --key-file`; rank 0 makes one where there is none, for you to copy to the other hosts"
+        )
+    ranks = range(gathering.identity.world_size)
+    descriptor = gathering.shared_descriptor("key", ranks, make_key_in_memory)
+    try:
+        return read_key(key_path(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def _require_messages(collective: str) -> None:
+    if collective == "direct":
+        raise InputError("collective: direct adds up in memory that all ranks map; over tcp choose another, or auto")
+
+
+def _host_size(hosts: Sequence[Host]) -> int | None:
+    """How many ranks in a row share a host, where that is the same on all but the last, which may have less."""
+    size = len(hosts[0].ranks)
+    ranks = [rank for host in hosts for rank in host.ranks]
+    is_regular = ranks == sorted(ranks) and all(len(host.ranks) == size for host in hosts[:-1])
+    return size if is_regular and len(hosts[-1].ranks) <= size else None
+
+
+def _choice(collective: str, host_size: int | None, world_size: int) -> Callable[[int], str]:
+    """Where hosts have several ranks each, as little as possible goes between them."""
+    if collective != AUTO:
+        return lambda _num_bytes: collective
+    if host_size is not None and host_size > 1:
+        return lambda _num_bytes: "two-level"
+    return cache(lambda num_bytes: choose_between(NOMINAL, world_size, num_bytes))
+
+
+def host_addresses(gathering: Gathering) -> list[str]:
+    """Where each host is reached, for all ranks; its first one finds out.
+
+    Loopback where there is but one host, unless an interface is named.
+    """
+    identity, number = gathering.identity, gathering.host_number
+    numbers = range(len(gathering.hosts))
+    leads = identity.rank == gathering.host.ranks[0]
+    towards = "localhost" if gathering.is_one_host else identity.address
+    first = gathering.tell_and_hear("route", _own_address(identity, towards) if leads else None, numbers)
+    if not leads:
+        return gathering.tell_and_hear("address", None, numbers)
+    # A host whose own name leads to loopback takes the address from which it reaches another host.
+    outside = next((address for address in first if not is_loopback(address)), None)
+    address = _own_address(identity, outside) if is_loopback(first[number]) else first[number]
+    if is_loopback(address) and not gathering.is_one_host:
+        raise InputError(
+            f"{gathering.who}: MASTER_ADDR {identity.address} leads to loopback, but there are "
+            f"{len(gathering.hosts)} hosts; set MASTER_ADDR to an address that all reach"
+        )
+    return gathering.tell_and_hear("address", address, numbers)
+
+
+def _own_address(identity: Identity, towards: str | None) -> str:
+    """That of the interface which the user named, else the one that leads `towards`."""
+    for interface in identity.interfaces:
+        if (address := address_of(interface)) is None:
+            raise InputError(f"GLOO_SOCKET_IFNAME: interface {interface!r} has no IPv4 address here; see `ip address`")
+        return address
+    try:
+        return addresses_towards(towards or "localhost")[0]
+    except OSError as error:
+        raise InputError(f"no route to MASTER_ADDR {towards}: {error}; name an address that all hosts reach") from error
+
+
+def _from(identity: Identity, address: str) -> str:
+    names = ", ".join(filter(None, identity.interfaces or (interface_of(address) or "",)))
+    return f"{address} ({names})" if names else address
+
+
+def _announce(gathering: Gathering, means: str, place: str) -> None:
+    """Once, by rank 0."""
+    if gathering.identity.rank != 0:
+        return
+    where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
+    print(f"samovar: {gathering.identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)

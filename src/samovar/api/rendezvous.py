@@ -1,0 +1,215 @@
+"""Who is there: ranks meet in a store, find out which share a host, and get that host's shared memory."""
+
+import atexit
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.group import Host
+from samovar.launch.identity import Identity, launcher_process
+from samovar.transports.join import SegmentOffer, ask_port, join_segment, offer_port
+from samovar.transports.meeting import listen_at
+from samovar.transports.shm import create_segment
+from samovar.transports.torch_dist import JobStore, nccl_card, open_store
+
+_LOOPBACK = "127.0.0.1"
+# Those under which ranks of one host, if there is no other, meet as if each had a host of its own.
+_BETWEEN_HOSTS = ("gloo", "nccl", "tcp")
+_gatherings = count()
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """What a rank tells about itself. Ranks with the same `host` share memory and loopback.
+
+    `card` is what NCCL would use there, as VERSION/GPU; where it is empty, `no_card` says why.
+    """
+
+    world_size: int
+    collective: str
+    transport: str
+    host: str
+    name: str
+    cores: tuple[int, ...]
+    card: str
+    no_card: str
+
+    @classmethod
+    def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
+        # Abstract sockets, over which a segment is handed on, belong to a network namespace.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/net").stat().st_ino
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        name, size = socket.gethostname(), identity.world_size
+        return cls(size, collective, transport, f"{boot}/{namespace}", name, cores, *nccl_card(device))
+
+    def to_json(self) -> str:
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
+
+    @classmethod
+    def from_json(cls, text: str, who: str) -> "RankHello":
+        """What `to_json` gave; InputError where it is something else."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            return cls(**(values | {"cores": tuple(values["cores"])}))
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(f"{who} says {text[:80]!r}; do all ranks run the same version of Samovar?") from error
+
+
+class Gathering:
+    """All ranks of a job, which are there when this is made; `close` leaves them.
+
+    Raises InputError where they do not fit together, DeadlineExceeded where some do not come, naming them.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        collective: str,
+        transport: str,
+        device: torch.device | None,
+        timeout_s: float,
+        deadline: Deadline,
+    ) -> None:
+        self.identity = identity
+        self.deadline = deadline
+        self._timeout_s = timeout_s
+        self.who = f"rank {identity.rank} of {identity.world_size} on {socket.gethostname()}"
+        self.prefix = f"samovar/{identity.attempt}/{next(_gatherings)}"
+        with ExitStack() as until_met:
+            stores = _open_stores()
+            if identity not in stores:
+                stores[identity] = _opened(identity, self.who, deadline, until_met)
+            self.store = stores[identity]
+            self.meeting = self.store.meeting(self.prefix, self.who)
+            self.hellos = self._greet(RankHello.own(identity, collective, transport, device))
+        self.hosts = hosts_of(self.hellos)
+        self.is_one_host = len(self.hosts) == 1
+        if self.is_one_host and transport in _BETWEEN_HOSTS:
+            self.hosts = tuple(Host(hello.name, (rank,)) for rank, hello in enumerate(self.hellos))
+        self.host_number = next(n for n, host in enumerate(self.hosts) if identity.rank in host.ranks)
+
+    @property
+    def host(self) -> Host:
+        return self.hosts[self.host_number]
+
+    def segment(self) -> int:
+        """The descriptor of this host's shared memory, which its first rank makes for all."""
+        ranks = self.host.ranks
+        return self.shared_descriptor("segment", ranks, lambda: create_segment(len(ranks)))
+
+    def shared_descriptor(self, kind: str, ranks: Sequence[int], make: Callable[[], int]) -> int:
+        """What the first of these ranks of one real host makes, and hands to the others, as a descriptor of each."""
+        first, *others = ranks
+        if self.identity.rank != first:
+            address = self.tell_and_hear(kind, None, [first], [first])[0]
+            descriptor, _ = join_segment(address, self.deadline)
+            self.meeting.tell(f"took {kind}/{self.identity.rank}", "", self.deadline)
+            return descriptor
+        descriptor = make()
+        with SegmentOffer(descriptor, len(ranks)) as offer:
+            self.meeting.tell(f"{kind}/{first}", offer.address, self.deadline)
+            self.tell_and_hear(f"took {kind}", None, others, others)
+        return descriptor
+
+    def tell_and_hear(
+        self, kind: str, own: str | None, numbers: Iterable[int], ranks: Sequence[int] | None = None
+    ) -> list[str]:
+        """Tell `own` (where it is not None) under this host's number, hear what was told under `numbers`.
+
+        Errors name those of `ranks` (as many as numbers; None: the first ranks of these hosts) that told nothing.
+        """
+        numbers = list(numbers)
+        tellers = ranks if ranks is not None else [self.hosts[number].ranks[0] for number in numbers]
+        if own is not None:
+            self.meeting.tell(f"{kind}/{self.host_number}", own, self.deadline)
+        self._await(kind, dict(zip(numbers, tellers, strict=True)))
+        return [self.meeting.value(f"{kind}/{number}", self.deadline) for number in numbers]
+
+    def close(self) -> None:
+        """Say that this rank is ready; whoever serves the store stays until all are."""
+        self.meeting.tell(f"ready/{self.identity.rank}", "", self.deadline)
+        if self.identity.rank == 0 and not self.identity.agent_store:
+            self._await("ready", {rank: rank for rank in range(self.identity.world_size)})
+
+    def _greet(self, own: RankHello) -> list[RankHello]:
+        """What every rank tells, in rank order."""
+        if not self.meeting.claim(f"claim/{self.identity.rank}", self.deadline):
+            raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
+        self.meeting.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
+        self._await("rank", {rank: rank for rank in range(own.world_size)})
+        texts = [self.meeting.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
+        hellos = [RankHello.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)]
+        for what in ("world_size", "collective", "transport"):
+            self._require_equal(what, [getattr(hello, what) for hello in hellos])
+        return hellos
+
+    def _await(self, kind: str, ranks: dict[int, int]) -> None:
+        """Wait until all of the numbers in `ranks` were told; else name the ranks behind those that were not."""
+        missing = self.meeting.missing([f"{kind}/{number}" for number in ranks], self.deadline)
+        if not missing:
+            return
+        absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]
+        names = ", ".join(map(str, absent))
+        did = "did not come" if kind == "rank" else f"came, but did not get on ({kind})"
+        raise DeadlineExceeded(
+            f"{self.who}: rank{'s' if len(absent) > 1 else ''} {names} {did} within {self._timeout_s:.1f} s; were all "
+            "ranks started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE? See their logs"
+        )
+
+    def _require_equal(self, what: str, values: Sequence[object]) -> None:
+        own = values[self.identity.rank]
+        for rank, value in enumerate(values):
+            if value != own:
+                raise InputError(
+                    f"{self.who}: {what} is {own!r} here and {value!r} on rank {rank}; give all ranks the same"
+                )
+
+
+def hosts_of(hellos: Sequence[RankHello]) -> tuple[Host, ...]:
+    """In the order of their first ranks."""
+    ranks: dict[str, list[int]] = {}
+    for rank, hello in enumerate(hellos):
+        ranks.setdefault(hello.host, []).append(rank)
+    return tuple(Host(hellos[numbers[0]].name, tuple(numbers)) for numbers in ranks.values())
+
+
+@cache
+def _open_stores() -> dict[Identity, JobStore]:
+    """The store of this process's job, opened once: a process may join several times."""
+    stores: dict[Identity, JobStore] = {}
+    atexit.register(stores.clear)
+    return stores
+
+
+def _opened(identity: Identity, who: str, deadline: Deadline, until_met: ExitStack) -> JobStore:
+    open_at = partial(open_store, who=who, deadline=deadline)
+    serves = identity.rank == 0 and not identity.agent_store
+    if identity.address is not None and identity.port is not None:
+        return open_at(identity.address, identity.port, serves=serves, listen_descriptor=identity.listen_descriptor)
+    job = identity.job or launcher_process()
+    if serves:
+        listener = listen_at(_LOOPBACK, 0)
+        assert listener is not None, "any free port"
+        port = listener.getsockname()[1]
+        until_met.callback(offer_port(job, port).close)
+        return open_at(_LOOPBACK, port, serves=True, listen_descriptor=listener.detach())
+    waiting_s = deadline.remaining_s()
+    found = ask_port(job, deadline)
+    if found is None:
+        raise DeadlineExceeded(
+            f"{who}: rank 0 did not offer its port on this host within {waiting_s:.1f} s; was it started here? "
+            "For several hosts set MASTER_ADDR and MASTER_PORT"
+        )
+    return open_at(_LOOPBACK, found, serves=False, listen_descriptor=None)

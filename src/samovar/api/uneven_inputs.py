@@ -1,0 +1,158 @@
+"""Before ranks exchange anything, each tells the others where it is, and whether it still has data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.collectives.engine import Collectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import ReplicasDiffer
+
+_NUM_FIELDS = 5  # active, replica, event, step, detail
+
+Rows = npt.NDArray[np.float64]
+
+
+class Event(IntEnum):
+    """What a rank is about to do together with the others; the value stands in the records."""
+
+    BACKWARD = 0
+    STEP = 1
+    EVALUATING = 2
+    SHARD = 3
+    DATA_END = 4
+    LEVEL = 5
+
+
+_NAMES = {
+    Event.BACKWARD: "backward()",
+    Event.STEP: "step()",
+    Event.EVALUATING: "evaluating()",
+    Event.SHARD: "the start of shard()",
+    Event.DATA_END: "the end of its data",
+    Event.LEVEL: "the end of everybody's data",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`detail` is a number that all active ranks must agree on."""
+
+    replica: int
+    event: Event
+    step: int
+    detail: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{_NAMES[self.event]} of replica {self.replica}, step {self.step}"
+
+
+class Leaving(Enum):
+    """What a rank without data does where nobody is active: wait for ranks in inner loops, or leave its loop."""
+
+    NOT_YET = auto()
+    SOME = auto()
+    ALL = auto()
+
+
+class UnevenInputs:
+    """One group's roll calls, one after the other, for all replicas of the process.
+
+    An active rank announces a call as early as it can and asks for the answers where the exchange begins. A rank
+    whose data ended answers every call of the others until nobody is active.
+
+    Cost per call: P-1 messages of 40 bytes per rank, awaited only where the answers are asked for.
+    """
+
+    def __init__(self, collectives: Collectives, first_rank: int = 0) -> None:
+        self.last_active: tuple[int, ...] = (0,)  # who took part in the last call that was answered
+        self._group = collectives.group
+        self._first_rank = first_rank
+        self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
+        self._pending: Call | None = None
+        self._known: dict[Call, int] = {}
+
+    def announce(self, call: Call, deadline: Callable[[], Deadline]) -> None:
+        """Tell the others; waits only where the call before this one was not yet asked for."""
+        if self._records is None:
+            return
+        if self._pending is not None:
+            self._known[self._pending] = self._collect(self._pending, deadline())
+        self._records.post([1.0, call.replica, call.event, call.step, call.detail])
+        self._pending = call
+
+    def num_active(self, call: Call, deadline: Callable[[], Deadline]) -> int:
+        """How many ranks take part in the announced call with data of their own.
+
+        Waits for every rank. Raises ReplicasDiffer where another active rank is elsewhere, DeadlineExceeded.
+        """
+        if self._records is None:
+            return 1
+        if call in self._known:
+            return self._known.pop(call)
+        assert self._pending == call, f"{call} was not announced, {self._pending} was"
+        return self._collect(call, deadline())
+
+    def answer(self, depth: int, deadline: Callable[[], Deadline]) -> "Call | Leaving":
+        """The next call of the active ranks, for a rank whose data ended; or how to go on where nobody is active.
+
+        `depth` is how many loops over data this rank is in: a rank in an inner loop leaves it before those whose
+        outer loop has ended.
+        """
+        rows = self.gather(Call(0, Event.DATA_END, depth), deadline)
+        active = _active(rows)
+        if active:
+            self.last_active = active
+            call = _call(rows[active[0]])
+            self._require_agreement(call, rows)
+            return call
+        if depth < rows[:, 3].max():
+            return Leaving.NOT_YET
+        return Leaving.ALL if depth == rows[:, 3].min() else Leaving.SOME
+
+    def gather(self, call: Call, deadline: Callable[[], Deadline]) -> Rows:
+        """What every rank posts for a call of ranks without data, shape (P, 5)."""
+        row = [0.0, call.replica, call.event, call.step, call.detail]
+        if self._records is None:
+            return np.array([row])
+        if self._pending is not None:  # announced, but the loop ended before its exchange
+            self._known[self._pending] = self._collect(self._pending, deadline())
+        self._records.post(row)
+        return self._records.collect(deadline())
+
+    def _collect(self, call: Call, deadline: Deadline) -> int:
+        assert self._records is not None
+        self._pending = None
+        rows = self._records.collect(deadline)
+        self._require_agreement(call, rows)
+        self.last_active = _active(rows)
+        return len(self.last_active)
+
+    def _require_agreement(self, call: Call, rows: Rows) -> None:
+        calls = {rank: _call(row) for rank, row in enumerate(rows, self._first_rank) if row[0] > 0}
+        own_rank = self._first_rank + self._group.rank
+        if all(other == call for other in calls.values()):
+            return
+        if len({(other.replica, other.event, other.step) for other in calls.values()}) == 1:
+            first = min(calls)
+            differing = [rank for rank, other in calls.items() if other != calls[first]]
+            raise ReplicasDiffer(
+                f"rank {own_rank}: the order of samples on ranks {differing} differs from that of rank "
+                f"{first}; a sampler with a generator of its own must be seeded alike on all ranks"
+            )
+        places = "; ".join(f"rank {rank} is at {other}" for rank, other in calls.items())
+        raise ReplicasDiffer(
+            f"rank {own_rank}: ranks are at different places: {places}; all ranks must make the same calls in "
+            "the same order, and leave loops over shard() at the same step or by their end"
+        )
+
+
+def _active(rows: Rows) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(rows[:, 0] > 0).tolist())
+
+
+def _call(row: npt.NDArray[np.float64]) -> Call:
+    return Call(int(row[1]), Event(int(row[2])), int(row[3]), float(row[4]))

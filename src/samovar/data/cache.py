@@ -1,0 +1,238 @@
+"""A data set in the memory of all ranks: each reads and decodes its part once, and any rank gets any record.
+
+Records go round the ranks in runs of RUN_RECORDS: the first run lies with rank 0, the next with rank 1. They are
+loaded in rounds, each with a window of its own, so that beside what is held no rank ever needs more than a round.
+
+References: the in-memory data layer of Kuehn, Keuper, Pfreundt, CaffeGPI, 2017 (arXiv 1706.00095), which keeps whole
+batches of a fixed order; here any sample of any order is one read.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.collectives.records import RecordExchange
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
+from samovar.data.dataset import ImageDataset, Images, Labels
+from samovar.transports.base import Transport, Window
+
+Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+RUN_RECORDS = 64
+ROUND_BYTES = 64 << 20
+_OFFSET, _SIZE, _NUM_OWN_COLUMNS = 0, 1, 2
+_COLUMN_BYTES = 8
+
+
+class Loaded(Protocol):
+    """Records before they are held; record i is some bytes, and `num_columns` numbers that say what they are."""
+
+    num_columns: int
+    record_bytes: int
+    """Bytes of a record: of each, or of the first where they differ."""
+
+    def __len__(self) -> int: ...
+
+    def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
+        """Bytes (size,) of each of the n records, and numbers (n, num_columns); InputError for a damaged record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What ranks hold records by. `told(rounds done, rounds in all)` is called as they come."""
+
+    transport: Transport
+    deadline: Callable[[], Deadline]
+    """For each wait: a round of the slowest rank lies between two."""
+    told: Callable[[int, int], None] = lambda _done, _total: None
+
+
+def held_bytes(records: Loaded) -> int:
+    """What all ranks together will hold of `records`, as far as the first record tells."""
+    return len(records) * records.record_bytes
+
+
+class HeldRecords:
+    """Records 0 .. len - 1 in windows of all ranks, which must make this together, of the same records.
+
+    Cost: each rank loads its share once; 8 * (2 + num_columns) bytes a record on every rank say where it lies.
+    `held_bytes` counts what this rank holds, `fetched_bytes` what it has read from others since. `read` may be called
+    from one thread beside others that use other windows.
+    Raises: InputError for a damaged record, or where memory is short; DeadlineExceeded.
+    """
+
+    def __init__(self, records: Loaded, holding: Holding) -> None:
+        self._group = holding.transport.group
+        self._num_records = len(records)
+        self._windows: list[Window] = []
+        self.held_bytes = 0
+        self.fetched_bytes = 0
+        self._round_records = max(1, ROUND_BYTES // max(1, records.record_bytes))
+        exchange = RecordExchange(holding.transport, 1)
+        table = self._load(records, holding, exchange)
+        self._table = self._tables_of_all(table, holding, exchange)
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def columns(self, indices: Int64s) -> Int64s:
+        """The numbers of records, (n, num_columns)."""
+        columns: Int64s = self._table[indices, _NUM_OWN_COLUMNS:]
+        return columns
+
+    def read(self, indices: Int64s) -> tuple[Bytes, Int64s]:
+        """The records' bytes one behind the other, and where each ends, (n,).
+
+        Cost: one `get` for each run of records that lie one behind the other.
+        """
+        offsets, sizes = self._table[indices, _OFFSET], self._table[indices, _SIZE]
+        ends = np.cumsum(sizes)
+        content = np.empty(int(sizes.sum()), np.uint8)
+        owners, places = own_places(indices, self._group.world_size)
+        rounds = places // self._round_records
+        for first, stop in _runs(owners, rounds, offsets, sizes):
+            part = content[ends[first] - sizes[first] : ends[stop - 1]]
+            self._get(int(owners[first]), int(rounds[first]), int(offsets[first]), part)
+        return content, ends
+
+    def _get(self, owner: int, number: int, offset: int, part: Bytes) -> None:
+        if len(part) == 0:
+            return
+        self._windows[number].get(owner, offset, part)
+        if owner != self._group.rank:
+            self.fetched_bytes += len(part)
+
+    def _load(self, records: Loaded, holding: Holding, exchange: RecordExchange) -> Int64s:
+        """Put the own records into windows; a row for each of them."""
+        own = own_records(self._num_records, self._group)
+        most = len(own_records(self._num_records, Group(0, self._group.world_size)))
+        num_rounds = -(-most // self._round_records)
+        table = np.empty((most, _NUM_OWN_COLUMNS + records.num_columns), np.int64)
+        for number in range(num_rounds):
+            part = slice(number * self._round_records, (number + 1) * self._round_records)
+            contents = self._load_round(records, own[part], table[part])
+            exchange.post([sum(map(len, contents))])
+            largest = int(exchange.collect(holding.deadline()).max())
+            window = holding.transport.open_window(f"data {number}", largest, 0)
+            for content, offset in zip(contents, table[part, _OFFSET], strict=False):
+                window.put(self._group.rank, int(offset), content)
+            self._windows.append(window)
+            holding.told(number + 1, num_rounds)
+        return table
+
+    def _load_round(self, records: Loaded, indices: Int64s, table: Int64s) -> list[Bytes]:
+        contents: list[Bytes] = []
+        for start in range(0, len(indices), RUN_RECORDS):
+            loaded, columns = records.load(indices[start : start + RUN_RECORDS])
+            table[start : start + len(loaded), _NUM_OWN_COLUMNS:] = columns
+            contents += loaded
+        sizes = np.array([len(content) for content in contents], np.int64)
+        table[: len(sizes), _SIZE] = sizes
+        table[: len(sizes), _OFFSET] = np.cumsum(sizes) - sizes
+        self.held_bytes += int(sizes.sum())
+        return contents
+
+    def _tables_of_all(self, table: Int64s, holding: Holding, exchange: RecordExchange) -> Int64s:
+        """Every record's row. Behind the wait for all rows lie all records too."""
+        window = holding.transport.open_window("data records", table.nbytes, 0)
+        if table.size:
+            window.put(self._group.rank, 0, table)
+        exchange.post([0.0])
+        exchange.collect(holding.deadline())
+        rows = np.empty((self._num_records, table.shape[1]), np.int64)
+        for owner in range(self._group.world_size):
+            indices = own_records(self._num_records, Group(owner, self._group.world_size))
+            found = np.empty((len(indices), table.shape[1]), np.int64)
+            if found.size:
+                window.get(owner, 0, found)
+            rows[indices] = found
+        return rows
+
+
+def _runs(owners: Int64s, rounds: Int64s, offsets: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
+    """[first, stop) of records that lie one behind the other in the memory of one rank."""
+    follows = (np.diff(owners) == 0) & (np.diff(rounds) == 0) & (offsets[1:] == offsets[:-1] + sizes[:-1])
+    breaks = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(owners)]
+    return ((first, stop) for first, stop in itertools.pairwise(breaks) if first < stop)
+
+
+def own_records(num_records: int, group: Group) -> Int64s:
+    """The records that lie with a rank, in their order."""
+    indices = np.arange(num_records, dtype=np.int64)
+    own: Int64s = indices[indices // RUN_RECORDS % group.world_size == group.rank]
+    return own
+
+
+def own_places(indices: Int64s, world_size: int) -> tuple[Int64s, Int64s]:
+    """The rank that each record lies with, and its place among that rank's records."""
+    runs, places = np.divmod(indices, RUN_RECORDS)
+    turns, owners = np.divmod(runs, world_size)
+    return owners, turns * RUN_RECORDS + places
+
+
+_LABEL, _HEIGHT, _WIDTH, _VALUE_BYTES = range(4)
+_TYPES = {1: np.uint8, 4: np.float32}
+
+
+class LoadedImages:
+    """Images of `dataset` as bytes; of any height and width where `any_size`, else all of its `sample_shape`."""
+
+    num_columns = 4
+
+    def __init__(self, dataset: ImageDataset, any_size: bool) -> None:
+        self._dataset = dataset
+        self._any_size = any_size
+        [first], _ = dataset.read_each(np.zeros(1, np.int64))
+        self.record_bytes = first.nbytes
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
+        """See `samovar.data.cache.Loaded`."""
+        images, labels = (self._dataset.read_each if self._any_size else self._dataset.read)(indices)
+        contents = [np.ascontiguousarray(image).reshape(-1).view(np.uint8) for image in images]
+        shapes = [(image.shape[1], image.shape[2], image.itemsize) for image in images]
+        return contents, np.column_stack([labels, np.array(shapes, np.int64)])
+
+
+class HeldImages:
+    """See `samovar.data.dataset.ImageDataset`: the same images as before, from memory."""
+
+    def __init__(self, sample_shape: tuple[int, int, int], images: LoadedImages, holding: Holding) -> None:
+        self.sample_shape = sample_shape
+        self.records = HeldRecords(images, holding)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def read(self, indices: npt.NDArray[np.int64]) -> tuple[Images, Labels]:
+        columns = self.records.columns(indices)
+        kinds = np.unique(columns[:, _VALUE_BYTES])
+        if len(kinds) > 1:
+            images, labels = self.read_each(indices)
+            return np.stack(images), labels
+        content, _ = self.records.read(indices)
+        values = content.view(_TYPES[int(kinds[0])] if len(kinds) else np.uint8)
+        return values.reshape(-1, *self.sample_shape), np.ascontiguousarray(columns[:, _LABEL])
+
+    def read_each(self, indices: npt.NDArray[np.int64]) -> tuple[list[Images], Labels]:
+        columns = self.records.columns(indices)
+        content, ends = self.records.read(indices)
+        images = [
+            part.view(_TYPES[value_bytes]).reshape(-1, height, width)
+            for part, (_, height, width, value_bytes) in zip(
+                np.split(content, ends[:-1]) if len(ends) else [], columns.tolist(), strict=True
+            )
+        ]
+        return images, np.ascontiguousarray(columns[:, _LABEL])
+
+    def close(self) -> None:
+        """The windows go with the run."""

@@ -1,0 +1,234 @@
+"""What workers that wait for nobody see of each other: numbers on a board, written by each, read by all."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from samovar.box.board import MemberProgress
+from samovar.core.clock import Deadline, polled
+from samovar.core.errors import DeadlineExceeded
+from samovar.core.layout import all_finite
+from samovar.membership.members import Members, first_left
+from samovar.transports.base import Region, Transport
+
+STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
+_POLL_S, _END_POLL_S = 0.002, 0.02
+# A worker's row: numbers that it alone writes, then its staleness.
+_IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
+# Samples, updates, seconds lost to others, refused updates: over all its lives, as staleness is.
+_COUNTS = slice(8, 12)
+_FIRST_STALENESS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """How far a worker is. `loss` is that of its last step; nan before.
+
+    `staleness[k]`: how many of its updates found k updates of others that it had not seen. `lock_wait_s` is lost to
+    others at the center; `num_refused` of its updates would not have been finite. `distance` is ||x - c|| / ||c||,
+    measured now and then. `is_gone`: it died for good.
+    """
+
+    steps_done: int
+    num_samples: int = 0
+    samples_per_second: float = 0.0
+    loss: float = float("nan")
+    num_updates: int = 0
+    num_refused: int = 0
+    staleness: tuple[int, ...] = (0,) * STALENESS_BINS
+    lock_wait_s: float = 0.0
+    distance: float = float("nan")
+    is_finished: bool = False
+    is_gone: bool = False
+
+
+class ProgressTable:
+    """The workers of one launch as worker `rank` of them sees them; `members` are all who train at their center.
+
+    `is_gone(rank)` tells what the launcher knows of the others. Each worker has a row of numbers in a window of
+    `transport`: whether it is ready, how far it is, and `num_statistics` values that its layers count (BatchNorm). All
+    of it may be read at any time; nobody waits for it. This life of the worker begins at `first_step`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        members: Members,
+        is_gone: Callable[[int], bool],
+        first_step: int,
+        num_statistics: int,
+    ) -> None:
+        self.rank, self.world_size = transport.group.rank, transport.group.world_size
+        self._members, self._is_gone, self._first_step = members, is_gone, first_step
+        num_words = _FIRST_STALENESS + STALENESS_BINS
+        self._window = transport.open_window("workers", 8 * num_words + 4 * num_statistics, 0)
+        self._row = Region.of(self._window, 0, num_words, np.float64).array
+        self.own_statistics = Region.of(self._window, 8 * num_words, num_statistics, np.float32).array
+        self._statistics_offset = 8 * num_words
+        self._earlier = self._row.copy()
+        self.has_shown = bool(self._earlier[_IS_READY])  # in an earlier life, what its layers count too
+        self._row[[_IS_FINISHED, _HAS_TOLD]] = 0.0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
+        return self.rank == first_left(self.world_size, self._is_gone, self.rank)
+
+    def is_alone(self, group_size: int) -> bool:
+        """Whether all others of the launch are gone, but those of the own group."""
+        own = self.rank // group_size
+        return all(rank // group_size == own or self._is_gone(rank) for rank in range(self.world_size))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this launch tests and saves during the run, for all."""
+        return self._members.leads
+
+    @property
+    def num_members(self) -> int:
+        """So many share the center now."""
+        return self._members.num_living
+
+    def earlier_steps(self, group_size: int = 1) -> int:
+        """The steps that an earlier life of this worker did; where there was none, those that this one starts from.
+
+        Workers of a group of `group_size` start from one step, the most that any of them did.
+        """
+        first = self.rank // group_size * group_size
+        earlier = (self._words(rank)[_STEPS] for rank in range(first, first + group_size) if rank != self.rank)
+        return max(int(self._earlier[_STEPS]), self._first_step, *map(int, earlier))
+
+    def begin(self) -> float:
+        """The moment when the first worker of the launch began to train; now, where none has. On this host's clock."""
+        begun_s = [words[_BEGUN_S] for words in map(self._words, range(self.world_size)) if words[_BEGUN_S] > 0]
+        if self._row[_BEGUN_S] == 0:
+            self._row[_BEGUN_S] = time.monotonic()
+            begun_s.append(self._row[_BEGUN_S])
+        return float(min(begun_s))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any worker of the launch has begun to train."""
+        return any(self._words(rank)[_BEGUN_S] > 0 for rank in range(self.world_size))
+
+    def is_ready(self) -> None:
+        """This worker can begin; as far as the others see, it may have before."""
+        self._row[_IS_READY] = 1.0
+
+    def wait_for_all(self, deadline: Deadline) -> None:
+        """Return when every worker that is not gone is ready. Raises DeadlineExceeded, naming those that are not."""
+        self._wait(lambda rank: bool(self._words(rank)[_IS_READY]), deadline, "is not ready to train")
+
+    def wait_for_ends(self, deadline: Deadline, *, with_others: bool) -> str:
+        """Return when every worker that is not gone has finished, `with_others`: of other launches, too, that end now.
+
+        Raises DeadlineExceeded, naming those of this launch that have not; who is missing of the others is returned.
+        """
+        self._wait(lambda rank: bool(self._words(rank)[_IS_FINISHED]), deadline, "does not finish")
+        return self._members.wait_for_others(deadline) if with_others else ""
+
+    def has_told(self) -> None:
+        """This worker has told, for its launch, what the run came to."""
+        self._row[_HAS_TOLD] = 1.0
+
+    def wait_until_told(self, deadline: Deadline) -> bool:
+        """Whether another worker tells what the run came to; False where those before this one are gone."""
+        is_over = polled(lambda: self.is_first or self._is_told, deadline, _END_POLL_S)
+        return not is_over or self._is_told
+
+    @property
+    def _is_told(self) -> bool:
+        return any(self._words(rank)[_HAS_TOLD] for rank in range(self.world_size))
+
+    def show(self, state: WorkerState, distance: float | None = None) -> None:
+        """Tell the others how far this worker is; counts are those of this process."""
+        row, earlier, bins = self._row.copy(), self._earlier, np.arange(STALENESS_BINS)
+        if distance is not None:
+            row[_DISTANCE] = distance
+        row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
+        row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s, state.num_refused)
+        row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
+        self._row[_STEPS:] = row[_STEPS:]  # in one go: who is killed has told all of a step, or nothing of it
+        samples, updates, lock_wait_s, _num_refused = row[_COUNTS].tolist()
+        progress = MemberProgress(
+            steps=state.steps_done,
+            samples=int(samples),
+            samples_per_s=state.samples_per_second,
+            loss=state.loss,
+            staleness_mean=float(bins @ staleness / max(1.0, staleness.sum())),
+            staleness_max=int(bins[staleness > 0].max(initial=0)),
+            updates=int(updates),
+            lock_wait_s=lock_wait_s,
+            finished=state.is_finished,
+        )
+        self._members.post(progress)
+        self._row[_IS_FINISHED] = state.is_finished
+
+    def states(self) -> tuple[WorkerState, ...]:
+        """Every worker's, by rank; one that has not begun stands where the run starts."""
+        return tuple(self._state(rank) for rank in range(self.world_size))
+
+    def run_steps(self) -> int:
+        """The steps of the run as a whole, by the stop rule."""
+        return self._members.run_steps()
+
+    def mean_statistics(self) -> npt.NDArray[np.float32]:
+        """The mean of what the layers of all workers that have begun count, float32 (num_statistics,).
+
+        One whose counts are not finite is left out.
+        """
+        total = np.zeros(len(self.own_statistics), np.float32)
+        own, count = np.empty_like(total), 0
+        for rank in range(self.world_size):
+            if not self._words(rank)[_IS_READY]:
+                continue
+            self._window.get(rank, self._statistics_offset, own)
+            if all_finite(own):
+                total += own
+                count += 1
+        return total / np.float32(max(1, count))
+
+    def _state(self, rank: int) -> WorkerState:
+        words = self._words(rank)
+        samples, updates, lock_wait_s, refused = words[_COUNTS].tolist()
+        has_begun = bool(words[_BEGUN_S])
+        return WorkerState(
+            steps_done=max(int(words[_STEPS]), self._first_step),
+            num_samples=int(samples),
+            samples_per_second=float(words[_SPEED]),
+            loss=float(words[_LOSS]) if has_begun else float("nan"),
+            num_updates=int(updates),
+            num_refused=int(refused),
+            staleness=tuple(int(count) for count in words[_FIRST_STALENESS:]),
+            lock_wait_s=lock_wait_s,
+            distance=float(words[_DISTANCE]) if samples else float("nan"),
+            is_finished=bool(words[_IS_FINISHED]),
+            is_gone=self._is_gone(rank),
+        )
+
+    def _words(self, rank: int) -> npt.NDArray[np.float64]:
+        words = np.empty_like(self._row)
+        self._window.get(rank, 0, words)
+        return words
+
+    def _wait(self, condition: Callable[[int], bool], deadline: Deadline, what: str) -> None:
+        """A poll: this happens once at either end of a run."""
+        waiting_s = deadline.remaining_s()
+        while missing := [rank for rank in range(self.world_size) if not (self._is_gone(rank) or condition(rank))]:
+            if deadline.passed():
+                raise DeadlineExceeded(
+                    f"rank {', '.join(map(str, missing))} {what} within {waiting_s:.0f} s; is it stopped or much "
+                    "slower? See its log, or raise --timeout"
+                )
+            time.sleep(_POLL_S)
+
+
+def binned(histogram: Mapping[int, int]) -> tuple[int, ...]:
+    """Counts by staleness in `STALENESS_BINS` bins."""
+    counts = [0] * STALENESS_BINS
+    for staleness, count in histogram.items():
+        counts[min(staleness, STALENESS_BINS - 1)] += count
+    return tuple(counts)

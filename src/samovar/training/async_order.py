@@ -1,0 +1,119 @@
+"""--record and --replay: what a rank does with the order in which the center takes updates."""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Protocol
+
+from samovar.box.base import Center
+from samovar.box.mapped import MappedCenter
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.report.run_folder import RunFolder
+from samovar.training.context import RankContext
+from samovar.training.course import LiveRates, RateSchedule, SteeredUpdates
+from samovar.training.order_log import LogHead, OrderWriter, read_order
+from samovar.training.recorded import RecordedUpdates, RecordingCenter
+from samovar.training.replayed import ReplayedCenter, ReplayedRates, Turns
+from samovar.training.step import Updates
+
+
+class Order(Protocol):
+    """How a worker goes to its center."""
+
+    def seen(self, center: MappedCenter) -> Center:
+        """The center as the worker is to use it; called once, on every rank."""
+        ...
+
+    def course(self, live: LiveRates) -> RateSchedule: ...
+    def updates(self, solver: Updates) -> SteeredUpdates: ...
+
+    def end(self) -> None:
+        """The worker's last update is in the center."""
+        ...
+
+
+class LiveOrder:
+    """As it comes."""
+
+    def seen(self, center: MappedCenter) -> Center:
+        return center
+
+    def course(self, live: LiveRates) -> RateSchedule:
+        return live
+
+    def updates(self, solver: Updates) -> SteeredUpdates:
+        return SteeredUpdates(solver)
+
+    def end(self) -> None:
+        """Nothing was written down."""
+
+
+class RecordedOrder(LiveOrder):
+    """As it comes, and written down in the run folder; `stack` closes the file."""
+
+    def __init__(self, context: RankContext, stack: contextlib.ExitStack) -> None:
+        self._folder = RunFolder(context.config.out)
+        self._group = context.transport.group
+        self._stack = stack
+        self._log: OrderWriter | None = None
+
+    def seen(self, center: MappedCenter) -> Center:
+        rank, path = self._group.rank, self._folder.order(self._group.rank)
+        head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
+        with _disk(path):
+            self._log = self._stack.enter_context(OrderWriter(path, head))
+        return RecordingCenter(center, self._log)
+
+    def updates(self, solver: Updates) -> SteeredUpdates:
+        assert self._log is not None, "seen comes first"
+        return RecordedUpdates(solver, self._log)
+
+    def end(self) -> None:
+        assert self._log is not None, "seen comes first"
+        with _disk(self._folder.order(self._group.rank)):
+            self._log.end()
+            self._log.close()
+
+
+class ReplayedOrder(LiveOrder):
+    """As it was in the run that --replay names."""
+
+    def __init__(self, context: RankContext) -> None:
+        assert context.config.replay is not None
+        self._context = context
+        folder, group = RunFolder(context.config.replay), context.transport.group
+        self._logs = [read_order(folder.order(rank)) for rank in range(group.world_size)]
+
+    def seen(self, center: MappedCenter) -> Center:
+        transport = self._context.transport
+        for rank, log in enumerate(self._logs):
+            head = LogHead(rank, transport.group.world_size, center.num_elements, center.chunk_elements)
+            if log.head != head:
+                raise InputError(
+                    f"--replay {self._context.config.replay}: recorded as {log.head}, this run is {head}; "
+                    "give the recorded run's net and --workers"
+                )
+        window = transport.open_window("turns", 8 * center.num_chunks, 0)
+        deadline = partial(Deadline.after, self._context.config.timeout_s)
+        return ReplayedCenter(center, Turns(self._logs, transport.group.rank, window), deadline)
+
+    def course(self, _live: LiveRates) -> RateSchedule:
+        return ReplayedRates(self._logs[self._context.transport.group.rank].rate_steps)
+
+
+def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:
+    """What the configuration asks for. Raises InputError where a record cannot be used."""
+    if context.config.replay is not None:
+        return ReplayedOrder(context)
+    return RecordedOrder(context, stack) if context.config.record else LiveOrder()
+
+
+@contextlib.contextmanager
+def _disk(path: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}; make room there, or train without --record"
+        ) from error

@@ -1,0 +1,237 @@
+"""`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import samovar
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
+from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.transports.shm import ShmTransport, create_segment
+
+ADDING_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")  # their workers' optimizers have no momentum
+
+
+@pytest.fixture
+def team() -> Iterator[ProcessGroup]:
+    segment = create_segment(1)
+    transport = ShmTransport(segment, Group(0, 1), oversubscribed=False)
+    yield ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 5.0)
+    transport.close()
+    os.close(segment)
+
+
+def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+
+
+def data(steps: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return (torch.randn(5, 3, generator=generator) for _ in range(steps))
+
+
+def replica_of(
+    team: ProcessGroup, model: nn.Module, optimizer: torch.optim.Optimizer, strategy: str = "sync"
+) -> Replica:
+    return Replica(model, optimizer, team, StrategyConfig(name=strategy), 5.0)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd"])
+def test_one_process_trains_as_plain_torch(team: ProcessGroup, strategy: str) -> None:
+    torch.manual_seed(1)
+    model, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    plain.load_state_dict(model.state_dict())
+    optimizer, other = sgd(model), sgd(plain)
+    replica = replica_of(team, model, optimizer, strategy)
+    for x in data(10):
+        optimizer.zero_grad()
+        replica.backward(model(x).square().mean())
+        replica.step()
+        other.zero_grad()
+        plain(x).square().mean().backward()
+        other.step()
+    assert torch.equal(model.weight, plain.weight)
+    assert (replica.rank, replica.world_size, replica.is_first, replica.step_count) == (0, 1, True, 10)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_state_is_made_of_plain_tensors_and_numbers(team: ProcessGroup, strategy: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = sgd(model, 0.0 if strategy in ADDING_STEPS else 0.9)
+    replica = replica_of(team, model, optimizer, strategy)
+    for x in data(3):
+        replica.backward(model(x).square().mean())
+        replica.step()
+    torch.save(replica.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    saved = model[0].weight.clone()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    replica.load_state_dict(state)
+    assert torch.equal(model[0].weight, saved)
+    assert replica.step_count == 3
+
+
+def test_weights_keep_their_memory_format(team: ProcessGroup) -> None:
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    before = model.weight.detach().clone()
+    replica_of(team, model, sgd(model), "local-sgd")
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_model_belongs_to_one_replica(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    replica_of(team, model, sgd(model))
+    with pytest.raises(InputError, match="'weight' already belongs to a replica"):
+        replica_of(team, model, sgd(model))
+
+
+def test_step_takes_a_function(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="got a int; give nothing, or a function"):
+        replica_of(team, model, sgd(model)).step(3)  # type: ignore[arg-type]
+
+
+def test_parameters_that_share_memory_are_refused_where_weights_move(team: ProcessGroup) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(InputError, match=r"'0\.weight' and '1\.weight' share memory"):
+        replica_of(team, model, sgd(model), "local-sgd")
+
+
+class DistributedDataParallel(nn.Module):
+    """Known by its name, so that torch.distributed need not be imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 2)
+
+
+def _frozen() -> nn.Module:
+    return nn.Linear(3, 2).requires_grad_(False)
+
+
+REFUSED = {
+    "LBFGS evaluates the loss several times": (lambda: nn.Linear(3, 2), lambda m: torch.optim.LBFGS(m.parameters())),
+    "SparseAdam needs sparse gradients": (lambda: nn.Linear(3, 2), lambda m: torch.optim.SparseAdam(m.parameters())),
+    "exchanges add in float32": (lambda: nn.Linear(3, 2).double(), sgd),
+    "updates 2 parameters that the model does not have": (lambda: nn.Linear(3, 2), lambda _: sgd(nn.Linear(3, 2))),
+    "updates no parameter of the model": (_frozen, sgd),
+    "wrapped in DistributedDataParallel": (DistributedDataParallel, sgd),
+    "run one forward pass before": (lambda: nn.LazyLinear(2), lambda _: sgd(nn.Linear(3, 2))),
+    "models are trained on cpu or cuda here": (lambda: nn.Linear(3, 2, device="meta"), sgd),
+    "give a torch.nn.Module": (lambda: "net", lambda _: sgd(nn.Linear(3, 2))),
+    "give a torch.optim optimizer": (lambda: nn.Linear(3, 2), lambda _: "sgd"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_replicated_is_refused_with_the_reason(words: str) -> None:
+    make_model, make_optimizer = REFUSED[words]
+    model = make_model()
+    with pytest.raises(InputError, match=re.escape(words)):
+        trained_parameters(model, make_optimizer(model))
+
+
+def test_a_sparse_gradient_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"layer '0' makes sparse gradients.*sparse=False"):
+        require_dense_gradients(nn.Sequential(nn.Embedding(4, 2, sparse=True)))
+
+
+def test_settings_that_nobody_knows_are_refused() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="got sync_periods=3; one is unknown"):
+        samovar.replicate(model, sgd(model), "local-sgd", sync_periods=3)
+    with pytest.raises(InputError, match="timeout_s is -1"):
+        samovar.replicate(model, sgd(model), timeout_s=-1)
+
+
+@pytest.mark.parametrize("strategy", ADDING_STEPS)
+def test_a_center_that_adds_up_steps_wants_an_optimizer_without_momentum(team: ProcessGroup, strategy: str) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=f"{strategy}: the optimizer has momentum 0.9.*make it with momentum=0"):
+        replica_of(team, model, sgd(model), strategy)
+    adam = replica_of(team, model, torch.optim.Adam(model.parameters()), strategy)
+    assert "Adam averages gradients over steps" in adam.notices[0]
+
+
+def test_momentum_stays_with_the_worker_in_measgd_and_goes_to_the_center_in_msgd(team: ProcessGroup) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match="async-measgd: the solver has no momentum"):
+        replica_of(team, model, sgd(model, 0.0), "async-measgd")
+    with_momentum = replica_of(team, model, sgd(model), "async-measgd")
+    assert with_momentum.config.moving_rate == 0.5
+    other = nn.Linear(3, 2)
+    assert replica_of(team, other, sgd(other, 0.0), "async-msgd").config.center_momentum == 0.9
+
+
+def test_a_state_with_another_momentum_is_refused(team: ProcessGroup) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    state = replica_of(team, model, sgd(model), "sync").state_dict()
+    with pytest.raises(InputError, match=r"async-sgd: the optimizer has momentum 0\.9"):
+        replica_of(team, other, sgd(other, 0.0), "async-sgd").load_state_dict(state)
+
+
+def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    for settings, words in (
+        ({"join": True}, "join=True belongs to a box"),
+        ({"buffer": "lenet"}, "buffer='lenet' belongs to a box"),
+        ({"box": "b o x"}, "b o x"),
+        ({"box": "host:4711"}, "wants its key"),
+        ({"box": "mine", "key_file": tmp_path / "key"}, "box 'mine' is one of this host"),
+    ):
+        with pytest.raises(InputError, match=words):
+            samovar.replicate(model, sgd(model), "shm-easgd", **settings)  # type: ignore[arg-type]
+    for strategy in ("sync", "round-robin-easgd"):
+        with pytest.raises(InputError, match=f"{strategy} has no center for a box"):
+            samovar.replicate(model, sgd(model), strategy, box="mine")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "sentence"),
+    [
+        ("sync", {"sync_period_steps": 8}, "sync_period_steps is no setting of strategy sync: leave it out"),
+        ("sync", {"bucket_size": "some"}, "bucket_size: got 'some'"),
+        ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
+        ("sync", {"collective": "star"}, "collective"),
+        ("sync-easgd", {"moving_rate": 2.0}, "moving_rate"),
+        ("sync-easgd", {"compress": "bf16", "variant": "broadcast"}, "compress bf16: variant broadcast sends weights"),
+    ],
+)
+def test_settings_are_refused_by_their_names_in_python(strategy: str, settings: dict, sentence: str) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(InputError, match=sentence) as refused:
+        samovar.replicate(model, sgd(model), strategy, **settings)
+    assert "--" not in str(refused.value)
+
+
+def test_importing_samovar_does_not_import_torch() -> None:
+    program = "import samovar, sys; assert 'torch' not in sys.modules; samovar.replicate; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_documented_code_runs(repository_root: Path, tmp_path: Path) -> None:
+    """Every Python block of docs/torch.md, one after the other in one script."""
+    text = (repository_root / "docs" / "torch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    script = tmp_path / "documented.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    command = [sys.executable, "-W", "error", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

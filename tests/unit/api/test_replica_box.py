@@ -1,0 +1,94 @@
+"""A replica at boxes of this process: the same weights from one box and from several, and what others see of it."""
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from samovar.api.center import BoxChoice
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.box.board import Board
+from samovar.box.endpoints import Places
+from samovar.box.joining import BoxPlace, look_at
+from samovar.box.local import LocalBox
+from samovar.core.clock import Deadline
+from samovar.core.errors import RankFailed
+from samovar.strategies.box_terms import BoxWord, Readiness
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.keys import make_key
+from tests.unit.api.test_replica import team
+from tests.unit.box.listening_box import Box
+
+__all__ = ["team"]
+SAMPLES, BATCH = 40, 5
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[list[BoxPlace]]:
+    """A box that is near, and two that are far."""
+    make_key(tmp_path / "key")
+    with ExitStack() as stack:
+        found = []
+        for kind in ("local", "remote", "remote"):
+            box = Box(tmp_path / "key")
+            stack.callback(box.close)
+            found.append(box.places[kind])
+        yield found
+
+
+def trained(team: ProcessGroup, strategy: str, boxes: list[BoxPlace], buffer: str) -> list[torch.Tensor]:
+    """The weights that count after three epochs."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = StrategyConfig(name=strategy, sync_period_steps=2)
+    replica = Replica(model, optimizer, team, config, 20.0, BoxChoice(Places(tuple(boxes)), buffer, joins=False))
+    x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(4))
+    shard = replica.shard(DataLoader(TensorDataset(x), batch_size=BATCH))
+    for _ in range(3):
+        for (batch,) in shard:
+            optimizer.zero_grad()
+            replica.backward(model(batch).square().mean())
+            replica.step()
+    replica.finish()
+    replica._exchange._leave()  # as at the process's end, which the boxes do not outlive here
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["async-easgd", "shm-easgd", "async-msgd"])
+def test_a_center_over_several_boxes_has_the_bits_of_one(
+    team: ProcessGroup, places: list[BoxPlace], strategy: str
+) -> None:
+    found = [trained(team, strategy, boxes, f"b{number}") for number, boxes in enumerate((places[:1], places))]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[BoxPlace]) -> None:
+    trained(team, "async-easgd", places[:2], "seen")
+    for place in places[:2]:
+        (row,) = look_at(place, "seen", "test", Deadline.after(20)).rows
+        assert row.progress.finished
+        assert (row.progress.steps, row.progress.samples) == (3 * SAMPLES // BATCH, 3 * SAMPLES)
+        assert row.progress.samples_per_s > 0
+        assert math.isfinite(row.progress.loss)
+
+
+def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGroup, places: list[BoxPlace]) -> None:
+    """Zeros are no weights: who was to fill it has said that it cannot."""
+    trained(team, "async-easgd", places[:1], "given-up")
+    name = places[0].name
+    assert name is not None
+    with LocalBox(name).attach("given-up", Deadline.after(20)) as buffer:
+        Board(buffer.board).set_word(BoxWord.IS_READY, Readiness.GIVEN_UP)
+    model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = StrategyConfig(name="async-easgd", sync_period_steps=2)
+    choice = BoxChoice(Places(tuple(places[:1])), "given-up", joins=True)
+    with pytest.raises(RankFailed, match="gets no first weights: the rank that was to give it some is gone for good"):
+        Replica(model, optimizer, team, config, 20.0, choice)

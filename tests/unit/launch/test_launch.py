@@ -1,0 +1,320 @@
+"""Placing ranks on cores; starting, watching and ending rank processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.launch import numa
+from samovar.launch.numa import num_available_cpus, place
+from samovar.launch.processes import Launch, RankEnd
+from samovar.transports.shm import RunBoard, create_segment
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+TIMEOUT_S = 30.0
+FOREVER = "import signal\nwhile True: signal.pause()"
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine of six cores, of which this process may use five."""
+    available = [1, 2, 3, 5, 8]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(available))
+    monkeypatch.setattr(numa, "numa_nodes", lambda: (tuple(available),))
+    return available
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected_threads", "cpus"),
+    [
+        (1, None, 5, ((1, 2, 3, 5, 8),)),
+        (2, None, 2, ((1, 2), (3, 5))),
+        (5, None, 1, ((1,), (2,), (3,), (5,), (8,))),
+        (2, 1, 1, ((1,), (2,))),
+        (1, 3, 3, ((1, 2, 3),)),
+    ],
+)
+def test_workers_get_neighbouring_cores_of_their_own(
+    workers: int, threads: int | None, expected_threads: int, cpus: tuple[tuple[int, ...], ...]
+) -> None:
+    found = place(workers, threads)
+    assert (found.threads_per_worker, found.cpus) == (expected_threads, cpus)
+    assert not found.oversubscribed
+
+
+@pytest.mark.parametrize(("workers", "threads", "expected_threads"), [(6, None, 1), (2, 3, 3), (1, 6, 6)])
+def test_with_too_few_cores_all_share_all(
+    cores: list[int], workers: int, threads: int | None, expected_threads: int
+) -> None:
+    found = place(workers, threads)
+    assert found.oversubscribed
+    assert found.threads_per_worker == expected_threads
+    assert found.cpus == (tuple(cores),) * workers
+    assert num_available_cpus() == 5
+
+
+class Started:
+    """A launch of ranks that are small programs; `{pipe}` in a program is the rank's pipe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        programs: Sequence[str],
+        threads_per_worker: int = 1,
+        inherited: Sequence[int] = (),
+        on_output: Callable[[int, bytes], None] | None = None,
+        python: Sequence[Sequence[str]] = (PYTHON, PYTHON, PYTHON),
+    ) -> None:
+        self.segment = create_segment(len(programs))
+        self.outputs: defaultdict[int, bytes] = defaultdict(bytes)
+        self.logs = [folder / f"{rank}.log" for rank in range(len(programs))]
+        self.launch = Launch(
+            command=lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))],
+            world_size=len(programs),
+            board=RunBoard(self.segment, len(programs)),
+            inherited=[self.segment, *inherited],
+            log_paths=self.logs,
+            threads_per_worker=threads_per_worker,
+            on_output=on_output or self.take,
+        )
+
+    def take(self, rank: int, data: bytes) -> None:
+        self.outputs[rank] += data
+
+    def run(self) -> list[RankEnd]:
+        try:
+            return self.launch.run()
+        finally:
+            os.close(self.segment)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe; the test may close one of them."""
+    ends = os.pipe()
+    yield ends
+    for descriptor in ends:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def children() -> set[psutil.Process]:
+    """This process's children, zombies included."""
+    return set(psutil.Process().children())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    def stock() -> tuple[object, ...]:
+        descriptors = {path.name for path in Path("/proc/self/fd").iterdir()}
+        return children(), descriptors, [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    before = stock()
+    yield
+    assert stock() == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_all_succeed_and_every_byte_of_their_output_comes(tmp_path: Path) -> None:
+    write = "import os\nfor k in range(300): os.write({pipe}, bytes([%d]) * 1000)"
+    started = Started(tmp_path, [write % rank for rank in range(3)])
+    assert sorted(started.run(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(3)]
+    assert started.outputs == {rank: bytes([rank]) * 300_000 for rank in range(3)}
+
+
+def test_what_a_rank_prints_goes_to_its_log_and_its_threads_are_limited(tmp_path: Path) -> None:
+    program = "import os, sys\nprint(os.environ['OMP_NUM_THREADS'])\nsys.exit('sorry')"
+    started = Started(tmp_path, [program], threads_per_worker=3)
+    started.logs[0].write_text("earlier\n")
+    assert started.run() == [RankEnd(0, 1)]
+    assert sorted(started.logs[0].read_text().splitlines()) == ["3", "earlier", "sorry"]
+
+
+def test_a_rank_reads_nothing_and_gets_the_inherited_descriptors_and_its_pipe_only(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nassert sys.stdin.read() == ''\n"
+        "names = set(os.listdir('/proc/self/fd')) - {'0', '1', '2'}\n"
+        "os.write({pipe}, ' '.join(sorted(n for n in names if os.path.exists('/proc/self/fd/' + n))).encode())"
+    )
+    programs = [program, program]
+    started = Started(tmp_path, programs)
+    assert [end.return_code for end in started.run()] == [0, 0]
+    for output in started.outputs.values():
+        descriptors = output.decode().split()
+        assert len(descriptors) == 2
+        assert str(started.segment) in descriptors
+
+
+def test_one_that_fails_ends_the_others_and_is_first_in_the_list(tmp_path: Path) -> None:
+    fail = "import os\nos.write({pipe}, b'last words')\nos._exit(3)"
+    started = Started(tmp_path, [FOREVER, fail, FOREVER])
+    ends = started.run()
+    assert ends[0] == RankEnd(1, 3)
+    assert started.outputs[1] == b"last words"
+
+
+def test_one_that_fails_comes_before_those_that_were_done(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    """Rank 1 is told rank 0's number and fails when no process has it any more: after rank 0 was taken."""
+    done = "import os\nos.write({pipe}, str(os.getpid()).encode())"
+    fail = f"import os\npid = os.read({pipe[0]}, 99).decode()\nwhile os.path.exists('/proc/' + pid): pass\nos._exit(4)"
+    started = Started(
+        tmp_path, [done, fail], inherited=pipe[:1], on_output=lambda _rank, data: os.write(pipe[1], data) and None
+    )
+    assert started.run() == [RankEnd(1, 4), RankEnd(0, 0)]
+
+
+def test_what_a_rank_wrote_last_comes_though_it_is_gone(tmp_path: Path) -> None:
+    """More than one read takes, in a pipe made larger; the first read is not over before the rank is dead."""
+    size = 800_000
+    program = f"import fcntl, os\nfcntl.fcntl({{pipe}}, fcntl.F_SETPIPE_SZ, 1 << 20)\nos.write({{pipe}}, bytes({size}))"
+    num_bytes = 0
+
+    def take(_rank: int, data: bytes) -> None:
+        nonlocal num_bytes
+        num_bytes += len(data)
+        (child,) = children()
+        while child.status() != psutil.STATUS_ZOMBIE:
+            pass
+
+    assert Started(tmp_path, [program], on_output=take).run() == [RankEnd(0, 0)]
+    assert num_bytes == size
+
+
+def test_one_killed_from_outside_is_told_by_its_signal(tmp_path: Path) -> None:
+    started = Started(tmp_path, [FOREVER, "import os\nos.kill(os.getpid(), 9)"])
+    assert started.run()[0] == RankEnd(1, -signal.SIGKILL)
+
+
+WITH_CHILD = """
+import os, signal
+if os.fork() == 0:
+    {leave}
+    os.write({{pipe}}, b"child")
+    {stay}
+    os._exit(0)
+while os.read({told}, 1) != b"!": pass
+os._exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_rank_started_ends_with_it(tmp_path: Path, code: int, pipe: tuple[int, int]) -> None:
+    """The rank's child keeps the pipe open and would live for ever."""
+    program = WITH_CHILD.format(leave="pass", stay="signal.pause()", told=pipe[0], code=code)
+    started = Started(
+        tmp_path, [program], inherited=pipe[:1], on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None
+    )
+    assert started.run() == [RankEnd(0, code)]
+
+
+def test_a_process_that_left_the_ranks_session_holds_nobody_up(tmp_path: Path, pipe: tuple[int, int]) -> None:
+    """It keeps the rank's pipe open until the test closes another one, after the launch."""
+    stay_in, stay_out = os.pipe()
+    stay = f"os.close({stay_out}); os.read({stay_in}, 1)"
+    program = WITH_CHILD.format(leave="os.setsid()", stay=stay, told=pipe[0], code=3)
+    inherited = (pipe[0], stay_in, stay_out)
+    started = Started(
+        tmp_path, [program], inherited=inherited, on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None
+    )
+    try:
+        assert started.run() == [RankEnd(0, 3)]
+    finally:
+        os.close(stay_in)
+        os.close(stay_out)
+
+
+def test_a_command_that_cannot_be_started_is_an_input_error_and_ends_the_others(tmp_path: Path) -> None:
+    started = Started(tmp_path, [FOREVER, FOREVER], python=(PYTHON, ["/nowhere/python"]))
+    with pytest.raises(InputError, match=r"rank 1 cannot be started: .*No such file"):
+        started.run()
+
+
+def test_an_error_in_the_reader_of_outputs_leaves_no_rank(tmp_path: Path) -> None:
+    def fail(_rank: int, _data: bytes) -> None:
+        raise ZeroDivisionError
+
+    started = Started(tmp_path, [FOREVER, f"import os\nos.write({{pipe}}, b'x')\n{FOREVER}"], on_output=fail)
+    with pytest.raises(ZeroDivisionError):
+        started.run()
+
+
+# A launcher as a process of its own; its one rank reports every change of the board's row.
+LAUNCHER = """
+import os, sys
+from pathlib import Path
+from samovar.launch.processes import Launch
+from samovar.transports.shm import RunBoard, create_segment
+
+segment = create_segment(1)
+launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], 1, RunBoard(segment, 1),
+                [segment], [Path(sys.argv[1])], 1, lambda rank, data: os.write(1, data))
+ends = launch.run()
+print("ends", [end.return_code for end in ends], launch.signals.stop_signal, launch.signals.kill_signal, flush=True)
+"""
+RANK = """
+import os, sys
+from samovar.transports.shm import BoardWord
+from samovar.transports.shm import RunBoard
+
+board = RunBoard(int(sys.argv[1]), 1)
+stop, snapshots = 0, 0
+os.write(int(sys.argv[2]), b"ready\\n")
+while not (stop and {stops}):
+    seen = board.read(1, BoardWord.STOP_SIGNAL), board.read(1, BoardWord.SNAPSHOT_REQUESTS)
+    if seen != (stop, snapshots):
+        stop, snapshots = seen
+        os.write(int(sys.argv[2]), f"stop {{stop}} snapshots {{snapshots}}\\n".encode())
+"""
+
+
+class Launcher:
+    """Talks with a launching process by signals, and reads what its rank says."""
+
+    def __init__(self, folder: Path, stops: bool) -> None:
+        program = LAUNCHER.format(rank=RANK.format(stops=stops))
+        command = [sys.executable, "-c", program, str(folder / "log")]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        stream: IO[str] = self.process.stdout
+        return stream.readline().strip()
+
+    def __enter__(self) -> "Launcher":
+        assert self.says() == "ready"
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_signals_to_the_launcher_are_posted_on_the_board(tmp_path: Path) -> None:
+    with Launcher(tmp_path, stops=True) as launcher:
+        for count in (1, 2):
+            launcher.process.send_signal(signal.SIGHUP)
+            assert launcher.says() == f"stop 0 snapshots {count}"
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.says() == "stop 2 snapshots 2"
+        assert launcher.says() == "ends [0] 2 0"
+        assert launcher.process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_second_signal_to_stop_ends_ranks_that_do_not_stop(tmp_path: Path, first: signal.Signals) -> None:
+    with Launcher(tmp_path, stops=False) as launcher:
+        launcher.process.send_signal(first)
+        assert launcher.says() == f"stop {first.value} snapshots 0"
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.says() == f"ends [] {first.value} 15"
+        assert launcher.process.wait(TIMEOUT_S) == 0

@@ -1,0 +1,168 @@
+"""Which deaths a run outlives whose workers wait for nobody."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from samovar.launch.processes import Launch, RankEnd
+from samovar.launcher.restart_policy import RestartPolicy, blamed
+from samovar.report.records import Failed, Notice, Record
+from samovar.transports.shm import BoardWord, RunBoard, create_segment
+from tests.unit.report.examples import RESULT, WORKER
+
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+FOREVER = "import signal\nwhile True: signal.pause()"
+LIVES = "import os, signal, time\nwith open('{lives}', 'a') as lives: lives.write('x')\n"
+DIES = LIVES + "os.kill(os.getpid(), signal.SIGKILL)"
+DIES_THRICE = LIVES + "if os.path.getsize('{lives}') < 4: os.kill(os.getpid(), signal.SIGKILL)"
+OUTLIVES_ONE = "import os, time\nwhile not os.path.exists('{lives}'): time.sleep(0.01)"
+OUTLIVES_TWO = (
+    "import os, time\nwhile not os.path.exists('{lives}') or os.path.getsize('{lives}') < 2: time.sleep(0.01)"
+)
+OUTLIVES_THREE = OUTLIVES_TWO.replace("2", "4")
+
+
+class Run:
+    """Ranks that are small programs, watched as by `samovar train`; `failures` are what ranks told at their ends.
+
+    Where they `get_on`, a rank shows a step more whenever it is started.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        programs: Sequence[str],
+        failures: dict[int, Failed],
+        may_restart: bool = True,
+        group_size: int = 1,
+        get_on: bool = False,
+    ) -> None:
+        world_size, lives = len(programs), folder / "lives"
+        self.shown: list[Record] = []
+        self._descriptor = create_segment(world_size)
+        self.board = RunBoard(self._descriptor, world_size)
+        self.survivors = RestartPolicy(world_size, may_restart, failures, self.board, self.shown.append, group_size)
+
+        def command(rank: int, _pipe: int) -> list[str]:
+            self.board.post(rank, BoardWord.STEPS_DONE, self.board.read(rank, BoardWord.STEPS_DONE) + get_on)
+            return [*PYTHON, programs[rank].replace("{lives}", str(lives))]
+
+        self._launch = Launch(
+            command,
+            world_size,
+            self.board,
+            [],
+            [folder / f"{rank}.log" for rank in range(world_size)],
+            1,
+            lambda _rank, _data: None,
+            self.survivors.patience_s,
+            is_replaced=self.survivors.is_replaced,
+            ended_with=self.survivors.ended_with,
+            started_after=self.survivors.started_after,
+        )
+
+    def ends(self) -> list[RankEnd]:
+        try:
+            return self._launch.run()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def words(self) -> list[str]:
+        return [record.text.rpartition(", and ")[2] for record in self.shown if isinstance(record, Notice)]
+
+
+def failed(rank: int, kind: str) -> Failed:
+    return Failed(rank=rank, message=f"rank {rank}: sorry", step=None, exit_code=2, kind=kind)
+
+
+def test_a_killed_rank_that_gets_nowhere_is_started_again_once_and_the_others_go_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, [OUTLIVES_TWO, DIES], {})
+    assert run.ends() == [RankEnd(1, -9), RankEnd(0, 0)]
+    assert (tmp_path / "lives").read_text() == "xx"
+    assert run.words == ["it starts again from the center", "it does not come back"]
+    assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(2)] == [0, 1]
+
+
+def test_a_killed_rank_that_gets_on_is_started_again_each_time_and_the_result_says_so(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", DIES_THRICE], {}, get_on=True)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 0)]
+    assert (tmp_path / "lives").read_text() == "xxxx"
+    assert run.words == ["it starts again from the center"] * 3
+    counted = run.survivors.counted(replace(RESULT, by_worker=(WORKER, WORKER)))
+    assert [worker.restarts for worker in counted.by_worker] == [0, 3]
+
+
+def test_a_group_comes_back_whole_with_its_first_dead_as_long_as_it_gets_on(tmp_path: Path) -> None:
+    """Rank 3 ends in the fourth life of rank 2."""
+    run = Run(tmp_path, ["", "", DIES_THRICE, OUTLIVES_THREE], {}, group_size=2, get_on=True)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(4)]
+    assert (tmp_path / "lives").read_text() == "xxxx"
+    assert run.words == ["its own, ranks 2 and 3, starts again from the center"] * 3
+    assert [run.survivors.life(rank) for rank in range(4)] == [0, 0, 3, 3]
+
+
+def test_a_group_that_gets_nowhere_leaves_whole_and_other_groups_go_on(tmp_path: Path) -> None:
+    """Rank 3 would wait for ever."""
+    run = Run(tmp_path, [OUTLIVES_TWO, OUTLIVES_TWO, DIES, FOREVER], {}, group_size=2)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [
+        *(RankEnd(k, 0) for k in (0, 1)),
+        *(RankEnd(k, -9) for k in (2, 3)),
+    ]
+    ends = [f"its own, ranks 2 and 3, {what}" for what in ("starts again from the center", "does not come back")]
+    assert run.words == ends
+    assert [run.board.read(rank, BoardWord.IS_GONE) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_run_ends_with_its_last_group(tmp_path: Path) -> None:
+    run = Run(tmp_path, [FOREVER, DIES], {}, may_restart=False, group_size=2)
+    assert run.ends() == [RankEnd(1, -9)]
+    assert run.shown == []
+
+
+def test_a_group_does_not_come_back_without_those_that_have_finished(tmp_path: Path) -> None:
+    """No rank is started here: what the launcher would be told."""
+    run = Run(tmp_path, [FOREVER] * 4, {}, group_size=2)
+    survivors = run.survivors
+    assert not survivors.is_replaced(RankEnd(2, 0))
+    assert not survivors.is_replaced(RankEnd(3, -9))
+    assert survivors.ended_with(RankEnd(3, -9)) == [2]
+    assert survivors.is_replaced(RankEnd(1, -9))
+    assert (survivors.ended_with(RankEnd(1, -9)), survivors.started_after(RankEnd(1, -9))) == ([0], ())
+    assert survivors.is_replaced(RankEnd(0, -9))
+    assert survivors.started_after(RankEnd(0, -9)) == range(2)
+    run.close()
+
+
+def test_a_rank_that_cannot_come_back_alone_is_gone_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", DIES], {}, may_restart=False)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, -9)]
+    assert (tmp_path / "lives").read_text() == "x"
+
+
+def test_a_rank_that_gives_up_is_not_started_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, ["", "raise SystemExit(3)"], {1: failed(1, "DeadlineExceeded")})
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 3)]
+    (notice,) = run.shown
+    assert isinstance(notice, Notice)
+    assert notice.text == "rank 1: sorry after step 0; the others go on, and it does not come back"
+
+
+def test_wrong_input_ends_all_and_is_what_is_told(tmp_path: Path) -> None:
+    failures = {1: failed(1, "InputError")}
+    run = Run(tmp_path, [FOREVER, "raise SystemExit(2)"], failures)
+    ends = run.ends()
+    assert ends == [RankEnd(1, 2)]
+    assert run.shown == []
+    assert blamed([RankEnd(0, -9), *ends], failures)[0].rank == 1
+
+
+def test_a_run_ends_with_its_last_rank(tmp_path: Path) -> None:
+    run = Run(tmp_path, [DIES, DIES], {}, may_restart=False)
+    assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, -9), RankEnd(1, -9)]
+    assert run.words == ["it does not come back"]

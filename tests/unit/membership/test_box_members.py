@@ -1,0 +1,133 @@
+"""Who trains at a box, and how a run's steps are counted while members come and go."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from samovar.box.board import Board, Member, MemberProgress, create_board
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.core.layout import Layout, ParameterSpec
+from samovar.membership.box_members import BoxMembers, RunSteps, Seats
+from samovar.strategies.box_terms import BoxWord, Terms
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.shm import ShmTransport, create_segment
+
+A, B, C = Member(0, 1), Member(1, 2), Member(2, 3)
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    descriptor = create_board(4)
+    yield Board(descriptor)
+    os.close(descriptor)
+
+
+class Launch:
+    """Workers that stand on one board, each with a transport of its own."""
+
+    def __init__(self, board: Board, workers: int, goal: int, rule: str = "mean") -> None:
+        descriptor = create_segment(workers)
+        transports = [ShmTransport(descriptor, Group(rank, workers), oversubscribed=True) for rank in range(workers)]
+        self.seats = [Seats(transport) for transport in transports]
+        os.close(descriptor)
+        self.members = []
+        steps = board.word(BoxWord.STEPS)
+        for seats in self.seats:
+            member = board.join()
+            seats.take(member, steps)
+            self.members.append(BoxMembers(board, member, seats, RunSteps(rule, steps), goal, look_every_s=0.0))
+
+    def post(self, *steps: int, finished: bool = False) -> None:
+        for members, done in zip(self.members, steps, strict=True):
+            members.post(MemberProgress(steps=done, finished=finished))
+
+
+@pytest.mark.parametrize(("rule", "steps"), [("mean", 15), ("master", 10), ("first", 20)])
+def test_steps_by_each_rule(rule: str, steps: int) -> None:
+    run = RunSteps(rule, 0)
+    assert run.take({A: 0, B: 0}, 0) == 0
+    assert run.take({A: 10, B: 20}, 0) == steps
+
+
+def test_steps_go_on_from_where_they_were_when_members_leave_and_come() -> None:
+    run = RunSteps("mean", 0)
+    run.take({A: 1, B: 1}, 0)
+    assert run.take({A: 10, B: 30}, 0) == 20
+    assert run.take({A: 10}, 0) == 20  # the fast one has left
+    assert run.take({A: 15}, 0) == 25
+    assert run.take({A: 15, C: 25}, 0) == 25  # one has joined where the run is
+    assert run.take({A: 17, C: 31}, 0) == 29
+    assert run.take({}, 0) == 29
+    assert run.take({}, 40) == 40  # others have seen more
+    assert run.take({B: 3}, 0) == 40
+    assert run.take({B: 5}, 0) == 42
+
+
+def test_a_newcomer_that_was_seen_late_has_its_steps_counted_once() -> None:
+    run = RunSteps("mean", 100)
+    run.take({A: 100}, 100)
+    run.take({A: 104, B: 102}, 100)
+    assert run.take({A: 106, B: 104}, 100) == 106
+
+
+def test_members_of_two_launches_see_each_other(board: Board) -> None:
+    first = Launch(board, 2, goal=50)
+    first.post(4, 8)
+    assert [members.num_living for members in first.members] == [2, 2]
+    first.post(10, 14)
+    assert first.members[0].run_steps() == 12
+    second = Launch(board, 1, goal=50)
+    second.post(board.word(BoxWord.STEPS))
+    assert [members.num_living for members in (*first.members, *second.members)] == [3, 3, 3]
+    assert [members.leads for members in (*first.members, *second.members)] == [True, True, False]
+    for seats in first.seats:
+        assert seats.own is not None
+        board.leave(seats.own)
+    assert second.members[0].leads
+    assert second.members[0].num_living == 1
+
+
+def test_between_two_looks_a_member_knows_its_own_steps(board: Board) -> None:
+    """So that one that is alone ends with its last step, however seldom it looks."""
+    launch = Launch(board, 1, 100)
+    members = launch.members[0]
+    members.post(MemberProgress(steps=1))
+    members.run_steps()  # its first look
+    members._every_s = 1000.0
+    for steps in (2, 50, 99, 100):
+        members.post(MemberProgress(steps=steps))
+        assert members.run_steps() == steps
+
+
+def test_a_launch_waits_for_others_that_end_with_it_alone(board: Board) -> None:
+    first, second = Launch(board, 1, goal=50), Launch(board, 1, goal=50)
+    first.post(50, finished=True)
+    second.post(49)
+    assert first.members[0].wait_for_others(Deadline.after(0.05)) == "member 1"
+    board.set_word(BoxWord.GOAL, 60)  # somebody goes on
+    assert first.members[0].wait_for_others(Deadline.after(5)) == ""
+    board.set_word(BoxWord.GOAL, 50)
+    second.post(50, finished=True)
+    assert first.members[0].wait_for_others(Deadline.after(5)) == ""
+
+
+def layout(name: str) -> Layout:
+    return Layout.pack([ParameterSpec(name, (3, 4))])
+
+
+def test_other_terms_are_refused_by_name(board: Board) -> None:
+    with pytest.raises(InputError, match=r"the buffer was not made by `samovar train`; give --buffer NAME"):
+        Terms.of(StrategyConfig("async-msgd"), layout("a")).require_same(board, "the buffer")
+    terms = Terms.of(StrategyConfig("async-msgd", center_momentum=0.6), layout("a"))
+    terms.say(board)
+    terms.require_same(board, "the buffer")
+    for strategy, name, message in [
+        (StrategyConfig("async-sgd"), "a", "the buffer is trained with async-msgd, this run has async-sgd; give --str"),
+        (StrategyConfig("async-msgd", center_momentum=0.9), "a", "momentum 0.6 at its center, this run 0.9; give --ce"),
+        (StrategyConfig("async-msgd", center_momentum=0.6), "b", "the buffer holds another net: names or shapes of it"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            Terms.of(strategy, layout(name)).require_same(board, "the buffer")

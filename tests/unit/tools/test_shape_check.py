@@ -1,0 +1,72 @@
+"""tools/shape_check.py finds what it says it finds, and nothing in the package as it stands."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def tool(repository_root: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location("shape_check", repository_root / "tools/shape_check.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def root(tmp_path: Path, repository_root: Path) -> Path:
+    """A package of two rooms, with the real picture."""
+    shutil.copy(repository_root / "pyproject.toml", tmp_path)
+    for room in ("core", "cli"):
+        (tmp_path / "src" / "samovar" / room).mkdir(parents=True)
+    (tmp_path / "src" / "samovar" / "__init__.py").touch()
+    return tmp_path
+
+
+def put(root: Path, place: str, text: str) -> None:
+    (root / "src" / "samovar" / place).write_text(text)
+
+
+def test_the_package_as_it_stands(tool: ModuleType, repository_root: Path) -> None:
+    assert tool.check(repository_root) == []
+
+
+def test_a_class_name_is_borne_once_but_for_protocols(tool: ModuleType, root: Path) -> None:
+    put(root, "core/a.py", "class Seat:\n    pass\n")
+    put(root, "core/b.py", "class Seat(Protocol):\n    pass\n")
+    assert tool.check(root) == []
+    put(root, "core/c.py", "\nclass Seat:\n    pass\n")
+    assert tool.check(root) == [
+        "src/samovar/core/c.py:2: class Seat is there already, in a.py; give this one a name of its own"
+    ]
+
+
+def test_cycles(tool: ModuleType, root: Path) -> None:
+    put(root, "core/a.py", "from samovar.core import b\n")
+    put(root, "core/b.py", "from samovar.core.c import x\n")
+    put(root, "core/c.py", "x = 1\n")
+    assert tool.check(root) == []
+    put(root, "core/c.py", "import samovar.core.a\nx = 1\n")
+    assert [line.split(":")[0] for line in tool.check(root)] == [f"src/samovar/core/{name}.py" for name in "abc"]
+
+
+def test_a_module_that_a_string_names(tool: ModuleType, root: Path) -> None:
+    put(root, "core/a.py", "")
+    put(root, "cli/b.py", 'import_module("samovar.core.a")\n')
+    assert tool.check(root) == []
+    put(root, "core/c.py", 'import_module("samovar.cli.b")\nimport_module("samovar.core.none")\n')
+    assert tool.check(root) == [
+        "src/samovar/core/c.py:1: names samovar.cli.b, to the left of its own room",
+        "src/samovar/core/c.py:2: names samovar.core.none, which is no module",
+    ]
+
+
+def test_how_large_it_may_be(tool: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "MOST_LINES", 2)
+    put(root, "core/a.py", "x = 1\n" * 2)
+    assert tool.check(root) == []
+    put(root, "core/a.py", "x = 1\n" * 3)
+    assert tool.check(root) == ["src/samovar/__init__.py:1: the package has 3 lines, at most 2: find the simpler shape"]

@@ -1,0 +1,143 @@
+"""The shape of the package, counted: rooms, names, cycles, and how large it may grow.
+
+    python tools/shape_check.py [ROOT]
+
+Prints `path:line: what is wrong` and exits 1 if there is anything; else one line of counts.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+PACKAGE = "samovar"
+MOST_FILES, MOST_LINES = 350, 46_500
+MOST_COMMAND_FILES = 22
+# Programs that a process starts as `python -m MODULE`: what they import is not imported by who starts them.
+PROGRAMS = {"samovar.training.rank"}
+_MODULE_NAME = re.compile(rf"{PACKAGE}(\.\w+)+")
+
+Trees = Mapping[str, tuple[Path, ast.Module]]
+
+
+def check(root: Path) -> list[str]:
+    """All findings under `root`, as `path:line: sentence`."""
+    trees = _parsed(root / "src")
+    rooms = _rooms(root)
+    findings = [*_repeated_classes(trees), *_cycles(trees), *_named_modules(trees, rooms), *_too_much(trees)]
+    return [f"{path.relative_to(root)}:{line}: {sentence}" for path, line, sentence in findings]
+
+
+def counts(root: Path) -> str:
+    """How large the package is."""
+    trees = _parsed(root / "src")
+    return f"{_num_lines(trees):,} lines of Python in {len(trees)} files, {len(_commands(trees))} of them in cli/"
+
+
+def _parsed(source: Path) -> dict[str, tuple[Path, ast.Module]]:
+    """By dotted name."""
+    paths = {".".join(path.relative_to(source).with_suffix("").parts): path for path in sorted(source.rglob("*.py"))}
+    return {
+        name.removesuffix(".__init__"): (path, ast.parse(path.read_text(encoding="utf-8")))
+        for name, path in paths.items()
+    }
+
+
+def _rooms(root: Path) -> dict[str, int]:
+    """Each room's row in the picture, 0 for the leftmost: a room imports from its own and from larger ones."""
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return {room.strip(" ()"): row for row, layer in enumerate(layers) for room in layer.split("|")}
+
+
+Found = Iterator[tuple[Path, int, str]]
+
+
+def _repeated_classes(trees: Trees) -> Found:
+    """A name says one thing: protocols apart, which describe what others are."""
+    borne = defaultdict(list)
+    for path, tree in trees.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases):
+                borne[node.name].append((path, node.lineno))
+    for name, places in borne.items():
+        for path, line in places[1:]:
+            yield path, line, f"class {name} is there already, in {places[0][0].name}; give this one a name of its own"
+
+
+def _cycles(trees: Trees) -> Found:
+    """Modules that import each other, over others too."""
+    reached: dict[str, set[str]] = {name: set(_imports(name, trees)) for name in trees}
+    for through in trees:
+        for found in reached.values():
+            if through in found:
+                found.update(reached[through])
+    for name in (name for name, found in reached.items() if name in found):
+        yield trees[name][0], 1, "imports itself, over modules that it imports: move what both need to a third"
+
+
+def _imports(module: str, trees: Trees) -> Iterator[str]:
+    for node in ast.walk(trees[module][1]):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield from (found for found in (name if name in trees else node.module,) if _counts(found, trees))
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if _counts(alias.name, trees))
+
+
+def _counts(name: str | None, trees: Trees) -> bool:
+    """The package itself gives its API when it is asked, by name."""
+    return name in trees and name != PACKAGE
+
+
+def _named_modules(trees: Trees, rooms: Mapping[str, int]) -> Found:
+    """A module that is named in a string is imported, only later: it must be there, and follow the picture."""
+    for module, (path, tree) in trees.items():
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            named = node.value
+            if not _MODULE_NAME.fullmatch(named) or named in PROGRAMS or named.endswith(".log"):
+                continue
+            if named not in trees:
+                yield path, node.lineno, f"names {named}, which is no module"
+            elif module != PACKAGE and _row(named, rooms) < _row(module, rooms):
+                yield path, node.lineno, f"names {named}, to the left of its own room"
+
+
+def _row(module: str, rooms: Mapping[str, int]) -> int:
+    return rooms.get(module.split(".")[1], 0)
+
+
+def _too_much(trees: Trees) -> Found:
+    path = trees[PACKAGE][0]
+    for what, count, most in (
+        ("files", len(trees), MOST_FILES),
+        ("lines", _num_lines(trees), MOST_LINES),
+        ("files in cli/", len(_commands(trees)), MOST_COMMAND_FILES),
+    ):
+        if count > most:
+            yield path, 1, f"the package has {count:,} {what}, at most {most:,}: find the simpler shape"
+
+
+def _commands(trees: Trees) -> list[str]:
+    return [name for name in trees if name.startswith(f"{PACKAGE}.cli.")]
+
+
+def _num_lines(trees: Trees) -> int:
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path, _ in trees.values())
+
+
+def main(arguments: list[str]) -> int:
+    root = Path(arguments[0]) if arguments else Path(__file__).parents[1]
+    found = check(root)
+    print(*found or [counts(root)], sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
