@@ -21,7 +21,7 @@ from turns import answer, serve
 from samovar import _native
 from samovar.core.memory import keep_freed_memory
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
-from samovar.training.loop import _last
+from samovar.training.in_step import last_to_arrive
 from samovar.training.step import Worker
 from samovar.training.times import Laps, StepTimes
 
@@ -84,7 +84,7 @@ def measuring_s(kinds: list[str]) -> float:
                 laps.lap(kind)
             laps.arrive()
             times = laps.times()
-            arrival = Arrival(*_last(arrivals_s), 1.0)
+            arrival = Arrival(*last_to_arrive(arrivals_s), 1.0)
             spent.add({kind: getattr(times, f"{kind}_s") for kind in KINDS}, arrival)
             stragglers.take(arrival)
         seconds.append((time.process_time() - started_s) / NUM_CALLS)

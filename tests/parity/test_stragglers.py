@@ -20,7 +20,8 @@ from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.training.finite import FiniteCheck
-from samovar.training.loop import NUM_RECORD_FIELDS, Requests, Schedule, StepDone, Training
+from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
+from samovar.training.loop import Duties, Requests, Schedule, StepDone, Training
 from samovar.training.step import Parts, Worker
 from samovar.transports.shm import ShmTransport
 from tests.parity.lenet import BATCH, Lenet, random_batch
@@ -96,18 +97,18 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
     parts = Parts(1, group.world_size, 1)
     worker = Worker(lenet.model, solver, lenet.strategy, Same(group.world_size), parts, TIMEOUT_S)
     seen = Seen()
-    Training(
-        worker,
+    schedule = Schedule(0, NUM_STEPS, save_at_end=False, test_at_end=False, test_at_start=False)
+    pace = InStep(
+        Duties(schedule, lambda: iter(()), lambda _steps: None, seen),
+        schedule,
         RecordExchange(transport, NUM_RECORD_FIELDS),
-        Schedule(0, NUM_STEPS, save_at_end=False, test_at_end=False, test_at_start=False),
-        lambda: iter(()),
+        lenet.strategy.exchanges_at,
         worker.forward,
-        seen,
-        lambda _steps: None,
         lambda _steps: Requests(),
         FiniteCheck(weights, lenet.strategy, solver, group.rank),
         TIMEOUT_S,
-    ).run()
+    )
+    Training(worker, pace).run()
     return seen.done
 
 

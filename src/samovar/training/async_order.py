@@ -11,11 +11,9 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.report.run_folder import RunFolder
 from samovar.training.context import RankContext
-from samovar.training.course import LiveRates, RateSchedule, SteeredUpdates
 from samovar.training.order_log import LogHead, OrderWriter, read_order
-from samovar.training.recorded import RecordedUpdates, RecordingCenter
-from samovar.training.replayed import ReplayedCenter, ReplayedRates, Turns
-from samovar.training.step import Updates
+from samovar.training.recorded import RecordingCenter
+from samovar.training.replayed import ReplayedCenter, Turns
 
 
 class Order(Protocol):
@@ -25,8 +23,13 @@ class Order(Protocol):
         """The center as the worker is to use it; called once, on every rank."""
         ...
 
-    def course(self, live: LiveRates) -> RateSchedule: ...
-    def updates(self, solver: Updates) -> SteeredUpdates: ...
+    def next_rate_step(self, live: int | None, /) -> int | None:
+        """The step whose rate the worker's next update takes; `live` is how far the run is, None where it is over."""
+        ...
+
+    def step(self, rate_step: int, /) -> None:
+        """A step begins, with the rate of that step."""
+        ...
 
     def end(self) -> None:
         """The worker's last update is in the center."""
@@ -39,11 +42,11 @@ class LiveOrder:
     def seen(self, center: MappedCenter) -> Center:
         return center
 
-    def course(self, live: LiveRates) -> RateSchedule:
+    def next_rate_step(self, live: int | None) -> int | None:
         return live
 
-    def updates(self, solver: Updates) -> SteeredUpdates:
-        return SteeredUpdates(solver)
+    def step(self, rate_step: int) -> None:
+        """Nothing is written down."""
 
     def end(self) -> None:
         """Nothing was written down."""
@@ -65,9 +68,9 @@ class RecordedOrder(LiveOrder):
             self._log = self._stack.enter_context(OrderWriter(path, head))
         return RecordingCenter(center, self._log)
 
-    def updates(self, solver: Updates) -> SteeredUpdates:
+    def step(self, rate_step: int) -> None:
         assert self._log is not None, "seen comes first"
-        return RecordedUpdates(solver, self._log)
+        self._log.step(rate_step)
 
     def end(self) -> None:
         assert self._log is not None, "seen comes first"
@@ -84,6 +87,7 @@ class ReplayedOrder(LiveOrder):
         self._context = context
         folder, group = RunFolder(context.config.replay), context.transport.group
         self._logs = [read_order(folder.order(rank)) for rank in range(group.world_size)]
+        self._rate_steps = list(reversed(self._logs[group.rank].rate_steps))
 
     def seen(self, center: MappedCenter) -> Center:
         transport = self._context.transport
@@ -98,8 +102,8 @@ class ReplayedOrder(LiveOrder):
         deadline = partial(Deadline.after, self._context.config.timeout_s)
         return ReplayedCenter(center, Turns(self._logs, transport.group.rank, window), deadline)
 
-    def course(self, _live: LiveRates) -> RateSchedule:
-        return ReplayedRates(self._logs[self._context.transport.group.rank].rate_steps)
+    def next_rate_step(self, _live: int | None) -> int | None:
+        return self._rate_steps.pop() if self._rate_steps else None
 
 
 def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:

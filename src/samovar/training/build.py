@@ -32,10 +32,9 @@ from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.sync_easgd import SyncEasgd
 from samovar.strategies.trial import TrialCallback
-from samovar.training.async_evaluated import CenterWeights
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.center_box import CenterBox
-from samovar.training.evaluated import EvaluatedWeights
+from samovar.training.evaluated import CenterWeights, EvaluatedWeights
 from samovar.training.evaluation import Evaluation
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
@@ -132,7 +131,7 @@ def build_learner(
     deadline, seat = partial(Deadline.after, config.timeout_s), box.seat(sharing, layout) if box else None
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
     _begin(strategy, start, box)
-    evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.is_free else None)
+    evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.strategy.is_async else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     finite = FiniteCheck(weights, strategy, solver, transport.group.rank)

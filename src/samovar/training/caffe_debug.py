@@ -41,7 +41,7 @@ def shows_values(
 
 def debug_notices(config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
     """That nothing is shown, where workers go at speeds of their own."""
-    if not (config.is_free and caffe.debug_info):
+    if not (config.strategy.is_async and caffe.debug_info):
         return ()
     return (
         f"{caffe.path}: debug_info has no effect with strategy {config.strategy.name}, whose workers step each by "

@@ -9,7 +9,7 @@ from samovar.core.layout import Layout
 from samovar.membership.progress_table import ProgressTable
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.training.async_evaluated import CenterWeights
+from samovar.training.evaluated import CenterWeights
 
 
 class CenterBox(Protocol):

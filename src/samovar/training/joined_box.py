@@ -21,8 +21,8 @@ from samovar.report.records import Notice
 from samovar.strategies.box_terms import MEAN, BoxWord, Readiness, Terms
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.training.async_evaluated import CenterWeights
 from samovar.training.context import RankContext
+from samovar.training.evaluated import CenterWeights
 from samovar.training.schedule import num_steps_of
 
 # A board on this host costs microseconds, one elsewhere a round trip.

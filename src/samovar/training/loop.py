@@ -1,22 +1,13 @@
-"""The training loop of one rank: steps, tests, snapshots, and stopping together."""
+"""The training loop of a rank: steps at a pace, and what is done for the run beside them."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from samovar.collectives.records import RecordExchange
-from samovar.core.clock import Deadline
 from samovar.training.evaluation import TestResult
-from samovar.training.finite import FiniteCheck
 from samovar.training.step import StepLoss, Worker
 from samovar.training.times import StepTimes
-
-NUM_RECORD_FIELDS = 5  # loss, samples, stop signal, snapshot requests, arrival at the exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +38,16 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMade:
+    """One step of this rank: the learning rate was that of `rate_step`."""
+
+    rate_step: int
+    loss: StepLoss
+    times: StepTimes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepDone:
     """All ranks' results of one step: mean loss over the global batch.
 
@@ -59,13 +60,13 @@ class StepDone:
     num_samples: int
     seconds: float
     times: StepTimes
-    last_rank: int | None
-    late_s: float
+    last_rank: int | None = None
+    late_s: float = 0.0
     num_steps: int = 1
 
 
 class Observer(Protocol):
-    """Whoever wants to know how training goes; called on every rank, with equal values except times."""
+    """Whoever wants to know how training goes; called with equal values, except times, on every rank that tells."""
 
     def step_done(self, done: StepDone) -> None: ...
     def tested(self, steps_done: int, net: int, result: TestResult) -> None: ...
@@ -97,146 +98,126 @@ class Outcome:
         samples, seconds = self.num_samples - self.warm_samples, self.seconds - self.warm_seconds
         return samples / seconds if seconds > 0 else 0.0
 
+    def add(self, done: StepDone) -> None:
+        if self.num_steps == 0:
+            self.warm_samples, self.warm_seconds = done.num_samples, done.seconds
+        self.train_loss = done.loss
+        self.num_steps += done.num_steps
+        self.num_samples += done.num_samples
+        self.seconds += done.seconds
 
-class Training:
-    """Runs a worker through a schedule.
 
-    Ranks agree at step boundaries on what signals asked for: each posts what it saw, and acts on what all
-    posted one step earlier, so all act after the same step and none waits for the agreement.
-    `at_boundary(steps_done)` tells what signals asked of this rank; `evaluate()` gives the result of each test net in
-    turn, and `forward()` the loss of one more forward pass; they and `save(steps_done)` are called on every rank
-    where they are due.
+class Duties:
+    """What is done for a run beside its steps: it is told of, saved and tested, each when that is due.
+
+    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot. In step every rank
+    has these duties, and all do the same at the same steps; else one rank has them for all.
     """
 
     def __init__(
         self,
-        worker: Worker,
-        records: RecordExchange,
         schedule: Schedule,
         evaluate: Callable[[], Iterator[TestResult]],
-        forward: Callable[[], StepLoss],
-        observer: Observer,
         save: Callable[[int], None],
-        at_boundary: Callable[[int], Requests],
-        finite: FiniteCheck,
-        timeout_s: float,
+        observer: Observer,
+        outcome: Outcome | None = None,
     ) -> None:
-        self._worker = worker
-        self._records = records
+        self.outcome = Outcome(schedule.first_step) if outcome is None else outcome
         self._schedule = schedule
         self._evaluate = evaluate
-        self._forward = forward
-        self._observer = observer
         self._save = save
-        self._at_boundary = at_boundary
-        self._finite = finite
-        self._timeout_s = timeout_s
-        self._outcome = Outcome(schedule.first_step)
-        self._posted: tuple[float, StepTimes] | None = None
-        self._agreed = Requests()
+        self._observer = observer
         self._snapshots_made = 0
         self._saved_at: int | None = None
 
-    def run(self) -> Outcome:
-        """Train to the schedule's end or until asked to stop; test and save at the end."""
-        outcome, schedule = self._outcome, self._schedule
-        if schedule.test_at_start:
-            self._test()
-        for step in range(schedule.first_step, schedule.num_steps):
-            self._step(step)
-            if outcome.stop_signal:
-                break
-            if _is_due(schedule.test_interval, outcome.steps_done) and outcome.steps_done < schedule.num_steps:
-                self._test()
-        self._collect()
-        if schedule.save_at_end:
-            self._save_once()
-        if not outcome.stop_signal:
-            self._finish()
-        self._observer.ended()
-        return outcome
+    def reached(self, steps_done: int) -> None:
+        """The run has come so far; what was tested are other weights."""
+        self.outcome.steps_done = steps_done
+        self.outcome.test_outputs = {}
 
-    def _finish(self) -> None:
-        if self._schedule.forward_at_end:
-            loss = self._forward()
-            self._records.post([loss.loss, loss.num_samples, 0, 0, math.nan])
-            losses = self._records.collect(Deadline.after(self._timeout_s))[:, :2]
-            self._observer.forwarded(self._outcome.steps_done, _mean(losses))
-        if self._schedule.test_at_end:
-            self._test()
-
-    def _step(self, step: int) -> None:
-        started_s = time.monotonic()
-        loss = self._worker.step(step)
-        self._finite.after_step(step + 1, step, loss.loss)
-        self._outcome.steps_done = step + 1
-        self._outcome.test_outputs = {}  # those of the weights that were
-        agreed = self._collect()
-        self._post(step, loss, time.monotonic() - started_s)
-        if self._schedule.is_prompt:
-            agreed = self._collect()
-        if agreed.num_snapshots > self._snapshots_made:
-            self._snapshots_made = agreed.num_snapshots
-            self._save_once()
-        elif _is_due(self._schedule.snapshot_interval, step + 1):
-            self._save_once()
-        self._outcome.stop_signal = agreed.stop_signal
-
-    def _post(self, step: int, loss: StepLoss, step_s: float) -> None:
-        seen, times = self._at_boundary(self._outcome.steps_done), self._worker.times
-        arrived_s = times.arrived_s if self._worker.exchanges_at(step) else math.nan
-        self._records.post([loss.loss, loss.num_samples, seen.stop_signal, seen.num_snapshots, arrived_s])
-        self._posted = step_s, times
-
-    def _collect(self) -> Requests:
-        """Take in what all ranks posted at the last boundary; what they agreed to do."""
-        if self._posted is None:
-            return self._agreed
-        records = self._records.collect(Deadline.after(self._timeout_s))
-        (step_s, times), self._posted = self._posted, None
-        self._account(records, step_s, times)
-        self._agreed = Requests(int(records[:, 2].max()), int(records[:, 3].max()))
-        return self._agreed
-
-    def _account(self, records: npt.NDArray[np.float64], step_s: float, times: StepTimes) -> None:
-        outcome = self._outcome
-        num_samples = int(records[:, 1].sum())
-        outcome.train_loss = _mean(records)
-        if outcome.num_steps == 0:
-            outcome.warm_samples, outcome.warm_seconds = num_samples, step_s
-        outcome.num_steps += 1
-        outcome.num_samples += num_samples
-        outcome.seconds += step_s
-        steps_done = self._schedule.first_step + outcome.num_steps
-        last_rank, late_s = _last(records[:, 4])
-        done = StepDone(steps_done, outcome.train_loss, num_samples, step_s, times, last_rank, late_s)
+    def tell(self, done: StepDone) -> None:
+        self.outcome.add(done)
         self._observer.step_done(done)
 
-    def _test(self) -> None:
+    def act(self, before: int, num_snapshots: int, *, leads: bool = True, tests: bool = True) -> None:
+        """Save and test what became due since `before` steps. One that does not lead saves where it was asked to."""
+        now, schedule = self.outcome.steps_done, self._schedule
+        if num_snapshots > self._snapshots_made or (leads and _passed(schedule.snapshot_interval, before, now)):
+            self._snapshots_made = max(num_snapshots, self._snapshots_made)
+            self._save_once()
+        if leads and tests and now < schedule.num_steps and _passed(schedule.test_interval, before, now):
+            self.test()
+
+    def test_at_start(self) -> None:
+        if self._schedule.test_at_start:
+            self.test()
+
+    def test(self) -> None:
         for net, result in enumerate(self._evaluate()):
             if net == 0:
-                self._outcome.test_outputs = result.outputs
-            self._observer.tested(self._outcome.steps_done, net, result)
+                self.outcome.test_outputs = result.outputs
+            self._observer.tested(self.outcome.steps_done, net, result)
+
+    def finish(self, stop_signal: int, forward: Callable[[], float] | None = None) -> Outcome:
+        """The end of the run: save, then the loss of one more forward pass and a test, unless a signal stopped it."""
+        self.outcome.stop_signal = stop_signal
+        if self._schedule.save_at_end:
+            self._save_once()
+        if not stop_signal:
+            if self._schedule.forward_at_end and forward is not None:
+                self._observer.forwarded(self.outcome.steps_done, forward())
+            if self._schedule.test_at_end:
+                self.test()
+        self._observer.ended()
+        return self.outcome
 
     def _save_once(self) -> None:
-        if self._saved_at != self._outcome.steps_done:
-            self._saved_at = self._outcome.steps_done
-            self._save(self._outcome.steps_done)
+        if self._saved_at != self.outcome.steps_done:
+            self._saved_at = self.outcome.steps_done
+            self._save(self.outcome.steps_done)
 
 
-def _mean(records: npt.NDArray[np.float64]) -> float:
-    """Over all ranks' samples, of rows (loss, number of samples, ...)."""
-    losses, counts = records[:, 0], records[:, 1]
-    return float((losses * counts).sum() / int(counts.sum()))
+class Pace(Protocol):
+    """When a rank steps, and whom it waits for: see `samovar.training.in_step` and `samovar.training.async_pace`."""
+
+    @property
+    def steps_done(self) -> int:
+        """By this rank."""
+        ...
+
+    def begin(self) -> None:
+        """Return when this rank may step."""
+        ...
+
+    def next_rate_step(self) -> int | None:
+        """The step whose learning rate the next update takes; None where the run is over for this rank."""
+        ...
+
+    def stepped(self, made: StepMade) -> None:
+        """Show the step to the others, and do what is due."""
+        ...
+
+    def end(self) -> Outcome | None:
+        """What the run came to, on the ranks that tell it."""
+        ...
 
 
-def _last(arrivals_s: npt.NDArray[np.float64]) -> tuple[int | None, float]:
-    """Who came last, and how long after the median of the others."""
-    if len(arrivals_s) < 2 or np.isnan(arrivals_s).any():
-        return None, 0.0
-    last = int(arrivals_s.argmax())
-    return last, float(arrivals_s[last] - np.median(np.delete(arrivals_s, last)))
+class Training:
+    """Runs a worker at its pace to the end of the run. Raises SamovarError."""
+
+    def __init__(self, worker: Worker, pace: Pace) -> None:
+        self._worker = worker
+        self._pace = pace
+
+    def run(self) -> Outcome | None:
+        worker, pace = self._worker, self._pace
+        pace.begin()
+        while (rate_step := pace.next_rate_step()) is not None:
+            started_s = time.monotonic()
+            loss = worker.step(pace.steps_done, rate_step)
+            pace.stepped(StepMade(rate_step, loss, worker.times, time.monotonic() - started_s))
+        return pace.end()
 
 
-def _is_due(interval: int, steps_done: int) -> bool:
-    return interval > 0 and steps_done % interval == 0
+def _passed(interval: int, before: int, now: int) -> bool:
+    return interval > 0 and now // interval > before // interval

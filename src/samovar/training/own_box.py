@@ -14,8 +14,8 @@ from samovar.membership.progress_table import ProgressTable
 from samovar.strategies.box_terms import MEAN, BoxWord, Readiness
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.training.async_evaluated import CenterWeights
 from samovar.training.context import RankContext
+from samovar.training.evaluated import CenterWeights
 
 _POLL_S = 0.002
 

@@ -40,7 +40,7 @@ def _measure(context: RankContext, worker: Worker, max_iter: int) -> list[float]
 
     def step(number: int) -> float:
         started_s = time.perf_counter()
-        worker.step(min(number, last))
+        worker.step(number, min(number, last))
         context.at_boundary(number + 1)
         return time.perf_counter() - started_s
 

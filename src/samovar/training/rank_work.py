@@ -12,7 +12,6 @@ from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
 from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
-from samovar.training.async_rank import run_free_training
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.training.evaluate_rank import run_evaluation
 from samovar.training.probe_rank import run_probe
@@ -48,8 +47,7 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     device = use_device(config.device, given.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
     context = RankContext(config, transport, writer, boundary.at, requests.is_gone, box, device, given.life)
-    job = run_free_training if config.job == "train" and config.is_free else _JOBS[config.job]
-    job(context)
+    _JOBS[config.job](context)
 
 
 def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:

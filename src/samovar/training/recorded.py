@@ -3,9 +3,7 @@
 from samovar.box.base import Push, Versions
 from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
-from samovar.training.course import SteeredUpdates
 from samovar.training.order_log import OrderWriter
-from samovar.training.step import Updates
 from samovar.transports.base import Array
 
 
@@ -79,15 +77,3 @@ class RecordedPush:
         if not self._is_logged:
             self._is_logged = True
             self._log.update(self._push.versions)
-
-
-class RecordedUpdates(SteeredUpdates):
-    """Steered updates whose rates are written down."""
-
-    def __init__(self, solver: Updates, log: OrderWriter) -> None:
-        super().__init__(solver)
-        self._log = log
-
-    def steer(self, rate_step: int) -> None:
-        super().steer(rate_step)
-        self._log.step(rate_step)

@@ -17,16 +17,6 @@ from samovar.transports.base import Array, Window
 _FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
 
 
-class ReplayedRates:
-    """The steps of the record, each with its rate."""
-
-    def __init__(self, rate_steps: Sequence[int]) -> None:
-        self._left = list(reversed(rate_steps))
-
-    def next_rate_step(self) -> int | None:
-        return self._left.pop() if self._left else None
-
-
 class Turns:
     """When each of a worker's reads and updates may have each chunk: after as many others as its ticket says.
 

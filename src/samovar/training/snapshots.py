@@ -19,8 +19,8 @@ from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, e
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
 from samovar.report.run_folder import RunFolder, write_atomic
-from samovar.training.async_evaluated import CenterWeights
 from samovar.training.build import Learner
+from samovar.training.evaluated import CenterWeights
 from samovar.transports.base import Transport
 
 RANK_PART = "rank_{}"

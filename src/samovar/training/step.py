@@ -74,8 +74,11 @@ class Worker:
         self._laps = Laps() if laps is None else laps
         self.times = StepTimes()
 
-    def step(self, step: int) -> StepLoss:
-        """Train on the next batches; the weights are those after the update when this returns."""
+    def step(self, step: int, rate_step: int | None = None) -> StepLoss:
+        """Train on the next batches; the weights are those after the update when this returns.
+
+        The learning rate is that of `rate_step`, the step itself where none is given.
+        """
         laps, parts = self._laps, self._parts
         laps.start()
         self._strategy.begin_step(step)
@@ -96,15 +99,11 @@ class Worker:
             laps.lap("backward_s")
             losses.append((loss, batch.num_samples))
         laps.arrive()
-        self._strategy.finish_step(step, update=partial(self._update, step))
+        self._strategy.finish_step(step, update=partial(self._update, step if rate_step is None else rate_step))
         laps.lap("exchange_s")
         self.times = laps.times()
         num_samples = sum(count for _, count in losses)
         return StepLoss(sum(loss * count for loss, count in losses) / num_samples, num_samples)
-
-    def exchanges_at(self, step: int) -> bool:
-        """Whether the step waits for other ranks."""
-        return self._strategy.exchanges_at(step)
 
     def forward(self) -> StepLoss:
         """The loss of the next batch alone; nothing is learned from it."""

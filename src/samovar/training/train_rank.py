@@ -1,254 +1,262 @@
 """The training job of one rank, from the configuration to the result."""
 
 import contextlib
-import platform
-import signal
-from collections.abc import Callable, Iterator
+import os
 from dataclasses import replace
 from functools import partial
 
-import torch
+import numpy as np
 
-from samovar import __version__
-from samovar.collectives.choose import ELEMENT_BYTES
+from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.records import RecordExchange
-from samovar.config import RunConfig
+from samovar.core.clock import Deadline
+from samovar.core.group import Group
 from samovar.core.memory import peak_memory_bytes
-from samovar.data.reader import BatchReader
-from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.model.model import layout_of
 from samovar.report.metrics import MetricsWriter
-from samovar.report.records import Finished, Notice, SnapshotWritten, Started
-from samovar.report.result import RunResult
+from samovar.report.records import Finished, Notice
 from samovar.report.run_folder import RunFolder
+from samovar.strategies.box_terms import MEAN, described
 from samovar.strategies.center_steps import CenterSteps
-from samovar.strategies.defaults import described
-from samovar.strategies.defaults import warnings as strategy_warnings
-from samovar.strategies.traits import AUTO
+from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.strategies.trial import TrialCallback
-from samovar.training import bucket_cut, build
-from samovar.training.caffe_debug import debug_notices, shows_values
-from samovar.training.caffe_observer import CaffeObserver
+from samovar.training import build, train_report
+from samovar.training.async_observer import WorkersObserver, worker_figures
+from samovar.training.async_order import order_of
+from samovar.training.async_pace import Agree, AsyncPace, AsyncParts, Master, Run
+from samovar.training.caffe_debug import shows_values
+from samovar.training.center_box import CenterBox
 from samovar.training.context import RankContext
-from samovar.training.loop import NUM_RECORD_FIELDS, Observer, Outcome, Schedule, Training
-from samovar.training.observer import RunObserver, SilentObserver, remedy_for
-from samovar.training.opening import Opened, open_training
+from samovar.training.evaluated import CenterWeights
+from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
+from samovar.training.joined_box import JoinedBox
+from samovar.training.loop import Duties, Outcome, Training
+from samovar.training.observer import remedy_for
+from samovar.training.opening import open_training
 from samovar.training.own_box import OwnBox
 from samovar.training.replicas import gather, require_equal
 from samovar.training.resume import resume_from
 from samovar.training.schedule import first_step, make_schedule
-from samovar.training.snapshots import make_saver
-from samovar.training.tracing import NoTracing, Tracing, tracing_of
-from samovar.training.train_tests import TestPart, evaluate_function, forward_function, test_parts
+from samovar.training.step import Worker
+from samovar.training.tracing import tracing_of
+from samovar.training.train_tests import evaluate_function, forward_function, test_parts
+from samovar.transports.base import Region
+from samovar.transports.shm import ShmTransport, create_segment
+
+_AGREED_WORDS = 3  # stop signal (at the start: steps done), whether the run is over, the step of the rate
 
 
 def run_training(context: RankContext) -> None:
     """Train, save, test, and tell the result; raises SamovarError."""
-    config = context.config
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(open_training(context))
-        caffe, net = opened.caffe, opened.net
-        rank = context.transport.group.rank
-        start = None if config.snapshot is None else resume_from(config.snapshot, net, config, rank)
-        tracing = tracing_of(context)
-        box = OwnBox(context) if config.strategy.needs_center else None
-        witness = TrialCallback(tell=partial(_tell, context))
-        learner = build.build_learner(config, caffe, net, context.transport, start, tracing.trace, box, witness)
-        tests = test_parts(context, caffe, net, stack)
-        schedule = make_schedule(config, caffe, start.step if start is not None else 0)
+        TrainRank(context, stack).run()
+
+
+class TrainRank:
+    """One rank's parts, which `stack` closes."""
+
+    def __init__(self, context: RankContext, stack: contextlib.ExitStack) -> None:
+        config = context.config
+        self._context, self._config, self._stack = context, config, stack
+        self._opened = stack.enter_context(open_training(context))
+        caffe, net = self._opened.caffe, self._opened.net
+        self._start = None
+        if config.snapshot is not None:
+            self._start = resume_from(config.snapshot, net, config, context.transport.group.rank)
+        self._tracing = tracing_of(context)
+        self._order = order_of(context, stack)
+        start_step = self._start.step if self._start else 0
+        self._box = self._open_box(start_step) if config.strategy.needs_center else None
+        first = start_step if self._box is None else self._box.first_step
+        self._schedule = make_schedule(config, caffe, first)
+        callback, trace = TrialCallback(tell=self._tell_once), self._tracing.trace
+        self._learner = build.build_learner(
+            config, caffe, net, context.transport, self._start, trace, self._box, callback
+        )
+
+    def run(self) -> None:
+        """Train at this rank's pace; tell the result where it is this rank's to tell."""
+        if not self._config.strategy.is_async:
+            outcome = Training(*self._in_step()).run()
+            assert outcome is not None, "in step all ranks tell"
+            self._tell_of_all(outcome)
+        elif (outcome := Training(*self._async()).run()) is not None:
+            self._tell_of_center(outcome)
+
+    def _in_step(self) -> tuple[Worker, InStep]:
+        """All ranks test, save and stop together."""
+        context, learner, schedule, caffe = self._context, self._learner, self._schedule, self._opened.caffe
+        tests = test_parts(context, caffe, self._opened.net, self._stack)
         at_boundary = shows_values(context, caffe, learner, [test.net for test in tests])
         at_boundary(schedule.first_step)
         if context.is_first:
-            announce(opened, learner, tests, schedule, start.notices if start else ())
-        first_batch = first_step(config, schedule) * learner.parts.count
-        stream = stack.enter_context(opened.stream(learner.slices, first_batch))
-        worker = build.build_worker(learner, stream, config, *tracing.attach(learner, schedule.first_step))
-        training = Training(
-            worker,
-            RecordExchange(context.transport, NUM_RECORD_FIELDS),
+            train_report.announce(self._opened, learner, tests, schedule, self._start_notices)
+        worker = self._worker(first_step(self._config, schedule))
+        observer = self._stack.enter_context(train_report.run_observer(context, caffe, learner, tests, schedule))
+        duties = Duties(
             schedule,
             evaluate_function(learner, tests),
+            train_report.save_function(context, caffe, learner),
+            self._tracing.observing(observer),
+        )
+        pace = InStep(
+            duties,
+            schedule,
+            RecordExchange(context.transport, NUM_RECORD_FIELDS),
+            learner.strategy.exchanges_at,
             forward_function(learner, worker),
-            tracing.observing(stack.enter_context(run_observer(context, caffe, learner, tests, schedule))),
-            save_function(context, caffe, learner),
             at_boundary,
             learner.finite,
-            config.timeout_s,
+            self._config.timeout_s,
         )
-        outcome = training.run()
-        _finish(opened, learner, outcome, tracing)
+        return worker, pace
 
+    def _async(self) -> tuple[Worker, AsyncPace]:
+        """Each rank goes at its own speed; the master of the moment tests, saves and tells."""
+        config, learner, box = self._config, self._learner, self._box
+        assert box is not None
+        assert isinstance(learner.strategy, CenterSteps)
+        assert isinstance(learner.evaluated, CenterWeights)
+        agree = _agreement(self._context)
+        # One number for the group: each of it may have come when the run at a box was elsewhere.
+        steps_done, _ = agree(box.crew.earlier_steps(config.strategy.group_size or 1), None)
+        self._context.at_boundary(steps_done)
+        self._run = Run(box.crew, self._schedule.num_steps, PipeVoice(self._context), config.timeout_s)
+        parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, box.lock_wait_s)
+        worker = self._worker(steps_done, box.order_index)
+        return worker, AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done)
 
-def _tell(context: RankContext, sentence: str) -> None:
-    """What all ranks found out is said once."""
-    if context.is_first:
-        context.writer.write(Notice(level="info", text=sentence))
+    def _worker(self, step: int, order_index: int | None = None) -> Worker:
+        """Reads on from `step`."""
+        learner = self._learner
+        batches = self._opened.stream(learner.slices, step * learner.parts.count, order_index)
+        stream = self._stack.enter_context(batches)
+        return build.build_worker(learner, stream, self._config, *self._tracing.attach(learner, step))
 
-
-def announce(
-    opened: Opened,
-    learner: build.Learner,
-    tests: tuple[TestPart, ...],
-    schedule: Schedule,
-    start_notices: tuple[str, ...],
-) -> None:
-    context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
-    config = context.config
-    notices = (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings)
-    notices = (*notices, *learner.notices, *start_notices)
-    started = Started(
-        net_name=learner.net.name or caffe.net_path.stem,
-        num_parameters=learner.num_parameters,
-        data_name=_data_name(reader),
-        num_train_samples=len(reader),
-        num_test_samples=tests[0].num_samples if tests else 0,
-        workers=config.workers,
-        threads_per_worker=config.threads_per_worker,
-        worker_cpus=config.cpus,
-        batch_per_worker=global_batch // config.workers,
-        effective_batch=global_batch * caffe.iter_size,
-        base_lr=caffe.base_lr,
-        lr_policy=caffe.lr_policy,
-        strategy=config.strategy.name,
-        collective=_shown_collective(config, learner),
-        transport="shm" if config.box is None else f"box {config.box}",
-        iterations=schedule.num_steps,
-        start_step=schedule.first_step,
-        joined=config.join,
-        run_folder=str(config.out),
-        buckets=bucket_cut.described(config, learner.buckets),
-    )
-    context.writer.write(started)
-    if config.strategy.exchanges_weights or config.strategy.codec is not None:
-        context.writer.write(Notice(level="info", text=described(config.strategy)))
-    if not config.by_caffe:
-        notices = (*caffe.only_for_caffe, *notices)
-    for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
-        context.writer.write(Notice(level="warning", text=text))
-
-
-def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
-    """The plan, and whether it was chosen here; empty where workers sum nothing together."""
-    if config.is_free and config.strategy.group_size is None:
-        return ""
-    return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
-
-
-def _data_name(reader: BatchReader) -> str:
-    """The first source's name, without what says its form."""
-    if not reader.sources:
-        return "no data files"
-    return reader.sources[0].name.removesuffix("_lmdb").removesuffix("_train")
-
-
-@contextlib.contextmanager
-def run_observer(
-    context: RankContext, caffe: CaffeSolver, learner: build.Learner, tests: tuple[TestPart, ...], schedule: Schedule
-) -> Iterator[Observer]:
-    if not context.is_first:
-        yield SilentObserver()
-        return
-    policy = learner.solver.config.policy
-    test_losses = tuple(test.loss_weights for test in tests)
-    if context.config.by_caffe:
-        yield CaffeObserver(context.writer, learner.net, caffe, policy, test_losses)
-        return
-    with MetricsWriter(RunFolder(context.config.out).metrics, schedule.first_step) as metrics:
-        yield RunObserver(
-            context.writer,
+    def _become_master(self) -> Master:
+        """With the means to test and save alone, while the others go on."""
+        opened, learner, schedule, run = self._opened, self._learner, self._schedule, self._run
+        caffe, alone = opened.caffe, self._alone()
+        assert isinstance(learner.evaluated, CenterWeights)
+        tests = test_parts(alone, caffe, opened.net, self._stack)
+        # What an earlier master wrote stays.
+        steps_kept = max(schedule.first_step, run.table.run_steps())
+        metrics = self._stack.enter_context(MetricsWriter(RunFolder(self._config.out).metrics, steps_kept))
+        if not run.table.has_begun:
+            train_report.announce(opened, learner, tests, schedule, self._start_notices)
+            rule = self._config.stop_rule or MEAN
+            run.voice.inform(described(rule, schedule.num_steps, at_box=self._config.box is not None))
+        observer = WorkersObserver(
+            alone.writer,
             metrics,
-            policy,
+            learner.solver.config.policy,
             schedule.num_steps,
             caffe.display,
             caffe.average_loss,
-            remedy_for(context.config.strategy),
+            remedy_for(self._config.strategy),
             shows_test_loss=caffe.test_compute_loss,
         )
+        save = train_report.save_function(alone, caffe, learner)
+        duties = Duties(schedule, evaluate_function(learner, tests), save, observer)
+        return Master(run, duties, observer, learner.evaluated.settle)
+
+    def _tell_of_all(self, outcome: Outcome) -> None:
+        """Compare the replicas; rank 0 tells the result."""
+        context, config, learner = self._context, self._config, self._learner
+        sent_bytes = context.transport.bytes_sent + train_report.center_bytes(
+            learner, train_report.num_updates(learner)
+        )
+        own_bytes = [float(sent_bytes), float(self._opened.reader.fetched_bytes), float(peak_memory_bytes())]
+        sha256 = self._weights_sha256()
+        require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
+        all_bytes = gather(context.transport, own_bytes, config.timeout_s)
+        moved_per_step = all_bytes[:, :2].mean(axis=0) / max(1, outcome.num_steps)
+        self._tracing.merge(outcome.steps_done)
+        if context.is_first:
+            result = train_report.result_of(self._opened, learner, outcome, sha256, *moved_per_step.tolist())
+            peaks = tuple(map(int, filter(None, all_bytes[:, 2])))
+            context.writer.write(Finished(result=replace(result, peak_memory_bytes=peaks)))
+
+    def _tell_of_center(self, outcome: Outcome) -> None:
+        """What the run came to: the center, and how each worker got on."""
+        assert self._box is not None
+        config, learner, states = self._config, self._learner, self._run.table.states()
+        sha256 = self._weights_sha256()
+        sent_bytes = train_report.center_bytes(learner, sum(state.num_updates for state in states))
+        num_steps = sum(state.steps_done - self._schedule.first_step for state in states)
+        names = self._box.transports | ({"shm"} if (config.strategy.group_size or 1) > 1 else set())
+        result = replace(
+            train_report.result_of(self._opened, learner, outcome, sha256, sent_bytes / max(1, num_steps), 0.0),
+            transport=", ".join(sorted(names)),
+            replicas_equal=None,
+            box=config.box,
+            buffer=config.buffer,
+            stop_rule=config.stop_rule,
+            by_worker=tuple(worker_figures(state) for state in states),
+        )
+        self._context.writer.write(Finished(result=result))
+        self._run.table.has_told()
+
+    def _open_box(self, start_step: int) -> CenterBox:
+        """The run's own, which its launcher holds, or the one that --box names."""
+        if self._config.box is None:
+            return OwnBox(self._context, start_step, self._order.seen)
+        opened = self._opened
+        layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
+        return JoinedBox(self._context, opened.caffe, layout, start_step, self._stack)
+
+    def _weights_sha256(self) -> str:
+        learner = self._learner
+        with learner.with_evaluated_weights():
+            return learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
+
+    def _alone(self) -> RankContext:
+        """A context without others."""
+        segment = create_segment(1)
+        self._stack.callback(os.close, segment)
+        transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._config.oversubscribed)
+        return replace(self._context, transport=transport)
+
+    @property
+    def _start_notices(self) -> tuple[str, ...]:
+        return self._start.notices if self._start else ()
+
+    def _tell_once(self, sentence: str) -> None:
+        """What all ranks found out is said once."""
+        if self._context.is_first:
+            self._context.writer.write(Notice(level="info", text=sentence))
 
 
-def save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
-    saver = make_saver(caffe, learner, context.config, context.transport)
+class PipeVoice:
+    """Tells the user, through the launcher."""
 
-    def save(steps_done: int) -> None:
-        path = saver.save(steps_done)
-        if path is not None:
-            context.writer.write(SnapshotWritten(step=steps_done, path=str(path)))
+    def __init__(self, context: RankContext) -> None:
+        self._writer, self._rank = context.writer, context.transport.group.rank
 
-    return save
+    def inform(self, text: str) -> None:
+        self._writer.write(Notice(level="info", text=text))
 
-
-def _finish(opened: Opened, learner: build.Learner, outcome: Outcome, tracing: Tracing | NoTracing) -> None:
-    """Compare the replicas; rank 0 tells the result."""
-    context = opened.context
-    config = context.config
-    sent_bytes = context.transport.bytes_sent + center_bytes(learner, _num_updates(learner))
-    own_bytes = [float(sent_bytes), float(opened.reader.fetched_bytes), float(peak_memory_bytes())]
-    with learner.with_evaluated_weights():
-        sha256 = learner.model.weights.sha256(tuple(info.name for info in learner.net.parameter_infos))
-    require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
-    all_bytes = gather(context.transport, own_bytes, config.timeout_s)
-    moved_per_step = all_bytes[:, :2].mean(axis=0) / max(1, outcome.num_steps)
-    tracing.merge(outcome.steps_done)
-    if context.is_first:
-        result = result_of(opened, learner, outcome, sha256, *moved_per_step.tolist())
-        peaks = tuple(map(int, filter(None, all_bytes[:, 2])))
-        context.writer.write(Finished(result=replace(result, peak_memory_bytes=peaks)))
+    def warn(self, text: str) -> None:
+        """Once for all ranks that say the same, but for the reasons behind the colon."""
+        topic = text.partition(":")[0]
+        self._writer.write(Notice(level="warning", text=f"rank {self._rank}: {text}", topic=topic))
 
 
-def _num_updates(learner: build.Learner) -> int:
-    return learner.strategy.num_updates if isinstance(learner.strategy, CenterSteps) else 0
+def _agreement(context: RankContext) -> Agree:
+    """What the first of a group that steps together decides, for all of it."""
+    size = context.config.strategy.group_size
+    if size is None or size == 1:
+        return lambda number, rate_step: (number, rate_step)
+    group = GroupCollectives(PlannedCollectives(context.transport, lambda _num_bytes: "tree"), size, "tree")
+    memory = group.region("agreement", 8 * _AGREED_WORDS)
+    words = Region(memory.window, memory.offset, memory.array.view(np.float64))
+    broadcast = group.broadcast("agreement", words)
+    deadline = partial(Deadline.after, context.config.timeout_s)
 
+    def agree(number: int, rate_step: int | None) -> tuple[int, int | None]:
+        if group.group.rank == 0:
+            words.array[:] = number, rate_step is None, rate_step or 0
+        broadcast.run(deadline())
+        return int(words.array[0]), None if words.array[1] else int(words.array[2])
 
-def center_bytes(learner: build.Learner, num_updates: int) -> int:
-    """What so many updates of a center send there."""
-    return num_updates * learner.model.weights.array_N.size * ELEMENT_BYTES
-
-
-def result_of(
-    opened: Opened,
-    learner: build.Learner,
-    outcome: Outcome,
-    sha256: str,
-    bytes_sent_per_step: float,
-    data_bytes_fetched_per_step: float,
-) -> RunResult:
-    config = opened.context.config
-    return RunResult(
-        net=learner.net.name,
-        net_parameters=learner.num_parameters,
-        strategy=config.strategy.name,
-        collective=_shown_collective(config, learner),
-        transport="shm",
-        workers=config.workers,
-        threads_per_worker=config.threads_per_worker,
-        effective_batch=opened.global_batch * opened.caffe.iter_size,
-        steps=outcome.steps_done,
-        samples=outcome.num_samples,
-        seconds=outcome.seconds,
-        samples_per_second=outcome.samples_per_second,
-        train_loss=outcome.train_loss if outcome.num_steps else None,
-        test_loss=_output(outcome, "loss"),
-        test_accuracy=_output(outcome, "accuracy"),
-        weights_sha256=sha256,
-        replicas_equal=True,
-        bytes_sent_per_step=bytes_sent_per_step,
-        data_bytes_fetched_per_step=data_bytes_fetched_per_step,
-        stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
-        versions=versions(),
-        precision=config.precision,
-        buckets=(buckets := bucket_cut.described(config, learner.buckets)),
-        bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
-        sweep=config.sweep,
-        compress=config.strategy.codec,
-        is_compressed=learner.is_compressed,
-    )
-
-
-def _output(outcome: Outcome, kind: str) -> float | None:
-    """The test output of that name, else the first whose name contains it."""
-    outputs = outcome.test_outputs
-    names = [kind] if kind in outputs else [name for name in outputs if kind in name.lower()]
-    return outputs[names[0]] if names else None
-
-
-def versions() -> dict[str, str]:
-    return {"samovar": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return agree

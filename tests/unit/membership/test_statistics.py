@@ -16,7 +16,7 @@ from samovar.core.layout import Layout, ParameterSpec
 from samovar.membership.members import OwnMembers
 from samovar.membership.progress_table import ProgressTable
 from samovar.strategies.box_terms import MEAN
-from samovar.training.async_evaluated import CenterWeights
+from samovar.training.evaluated import CenterWeights
 from samovar.transports.shm import ShmTransport, create_segment
 
 LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,), is_learned=False)])

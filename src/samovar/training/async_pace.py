@@ -1,0 +1,276 @@
+"""The pace of ranks that wait for nobody: each steps at its own speed, until the run is over for all."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from samovar.core.clock import Deadline, Pace
+from samovar.membership.progress_table import ProgressTable, WorkerState, binned
+from samovar.strategies.center_steps import CenterSteps
+from samovar.training.async_order import Order
+from samovar.training.evaluated import CenterWeights
+from samovar.training.finite import FiniteCheck
+from samovar.training.loop import Duties, Observer, Outcome, Requests, StepDone, StepMade
+from samovar.training.times import StepTimes
+
+# The master tests before anybody begins, and that may take longer than any exchange.
+_START_PATIENCE = _END_PATIENCE = 10.0
+_DISTANCE_EVERY_S = 1.0
+_DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
+
+# agree(stop signal, step of the rate or None)
+Agree: TypeAlias = Callable[[int, int | None], tuple[int, int | None]]
+
+
+class AsyncObserver(Observer, Protocol):
+    """An observer that also wants to know how each worker gets on."""
+
+    def workers_seen(self, steps_done: int, states: Sequence[WorkerState]) -> None: ...
+
+
+class Voice(Protocol):
+    """Tells the user."""
+
+    def inform(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What workers of a launch share: the table of their progress, the run's length, and the user's ear."""
+
+    table: ProgressTable
+    num_steps: int
+    voice: Voice
+    timeout_s: float
+
+
+class Master:
+    """What one of the workers does for its launch: it looks at all after each of its own steps, and tells.
+
+    During the run the master of one launch alone tests and saves the center, at the end each does, of what the center
+    is when it `settle()`s; the others go on meanwhile. The run's steps are those of the stop rule, never more than were
+    asked for. What an earlier master left untold is counted, but not told.
+    """
+
+    def __init__(self, run: Run, duties: Duties, observer: AsyncObserver, settle: Callable[[], None]) -> None:
+        self._run = run
+        self._duties = duties
+        self._observer = observer
+        self._settle = settle
+        self._told_s = 0.0
+        outcome = duties.outcome
+        first_step, outcome.steps_done = outcome.steps_done, self._run_steps()
+        outcome.num_samples = self._num_samples = _samples_of(run.table.states())
+        outcome.num_steps = outcome.steps_done - first_step
+
+    def test_at_start(self) -> None:
+        """Before anybody steps."""
+        is_start = not any(state.num_samples for state in self._run.table.states())
+        if is_start and self._run.table.leads:
+            self._duties.test_at_start()
+
+    def begin(self) -> None:
+        """From now on time counts; others may have begun a moment before, and what they did is told, too."""
+        self._told_s = time.monotonic()
+        self._duties.outcome.seconds = self._told_s - self._run.table.begin()
+
+    def look(self, num_snapshots: int, times: StepTimes) -> None:
+        """Tell how far all are; save and test what is due. `times` are those of the own last step."""
+        before = self._duties.outcome.steps_done
+        self._account(times)
+        self._duties.act(before, num_snapshots, leads=self._run.table.leads)
+
+    def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
+        """Save and test the center, now that all have ended: that is what the run gives."""
+        self._account(times)
+        self._settle()
+        self._duties.outcome.num_samples = _samples_of(self._run.table.states())
+        return self._duties.finish(stop_signal)
+
+    def wait_for_ends(self, stop_signal: int) -> None:
+        """Return when every worker's last update is in the center.
+
+        Raises DeadlineExceeded, naming those of this launch that do not finish.
+        """
+        timeout_s = self._run.timeout_s
+        missing = self._run.table.wait_for_ends(Deadline.after(timeout_s), with_others=not stop_signal)
+        if missing:
+            self._run.voice.warn(f"{missing} of the box did not finish within {timeout_s:g} s, and is not waited for")
+
+    def _account(self, times: StepTimes) -> None:
+        states, before = self._run.table.states(), self._duties.outcome.steps_done
+        steps, samples = self._run_steps(), _samples_of(states)
+        if steps <= before:
+            return
+        now_s = time.monotonic()
+        seconds, self._told_s = now_s - self._told_s, now_s
+        num_samples, self._num_samples = samples - self._num_samples, samples
+        self._duties.reached(steps)
+        self._observer.workers_seen(steps, states)
+        self._duties.tell(
+            StepDone(steps, _mean_loss(states), num_samples, seconds, times, num_steps=steps - before),
+        )
+
+    def _run_steps(self) -> int:
+        return min(self._run.table.run_steps(), self._run.num_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncParts:
+    """What a worker steps with, and the center in the place of its weights.
+
+    `lock_wait_s()` tells what it lost to others at the center so far.
+    """
+
+    strategy: CenterSteps
+    finite: FiniteCheck
+    order: Order
+    evaluated: CenterWeights
+    lock_wait_s: Callable[[], float]
+
+
+class AsyncPace:
+    """See `samovar.training.loop.Pace`: steps from `steps_done` on, looks up after each, drains at the end.
+
+    The learning rate goes by the steps of the run, all workers together, so it falls for all at once. The first of the
+    launch's workers that are not gone is its master: `become_master` gives what it does for all. The strategy follows
+    the number of members that share the center. `agree(stop_signal, rate_step)` makes one answer of those of ranks that
+    step together.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        parts: AsyncParts,
+        become_master: Callable[[], Master],
+        at_boundary: Callable[[int], Requests],
+        agree: Agree,
+        steps_done: int,
+    ) -> None:
+        self.steps_done = steps_done
+        self._run, self._table = run, run.table
+        self._parts = parts
+        self._become_master = become_master
+        self._at_boundary = at_boundary
+        self._agree = agree
+        self._num_samples = 0
+        self._loss = float("nan")
+        self._times = StepTimes()
+        self._speed = Pace()
+        self._measured_s = float("-inf")
+        self._distance_took_s = 0.0
+        self._stop_signal = 0
+        self._master: Master | None = None
+        self._num_members = run.table.world_size  # that the strategy knows of
+
+    def begin(self) -> None:
+        self._parts.evaluated.publish_statistics()
+        self._show()
+        if self._table.is_first:
+            self._master = self._become_master()
+            self._master.test_at_start()
+        self._table.is_ready()
+        self._table.wait_for_all(Deadline.after(_START_PATIENCE * self._run.timeout_s))
+        self._table.begin()
+        if self._master is not None:
+            self._master.begin()
+
+    def next_rate_step(self) -> int | None:
+        """None where this worker shall stop: by a signal, or because the run is over."""
+        requests = self._at_boundary(self.steps_done)
+        run_steps = self._table.run_steps()
+        live = run_steps if run_steps < self._run.num_steps else None
+        self._stop_signal, rate_step = self._agree(requests.stop_signal, self._parts.order.next_rate_step(live))
+        if self._stop_signal or rate_step is None:
+            return None
+        self._follow_members(rate_step)
+        self._parts.order.step(rate_step)
+        return rate_step
+
+    def stepped(self, made: StepMade) -> None:
+        parts = self._parts
+        self.steps_done += 1
+        self._num_samples += made.loss.num_samples
+        self._loss, self._times = made.loss.loss, made.times
+        for text in parts.strategy.take_notices():
+            self._run.voice.warn(text)
+        parts.evaluated.publish_statistics()
+        self._show()
+        parts.finite.after_step(self.steps_done, made.rate_step, self._loss)
+        self._look_for_master()
+        if self._master is not None:
+            self._master.look(self._at_boundary(self.steps_done).num_snapshots, made.times)
+
+    def end(self) -> Outcome | None:
+        """On the master, also where this worker's own weights came to nothing, if another one's did not."""
+        parts, table = self._parts, self._table
+        parts.strategy.drain()
+        parts.order.end()
+        if not table.is_first:
+            parts.finite.at_end()
+        self._show(is_finished=True)
+        if self._master is None and not table.wait_until_told(Deadline.after(_END_PATIENCE * self._run.timeout_s)):
+            self._look_for_master()
+        if self._master is None:
+            return None
+        self._master.wait_for_ends(self._stop_signal)
+        if table.is_alone(parts.strategy.group_size):
+            parts.finite.at_end()
+        return self._master.finish(self._stop_signal, self._times)
+
+    def _follow_members(self, run_steps: int) -> None:
+        """From this step of the run on the strategy counts with as many members as there are."""
+        now, before = self._table.num_members, self._num_members
+        if now == before:
+            return
+        strategy, self._num_members = self._parts.strategy, now
+        strategy.resize(now)
+        if self._table.is_first:
+            earlier = f", {before} did before" if self._num_samples else ""
+            rate = f"; moving rate {strategy.moving_rate:.4g}" if strategy.moving_rate else ""
+            who = "1 worker trains" if now == 1 else f"{now} workers train"
+            self._run.voice.inform(f"step {run_steps:,}: {who} at this center now{earlier}{rate}")
+
+    def _show(self, *, is_finished: bool = False) -> None:
+        strategy = self._parts.strategy
+        state = WorkerState(
+            steps_done=self.steps_done,
+            num_samples=self._num_samples,
+            samples_per_second=self._speed.take(self._num_samples),
+            loss=self._loss,
+            num_updates=strategy.num_updates,
+            num_refused=strategy.num_refused,
+            staleness=binned(strategy.staleness.histogram),
+            lock_wait_s=self._parts.lock_wait_s(),
+            is_finished=is_finished,
+        )
+        self._table.show(state, self._distance(is_finished))
+
+    def _distance(self, is_finished: bool) -> float | None:
+        """The distance to the center, seldom enough to cost nothing; None where it is not its turn."""
+        now_s = time.monotonic()
+        pause_s = max(_DISTANCE_EVERY_S, self._distance_took_s / _DISTANCE_SHARE)
+        if not is_finished and now_s - self._measured_s < pause_s:
+            return None
+        distance = self._parts.evaluated.distance()
+        self._measured_s = time.monotonic()
+        self._distance_took_s = self._measured_s - now_s
+        return distance
+
+    def _look_for_master(self) -> None:
+        if self._master is None and self._table.is_first:
+            self._master = self._become_master()
+            self._master.begin()
+
+
+def _samples_of(states: Sequence[WorkerState]) -> int:
+    return sum(state.num_samples for state in states)
+
+
+def _mean_loss(states: Sequence[WorkerState]) -> float:
+    """Of the last losses of those that have one and are not gone."""
+    losses = [state.loss for state in states if not (state.is_gone or math.isnan(state.loss))]
+    return sum(losses) / len(losses) if losses else math.nan

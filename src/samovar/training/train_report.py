@@ -1,0 +1,183 @@
+"""What a training run tells: how it begins, how it goes, and what it came to."""
+
+import contextlib
+import platform
+import signal
+from collections.abc import Callable, Iterator
+
+import torch
+
+from samovar import __version__
+from samovar.collectives.choose import ELEMENT_BYTES
+from samovar.config import RunConfig
+from samovar.data.reader import BatchReader
+from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.report.metrics import MetricsWriter
+from samovar.report.records import Notice, SnapshotWritten, Started
+from samovar.report.result import RunResult
+from samovar.report.run_folder import RunFolder
+from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.defaults import described
+from samovar.strategies.defaults import warnings as strategy_warnings
+from samovar.strategies.traits import AUTO
+from samovar.training import bucket_cut, build
+from samovar.training.caffe_debug import debug_notices
+from samovar.training.caffe_observer import CaffeObserver
+from samovar.training.context import RankContext
+from samovar.training.loop import Observer, Outcome, Schedule
+from samovar.training.observer import RunObserver, SilentObserver, remedy_for
+from samovar.training.opening import Opened
+from samovar.training.snapshots import make_saver
+from samovar.training.train_tests import TestPart
+
+
+def announce(
+    opened: Opened,
+    learner: build.Learner,
+    tests: tuple[TestPart, ...],
+    schedule: Schedule,
+    start_notices: tuple[str, ...],
+) -> None:
+    context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
+    config = context.config
+    notices = (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings)
+    notices = (*notices, *learner.notices, *start_notices)
+    started = Started(
+        net_name=learner.net.name or caffe.net_path.stem,
+        num_parameters=learner.num_parameters,
+        data_name=_data_name(reader),
+        num_train_samples=len(reader),
+        num_test_samples=tests[0].num_samples if tests else 0,
+        workers=config.workers,
+        threads_per_worker=config.threads_per_worker,
+        worker_cpus=config.cpus,
+        batch_per_worker=global_batch // config.workers,
+        effective_batch=global_batch * caffe.iter_size,
+        base_lr=caffe.base_lr,
+        lr_policy=caffe.lr_policy,
+        strategy=config.strategy.name,
+        collective=_shown_collective(config, learner),
+        transport="shm" if config.box is None else f"box {config.box}",
+        iterations=schedule.num_steps,
+        start_step=schedule.first_step,
+        joined=config.join,
+        run_folder=str(config.out),
+        buckets=bucket_cut.described(config, learner.buckets),
+    )
+    context.writer.write(started)
+    if config.strategy.exchanges_weights or config.strategy.codec is not None:
+        context.writer.write(Notice(level="info", text=described(config.strategy)))
+    if not config.by_caffe:
+        notices = (*caffe.only_for_caffe, *notices)
+    for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
+        context.writer.write(Notice(level="warning", text=text))
+
+
+def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
+    """The plan, and whether it was chosen here; empty where workers sum nothing together."""
+    if config.strategy.is_async and config.strategy.group_size is None:
+        return ""
+    return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
+
+
+def _data_name(reader: BatchReader) -> str:
+    """The first source's name, without what says its form."""
+    if not reader.sources:
+        return "no data files"
+    return reader.sources[0].name.removesuffix("_lmdb").removesuffix("_train")
+
+
+@contextlib.contextmanager
+def run_observer(
+    context: RankContext, caffe: CaffeSolver, learner: build.Learner, tests: tuple[TestPart, ...], schedule: Schedule
+) -> Iterator[Observer]:
+    if not context.is_first:
+        yield SilentObserver()
+        return
+    policy = learner.solver.config.policy
+    test_losses = tuple(test.loss_weights for test in tests)
+    if context.config.by_caffe:
+        yield CaffeObserver(context.writer, learner.net, caffe, policy, test_losses)
+        return
+    with MetricsWriter(RunFolder(context.config.out).metrics, schedule.first_step) as metrics:
+        yield RunObserver(
+            context.writer,
+            metrics,
+            policy,
+            schedule.num_steps,
+            caffe.display,
+            caffe.average_loss,
+            remedy_for(context.config.strategy),
+            shows_test_loss=caffe.test_compute_loss,
+        )
+
+
+def save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:
+    saver = make_saver(caffe, learner, context.config, context.transport)
+
+    def save(steps_done: int) -> None:
+        path = saver.save(steps_done)
+        if path is not None:
+            context.writer.write(SnapshotWritten(step=steps_done, path=str(path)))
+
+    return save
+
+
+def num_updates(learner: build.Learner) -> int:
+    return learner.strategy.num_updates if isinstance(learner.strategy, CenterSteps) else 0
+
+
+def center_bytes(learner: build.Learner, num_updates: int) -> int:
+    """What so many updates of a center send there."""
+    return num_updates * learner.model.weights.array_N.size * ELEMENT_BYTES
+
+
+def result_of(
+    opened: Opened,
+    learner: build.Learner,
+    outcome: Outcome,
+    sha256: str,
+    bytes_sent_per_step: float,
+    data_bytes_fetched_per_step: float,
+) -> RunResult:
+    config = opened.context.config
+    return RunResult(
+        net=learner.net.name,
+        net_parameters=learner.num_parameters,
+        strategy=config.strategy.name,
+        collective=_shown_collective(config, learner),
+        transport="shm",
+        workers=config.workers,
+        threads_per_worker=config.threads_per_worker,
+        effective_batch=opened.global_batch * opened.caffe.iter_size,
+        steps=outcome.steps_done,
+        samples=outcome.num_samples,
+        seconds=outcome.seconds,
+        samples_per_second=outcome.samples_per_second,
+        train_loss=outcome.train_loss if outcome.num_steps else None,
+        test_loss=_output(outcome, "loss"),
+        test_accuracy=_output(outcome, "accuracy"),
+        weights_sha256=sha256,
+        replicas_equal=True,
+        bytes_sent_per_step=bytes_sent_per_step,
+        data_bytes_fetched_per_step=data_bytes_fetched_per_step,
+        stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
+        versions=versions(),
+        precision=config.precision,
+        buckets=(buckets := bucket_cut.described(config, learner.buckets)),
+        bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
+        sweep=config.sweep,
+        compress=config.strategy.codec,
+        is_compressed=learner.is_compressed,
+    )
+
+
+def _output(outcome: Outcome, kind: str) -> float | None:
+    """The test output of that name, else the first whose name contains it."""
+    outputs = outcome.test_outputs
+    names = [kind] if kind in outputs else [name for name in outputs if kind in name.lower()]
+    return outputs[names[0]] if names else None
+
+
+def versions() -> dict[str, str]:
+    return {"samovar": __version__, "torch": torch.__version__, "python": platform.python_version()}
