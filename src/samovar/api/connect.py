@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
-from samovar.api.process_group import Home
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.choose import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -21,6 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
 from samovar.launch.identity import Identity, checked_transport, own_identity
+from samovar.membership.job_center import Home
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import make_key

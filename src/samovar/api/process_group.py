@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from samovar.api.uneven_inputs import Call, Event, Leaving, UnevenInputs
@@ -12,18 +11,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.buffers import Broadcast
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """With rank 0, in memory that `ranks` map, which share its host.
-
-    Where there are others, they reach that host at `address`, and `key_file` names the job's key on each host.
-    """
-
-    ranks: tuple[int, ...]
-    address: str | None = None
-    key_file: Path | None = None
+from samovar.membership.job_center import Home
 
 
 class Member(Protocol):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from samovar.api.agreement import require_agreement
-from samovar.api.buffer_mean import ShownBuffers, SummedBuffers
+from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.crews import crew_of
@@ -58,8 +58,8 @@ class Replica:
             self._exchange: Exchange = self._with_center(parameters, config, box)
         else:
             self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
-        self._is_free = config.is_async
-        self._buffers = ShownBuffers(model, team) if self._is_free else SummedBuffers(model, team, self._seat.deadline)
+        self._is_async = config.is_async
+        self._buffers = ReplicaBuffers(model, team, self._seat.deadline, is_async=self._is_async)
         self._num_updated = _num_parameters(optimizer)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._shards: list[Shard] = []
@@ -145,7 +145,7 @@ class Replica:
             yield
             return
         self._require_training("evaluating()")
-        if not self._is_free:
+        if not self._is_async:
             self._seat.announce(Event.EVALUATING, self._step)
             self._seat.num_active(Event.EVALUATING, self._step)
         with ExitStack() as stack:

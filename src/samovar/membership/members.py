@@ -1,11 +1,15 @@
-"""Who trains at a center: the workers of one launch, or of several that come and go."""
+"""Who trains at a center: the workers of one launch, or of several that come and go; the steps of their run."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from samovar.box.board import Board, Member, MemberProgress
+from samovar.box.board import Member, MemberProgress, Row, Rows
 from samovar.core.clock import Deadline
-from samovar.strategies.box_terms import run_steps
+from samovar.strategies.box_terms import BoxWord, run_steps
+from samovar.strategies.center_steps import CenterSteps
+
+_END_POLL_S = 0.01
 
 
 class Members(Protocol):
@@ -37,39 +41,190 @@ class Members(Protocol):
         ...
 
 
-def first_left(world_size: int, is_gone: Callable[[int], bool], otherwise: int) -> int:
-    """The first worker of a launch that is not gone; it acts for all."""
-    return next((rank for rank in range(world_size) if not is_gone(rank)), otherwise)
-
-
-class OwnMembers:
+class LaunchMembers:
     """The workers of one launch at a center of its own: each stands in the board's row of its rank, all the time.
 
-    `is_gone(rank)` tells what the launcher knows of the others; what a dead one leaves undone they do.
+    `first_left()` is the first that is not gone; what a dead one leaves undone the others do.
     """
 
     leads = True
 
     def __init__(
         self,
-        board: Board,
+        board: Rows,
         member: Member,
         world_size: int,
-        is_gone: Callable[[int], bool],
+        first_left: Callable[[], int],
         rule: str,
         first_step: int,
     ) -> None:
         self.num_living = world_size
-        self._board, self._member, self._is_gone = board, member, is_gone
+        self._board, self._member, self._first_left = board, member, first_left
         self._rule, self._first_step = rule, first_step
 
     def run_steps(self) -> int:
-        master = first_left(self.num_living, self._is_gone, self._member.index)
-        progresses = (self._board.row(rank).progress for rank in range(self.num_living))
-        return run_steps(self._rule, [max(progress.steps, self._first_step) for progress in progresses], master)
+        told = (self._board.row(rank).progress.steps for rank in range(self.num_living))
+        return run_steps(self._rule, [max(steps, self._first_step) for steps in told], self._first_left())
 
     def post(self, progress: MemberProgress) -> None:
         self._board.post(self._member, progress)
 
     def wait_for_others(self, _deadline: Deadline) -> str:
         return ""
+
+
+class RunSteps:
+    """The steps of a run, by the stop rule `rule`, whoever comes and goes; from `first_step` on, never back.
+
+    They are what the rule makes of the steps that the present members have done since one came or went last, beside
+    those of the run until then. So one that leaves, with many steps or few, changes nothing that was.
+    """
+
+    def __init__(self, rule: str, first_step: int) -> None:
+        self._rule = rule
+        self._steps = self._base = first_step
+        self._begun: dict[Member, int] = {}  # what each had done when the last one came or went
+        self._seen: dict[Member, int] = {}
+
+    def take(self, members: Mapping[Member, int], said: int) -> int:
+        """`members` have done so many steps each, others say that the run has `said`; what it has."""
+        since = {member: members.get(member, self._seen[member]) - begun for member, begun in self._begun.items()}
+        order = sorted(since, key=_index)
+        own = self._base + run_steps(self._rule, [since[member] for member in order], 0) if order else self._base
+        self._steps = max(self._steps, said, own)
+        if members.keys() != self._begun.keys():
+            self._base = self._steps
+            self._begun = {
+                member: steps if member in self._begun else min(steps, self._steps) for member, steps in members.items()
+            }
+        self._seen = dict(members)
+        return self._steps
+
+
+class BoxMembers:
+    """Members of a buffer in a box, who come and go; the board is looked at every `look_every_s` at most.
+
+    In between, the steps of others are what they were; its own are what they are, so that a member alone ends with
+    its last step. `goal` is the number of steps at which this launch ends, `of_launch()` gives its members.
+    """
+
+    def __init__(
+        self,
+        board: Rows,
+        member: Member,
+        of_launch: Callable[[], Sequence[Member]],
+        steps: RunSteps,
+        goal: int,
+        look_every_s: float,
+    ) -> None:
+        self._board, self._member, self._of_launch = board, member, of_launch
+        self._run, self._goal, self._every_s = steps, goal, look_every_s
+        self._looked_s = self._posted_s = float("-inf")
+        self._rows: dict[Member, Row] = {}
+        self._own = MemberProgress()
+        self._said = self._steps = 0
+
+    @property
+    def num_living(self) -> int:
+        self._look()
+        return max(1, len(self._living()))
+
+    @property
+    def leads(self) -> bool:
+        self._look()
+        living = self._living()
+        return not living or min(living, key=_index) in self._of_launch()
+
+    def run_steps(self) -> int:
+        self._look()
+        return self._steps
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to show the others how far this member is."""
+        return time.monotonic() - self._posted_s >= self._every_s
+
+    def post(self, progress: MemberProgress) -> None:
+        """As often as it is looked at; the last time at once."""
+        self._own = progress
+        if progress.finished or self.is_due:
+            self._board.post(self._member, progress)
+            self._posted_s = time.monotonic()
+
+    def wait_for_others(self, deadline: Deadline) -> str:
+        self._look(is_due=True)
+        while missing := sorted(self._living().keys() - set(self._of_launch()), key=_index):
+            if self._board.word(BoxWord.GOAL) > self._goal:  # they go on
+                return ""
+            if deadline.passed():
+                return ", ".join(f"member {member.index}" for member in missing)
+            time.sleep(self._every_s)
+            self._look(is_due=True)
+        return ""
+
+    def _living(self) -> dict[Member, Row]:
+        """Those that train."""
+        rows = self._rows.items()
+        return {member: row for member, row in rows if row.is_alive and not self._progress_in(row).finished}
+
+    def _progress_in(self, row: Row) -> MemberProgress:
+        return self._own if row.member == self._member else row.progress
+
+    def _look(self, *, is_due: bool = False) -> None:
+        now_s = time.monotonic()
+        if is_due := is_due or now_s - self._looked_s >= self._every_s:
+            self._looked_s = now_s
+            self._rows = {row.member: row for row in self._board.rows()}
+            self._said = self._board.word(BoxWord.STEPS)
+        self._count()
+        if is_due and self._steps > self._said:
+            self._board.set_word(BoxWord.STEPS, self._steps)
+
+    def _count(self) -> None:
+        steps = {member: self._progress_in(row).steps for member, row in self._living().items()}
+        told = {member: done for member, done in steps.items() if done > 0}  # others have not begun
+        # Steps beyond this launch's end are nobody's unless others go on.
+        self._steps = min(self._run.take(told, self._said), max(self._said, self._goal))
+
+
+def _index(member: Member) -> int:
+    return member.index
+
+
+class Headcount:
+    """How many share the center, as the strategy knows it: a moving rate that is a default follows.
+
+    To the center a group that steps together is one worker, of which `num_pushers(count)` are left of so many members.
+    """
+
+    def __init__(self, members: Members, count: int, num_pushers: Callable[[int], int] = lambda count: count) -> None:
+        self._members, self._num_pushers = members, num_pushers
+        self.count = count
+
+    def follow(self, strategy: CenterSteps, *, tells_before: bool = True) -> str:
+        """What to tell the user where members came or went since the last call; else nothing."""
+        now, before = self._members.num_living, self.count
+        if now == before:
+            return ""
+        self.count = now
+        strategy.resize(self._num_pushers(now))
+        who = "1 worker trains" if now == 1 else f"{now} workers train"
+        earlier = f", {before} did before" if tells_before else ""
+        rate = f"; moving rate {strategy.moving_rate:.4g}" if strategy.moving_rate else ""
+        return f"{who} at this center now{earlier}{rate}"
+
+
+def still_lagging(lagging: Callable[[], Mapping[int, int]], deadline: Callable[[], Deadline]) -> list[int]:
+    """Wait until no rank lags: `lagging()` gives those that do, and the steps of each.
+
+    The ranks that lag when none of them has made a step for as long as a wait may last. A poll: this happens once at
+    either end of a run.
+    """
+    seen, until = lagging(), deadline()
+    while now := lagging():
+        if now != seen:
+            seen, until = now, deadline()
+        if until.passed():
+            return sorted(now)
+        time.sleep(_END_POLL_S)
+    return []

@@ -10,12 +10,11 @@ import numpy.typing as npt
 from samovar.box.board import MemberProgress
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
-from samovar.core.layout import all_finite
-from samovar.membership.members import Members, first_left
+from samovar.membership.members import Members, still_lagging
 from samovar.transports.base import Region, Transport
 
 STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
-_POLL_S, _END_POLL_S = 0.002, 0.02
+_END_POLL_S = 0.02
 # A worker's row: numbers that it alone writes, then its staleness.
 _IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
 # Samples, updates, seconds lost to others, refused updates: over all its lives, as staleness is.
@@ -46,36 +45,25 @@ class WorkerState:
 
 
 class ProgressTable:
-    """The workers of one launch as worker `rank` of them sees them; `members` are all who train at their center.
+    """What the workers of one launch tell each other, as worker `rank` sees it; `members` are all who share its center.
 
     `is_gone(rank)` tells what the launcher knows of the others. Each worker has a row of numbers in a window of
-    `transport`: whether it is ready, how far it is, and `num_statistics` values that its layers count (BatchNorm). All
-    of it may be read at any time; nobody waits for it. This life of the worker begins at `first_step`.
+    `transport`, which may be read at any time; nobody waits for it. This life of the worker begins at `first_step`.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        members: Members,
-        is_gone: Callable[[int], bool],
-        first_step: int,
-        num_statistics: int,
-    ) -> None:
+    def __init__(self, transport: Transport, members: Members, is_gone: Callable[[int], bool], first_step: int) -> None:
         self.rank, self.world_size = transport.group.rank, transport.group.world_size
         self._members, self._is_gone, self._first_step = members, is_gone, first_step
         num_words = _FIRST_STALENESS + STALENESS_BINS
-        self._window = transport.open_window("workers", 8 * num_words + 4 * num_statistics, 0)
+        self._window = transport.open_window("workers", 8 * num_words, 0)
         self._row = Region.of(self._window, 0, num_words, np.float64).array
-        self.own_statistics = Region.of(self._window, 8 * num_words, num_statistics, np.float32).array
-        self._statistics_offset = 8 * num_words
         self._earlier = self._row.copy()
-        self.has_shown = bool(self._earlier[_IS_READY])  # in an earlier life, what its layers count too
         self._row[[_IS_FINISHED, _HAS_TOLD]] = 0.0
 
     @property
     def is_first(self) -> bool:
         """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
-        return self.rank == first_left(self.world_size, self._is_gone, self.rank)
+        return all(self._is_gone(rank) for rank in range(self.rank))
 
     def is_alone(self, group_size: int) -> bool:
         """Whether all others of the launch are gone, but those of the own group."""
@@ -86,11 +74,6 @@ class ProgressTable:
     def leads(self) -> bool:
         """Whether this launch tests and saves during the run, for all."""
         return self._members.leads
-
-    @property
-    def num_members(self) -> int:
-        """So many share the center now."""
-        return self._members.num_living
 
     def earlier_steps(self, group_size: int = 1) -> int:
         """The steps that an earlier life of this worker did; where there was none, those that this one starts from.
@@ -118,17 +101,18 @@ class ProgressTable:
         """This worker can begin; as far as the others see, it may have before."""
         self._row[_IS_READY] = 1.0
 
-    def wait_for_all(self, deadline: Deadline) -> None:
+    def wait_for_all(self, patience_s: float) -> None:
         """Return when every worker that is not gone is ready. Raises DeadlineExceeded, naming those that are not."""
-        self._wait(lambda rank: bool(self._words(rank)[_IS_READY]), deadline, "is not ready to train")
+        self._wait(_IS_READY, patience_s, "is not ready to train")
 
-    def wait_for_ends(self, deadline: Deadline, *, with_others: bool) -> str:
+    def wait_for_ends(self, patience_s: float, *, with_others: bool) -> str:
         """Return when every worker that is not gone has finished, `with_others`: of other launches, too, that end now.
 
-        Raises DeadlineExceeded, naming those of this launch that have not; who is missing of the others is returned.
+        Raises DeadlineExceeded, naming those of this launch that do not get on; who is missing of the others is
+        returned.
         """
-        self._wait(lambda rank: bool(self._words(rank)[_IS_FINISHED]), deadline, "does not finish")
-        return self._members.wait_for_others(deadline) if with_others else ""
+        self._wait(_IS_FINISHED, patience_s, "does not finish")
+        return self._members.wait_for_others(Deadline.after(patience_s)) if with_others else ""
 
     def has_told(self) -> None:
         """This worker has told, for its launch, what the run came to."""
@@ -175,22 +159,6 @@ class ProgressTable:
         """The steps of the run as a whole, by the stop rule."""
         return self._members.run_steps()
 
-    def mean_statistics(self) -> npt.NDArray[np.float32]:
-        """The mean of what the layers of all workers that have begun count, float32 (num_statistics,).
-
-        One whose counts are not finite is left out.
-        """
-        total = np.zeros(len(self.own_statistics), np.float32)
-        own, count = np.empty_like(total), 0
-        for rank in range(self.world_size):
-            if not self._words(rank)[_IS_READY]:
-                continue
-            self._window.get(rank, self._statistics_offset, own)
-            if all_finite(own):
-                total += own
-                count += 1
-        return total / np.float32(max(1, count))
-
     def _state(self, rank: int) -> WorkerState:
         words = self._words(rank)
         samples, updates, lock_wait_s, refused = words[_COUNTS].tolist()
@@ -214,16 +182,16 @@ class ProgressTable:
         self._window.get(rank, 0, words)
         return words
 
-    def _wait(self, condition: Callable[[int], bool], deadline: Deadline, what: str) -> None:
-        """A poll: this happens once at either end of a run."""
-        waiting_s = deadline.remaining_s()
-        while missing := [rank for rank in range(self.world_size) if not (self._is_gone(rank) or condition(rank))]:
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"rank {', '.join(map(str, missing))} {what} within {waiting_s:.0f} s; is it stopped or much "
-                    "slower? See its log, or raise --timeout"
-                )
-            time.sleep(_POLL_S)
+    def _wait(self, word: int, patience_s: float, what: str) -> None:
+        def lagging() -> dict[int, int]:
+            rows = {rank: self._words(rank) for rank in range(self.world_size) if not self._is_gone(rank)}
+            return {rank: int(row[_STEPS]) for rank, row in rows.items() if not row[word]}
+
+        if missing := still_lagging(lagging, lambda: Deadline.after(patience_s)):
+            raise DeadlineExceeded(
+                f"rank {', '.join(map(str, missing))} {what} within {patience_s:.0f} s; is it stopped or much slower? "
+                "See its log, or raise --timeout"
+            )
 
 
 def binned(histogram: Mapping[int, int]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol
 
-from samovar.box.base import Center
+from samovar.box.base import Center, SeatCenter
 from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
@@ -19,7 +19,7 @@ from samovar.training.replayed import ReplayedCenter, Turns
 class Order(Protocol):
     """How a worker goes to its center."""
 
-    def seen(self, center: MappedCenter) -> Center:
+    def seen(self, center: SeatCenter) -> Center:
         """The center as the worker is to use it; called once, on every rank."""
         ...
 
@@ -39,7 +39,7 @@ class Order(Protocol):
 class LiveOrder:
     """As it comes."""
 
-    def seen(self, center: MappedCenter) -> Center:
+    def seen(self, center: SeatCenter) -> Center:
         return center
 
     def next_rate_step(self, live: int | None) -> int | None:
@@ -61,7 +61,8 @@ class RecordedOrder(LiveOrder):
         self._stack = stack
         self._log: OrderWriter | None = None
 
-    def seen(self, center: MappedCenter) -> Center:
+    def seen(self, center: SeatCenter) -> Center:
+        assert isinstance(center, MappedCenter), "a record is of a center of this host"
         rank, path = self._group.rank, self._folder.order(self._group.rank)
         head = LogHead(rank, self._group.world_size, center.num_elements, center.chunk_elements)
         with _disk(path):
@@ -89,7 +90,8 @@ class ReplayedOrder(LiveOrder):
         self._logs = [read_order(folder.order(rank)) for rank in range(group.world_size)]
         self._rate_steps = list(reversed(self._logs[group.rank].rate_steps))
 
-    def seen(self, center: MappedCenter) -> Center:
+    def seen(self, center: SeatCenter) -> Center:
+        assert isinstance(center, MappedCenter), "a record is of a center of this host"
         transport = self._context.transport
         for rank, log in enumerate(self._logs):
             head = LogHead(rank, transport.group.world_size, center.num_elements, center.chunk_elements)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from samovar.core.clock import Deadline, Pace
+from samovar.membership.members import Headcount
 from samovar.membership.progress_table import ProgressTable, WorkerState, binned
 from samovar.strategies.center_steps import CenterSteps
 from samovar.training.async_order import Order
@@ -39,9 +40,10 @@ class Voice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What workers of a launch share: the table of their progress, the run's length, and the user's ear."""
+    """What workers of a launch share: the table of their progress, how many share the center, the run's length."""
 
     table: ProgressTable
+    headcount: Headcount
     num_steps: int
     voice: Voice
     timeout_s: float
@@ -96,7 +98,7 @@ class Master:
         Raises DeadlineExceeded, naming those of this launch that do not finish.
         """
         timeout_s = self._run.timeout_s
-        missing = self._run.table.wait_for_ends(Deadline.after(timeout_s), with_others=not stop_signal)
+        missing = self._run.table.wait_for_ends(timeout_s, with_others=not stop_signal)
         if missing:
             self._run.voice.warn(f"{missing} of the box did not finish within {timeout_s:g} s, and is not waited for")
 
@@ -164,7 +166,6 @@ class AsyncPace:
         self._distance_took_s = 0.0
         self._stop_signal = 0
         self._master: Master | None = None
-        self._num_members = run.table.world_size  # that the strategy knows of
 
     def begin(self) -> None:
         self._parts.evaluated.publish_statistics()
@@ -173,7 +174,7 @@ class AsyncPace:
             self._master = self._become_master()
             self._master.test_at_start()
         self._table.is_ready()
-        self._table.wait_for_all(Deadline.after(_START_PATIENCE * self._run.timeout_s))
+        self._table.wait_for_all(_START_PATIENCE * self._run.timeout_s)
         self._table.begin()
         if self._master is not None:
             self._master.begin()
@@ -223,16 +224,9 @@ class AsyncPace:
 
     def _follow_members(self, run_steps: int) -> None:
         """From this step of the run on the strategy counts with as many members as there are."""
-        now, before = self._table.num_members, self._num_members
-        if now == before:
-            return
-        strategy, self._num_members = self._parts.strategy, now
-        strategy.resize(now)
-        if self._table.is_first:
-            earlier = f", {before} did before" if self._num_samples else ""
-            rate = f"; moving rate {strategy.moving_rate:.4g}" if strategy.moving_rate else ""
-            who = "1 worker trains" if now == 1 else f"{now} workers train"
-            self._run.voice.inform(f"step {run_steps:,}: {who} at this center now{earlier}{rate}")
+        sentence = self._run.headcount.follow(self._parts.strategy, tells_before=self._num_samples > 0)
+        if sentence and self._table.is_first:
+            self._run.voice.inform(f"step {run_steps:,}: {sentence}")
 
     def _show(self, *, is_finished: bool = False) -> None:
         strategy = self._parts.strategy

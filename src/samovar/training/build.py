@@ -33,7 +33,6 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.sync_easgd import SyncEasgd
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices
-from samovar.training.center_box import CenterBox
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
 from samovar.training.evaluation import Evaluation
 from samovar.training.finite import FiniteCheck
@@ -49,6 +48,7 @@ from samovar.training.memory import (
     with_histories,
 )
 from samovar.training.resume import ResumePoint
+from samovar.training.run_center import RunCenter
 from samovar.training.step import Parts, Updates, Worker
 from samovar.training.times import Laps
 from samovar.training.weights import load_weights, starting_weights
@@ -105,12 +105,12 @@ def build_learner(
     transport: Transport,
     start: ResumePoint | None,
     trace: Trace | None = None,
-    box: CenterBox | None = None,
+    center: RunCenter | None = None,
     witness: TrialCallback | None = None,
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    The net is on its `device` from now on. `box` is for strategies with a center, `witness` learns what they find out.
+    The net is on its `device` from now on. `center` is for those that have one, `witness` hears what they find out.
     """
     notices = _with_weights(net, config, caffe)
     net.place(net.device)
@@ -128,10 +128,10 @@ def build_learner(
     sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
     _load_start(start, model, solver, config)
     collectives = _collectives(transport, collective, trace)
-    deadline, seat = partial(Deadline.after, config.timeout_s), box.seat(sharing, layout) if box else None
+    deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
-    _begin(strategy, start, box)
-    evaluated = _evaluated(net, weights, strategy, collectives, deadline, box if config.strategy.is_async else None)
+    _begin(strategy, start, center)
+    evaluated = _evaluated(net, weights, strategy, collectives, deadline, center if config.strategy.is_async else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     finite = FiniteCheck(weights, strategy, solver, transport.group.rank)
@@ -147,13 +147,13 @@ def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple
     )
 
 
-def _begin(strategy: Strategy, start: ResumePoint | None, box: CenterBox | None) -> None:
+def _begin(strategy: Strategy, start: ResumePoint | None, center: RunCenter | None) -> None:
     """From the snapshot's state, or from the center, which others have filled."""
     if start is not None:
         strategy.load_state_dict(start.strategy)
-    if box is not None:
-        box.is_filled()
-        if box.goes_on:
+    if center is not None:
+        center.is_filled()
+        if center.goes_on:
             assert isinstance(strategy, CenterSteps)
             strategy.adopt_center()
 
@@ -164,12 +164,12 @@ def _evaluated(
     strategy: Strategy,
     collectives: PlannedCollectives,
     deadline: Callable[[], Deadline],
-    box: CenterBox | None,
+    center: RunCenter | None,
 ) -> EvaluatedWeights | CenterWeights:
-    """The weights that are tested and saved: those in `box`, where ranks wait for nobody."""
+    """The weights that are tested and saved: those at the center, where ranks wait for nobody."""
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
-    if box is not None:
-        return box.evaluated(weights, statistics, deadline)
+    if center is not None:
+        return center.evaluated(weights, statistics, deadline)
     return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
 
 

@@ -6,21 +6,39 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from samovar.box.base import CenterWithVelocity
-from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.engine import Collectives
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.stateful import State
-from samovar.membership.progress_table import ProgressTable
+from samovar.membership.statistics import ShownStatistics, SummedStatistics
 from samovar.strategies.base import Strategy
 from samovar.transports.base import Array
 
 
-class EvaluatedWeights:
-    """The strategy's center, where it has one; and the ranks' mean of what layers count but nobody learns.
+class StatisticViews:
+    """The parameters `names` of flat weights, which forward passes change and nobody learns, one after the other."""
 
-    `statistics` names the parameters that each rank's forward passes change (BatchNorm's sums). Their mean over ranks
-    is (1/P) sum_i s_i in the plan's order, the same bits on every rank.
-    """
+    def __init__(self, weights: FlatBuffer, names: Sequence[str]) -> None:
+        self._views = [weights.view(name).numpy() for name in names]
+        self.num_elements = sum(view.size for view in self._views)
+
+    def gather(self, out: Array) -> None:
+        for view, part in self._with(out):
+            part[...] = view.ravel()
+
+    def put(self, values: Array) -> None:
+        for view, part in self._with(values):
+            view[...] = part.reshape(view.shape)
+
+    def _with(self, flat: Array) -> Iterator[tuple[Array, Array]]:
+        start = 0
+        for view in self._views:
+            yield view, flat[start : start + view.size]
+            start += view.size
+
+
+class EvaluatedWeights:
+    """Of ranks that go in step: the strategy's center, where it has one, and the ranks' mean of the `statistics`."""
 
     def __init__(
         self,
@@ -32,18 +50,15 @@ class EvaluatedWeights:
     ) -> None:
         self._strategy = strategy
         self._weights = weights
-        self._world_size = collectives.group.world_size
-        self._statistics = tuple(statistics) if self._world_size > 1 else ()
-        self._deadline = deadline
-        if self._statistics:
-            num_elements = sum(weights.view(name).numel() for name in statistics)
-            self._shared = float32_region(collectives, "statistics", num_elements)
-            self._all_reduce = collectives.all_reduce("statistics", self._shared)
+        self._views = StatisticViews(weights, statistics if collectives.group.world_size > 1 else ())
+        self._statistics: SummedStatistics | None = None
+        if self._views.num_elements:
+            self._statistics = SummedStatistics(collectives, self._views.num_elements, deadline)
 
     @property
     def differ_between_ranks(self) -> bool:
         """Whether a rank's own weights are not those that are evaluated."""
-        return self._strategy.exchanges == "weights" or bool(self._statistics)
+        return self._strategy.exchanges == "weights" or self._statistics is not None
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -56,34 +71,22 @@ class EvaluatedWeights:
         if not self.differ_between_ranks:
             yield
             return
-        weights = self._weights.array_N
-        own = weights.copy()
-        try:
-            self._put_in_place()
+        with _kept(self._weights.array_N):
+            mean = None
+            if self._statistics is not None:
+                self._views.gather(self._statistics.own)
+                mean = self._statistics.mean()
+            if (center := self._strategy.center()) is not None:
+                np.copyto(self._weights.array_N, center)
+            if mean is not None:
+                self._views.put(mean)
             yield
-        finally:
-            np.copyto(weights, own)
-
-    def _put_in_place(self) -> None:
-        """The center everywhere but in the statistics, which are the mean of the workers' own."""
-        if self._statistics:
-            parts = [self._weights.logical(name).ravel() for name in self._statistics]
-            np.concatenate(parts, out=self._shared.array)
-            self._all_reduce.run(self._deadline())
-        if (center := self._strategy.center()) is not None:
-            np.copyto(self._weights.array_N, center)
-        start = 0
-        for name in self._statistics:
-            view = self._weights.view(name).numpy()
-            view[...] = self._shared.array[start : start + view.size].reshape(view.shape) / np.float32(self._world_size)
-            start += view.size
 
 
 class CenterWeights:
-    """The center as it is now; in it, of what layers count but nobody learns (`statistics`), the workers' mean.
+    """Of ranks that wait for nobody: the center as it is now, and in it the workers' mean of the `statistics`.
 
-    Workers are those of the launch. Unlike `EvaluatedWeights`, which every rank must enter at one step, here nobody
-    waits.
+    Unlike `EvaluatedWeights`, which every rank must enter at the same step, any worker may look at any time.
     """
 
     differ_between_ranks = False  # a snapshot holds the center alone, whoever writes it
@@ -93,15 +96,15 @@ class CenterWeights:
         center: CenterWithVelocity,
         with_velocity: bool,
         weights: FlatBuffer,
-        statistics: Sequence[str],
-        crew: ProgressTable,
+        views: StatisticViews,
+        statistics: ShownStatistics,
         deadline: Callable[[], Deadline],
     ) -> None:
         self._center = center
         self._with_velocity = with_velocity
         self._weights = weights
-        self._views = [weights.view(name).numpy() for name in statistics]
-        self._crew = crew
+        self._views = views
+        self._statistics = statistics
         self._deadline = deadline
         self._read = np.empty_like(weights.array_N)
         self._settled: Array | None = None
@@ -120,13 +123,13 @@ class CenterWeights:
 
         Cost: three copies of N floats and memory for two. Raises DeadlineExceeded.
         """
-        own = self._weights.array_N.copy()
-        try:
-            self._take_center()
-            self._put_statistics(self._crew.mean_statistics())
+        with _kept(self._weights.array_N):
+            if self._settled is None:
+                self._center.read(self._weights.array_N, self._deadline())
+            else:
+                np.copyto(self._weights.array_N, self._settled)
+            self._views.put(self._statistics.mean())
             yield
-        finally:
-            np.copyto(self._weights.array_N, own)
 
     def strategy_state(self) -> State:
         """Inside `in_place`: what a strategy has in a snapshot beside the center, and the center to which it belongs.
@@ -141,15 +144,13 @@ class CenterWeights:
 
     def publish_statistics(self) -> None:
         """Show the others what this worker's layers count."""
-        start, shown = 0, self._crew.own_statistics
-        for view in self._views:
-            shown[start : start + view.size] = view.ravel()
-            start += view.size
+        self._views.gather(self._statistics.own)
+        self._statistics.show()
 
     def take_statistics(self) -> None:
         """Go on from what this worker's earlier life showed, if it came so far."""
-        if self._crew.has_shown:
-            self._put_statistics(self._crew.own_statistics)
+        if self._statistics.were_shown:
+            self._views.put(self._statistics.own)
 
     def distance(self) -> float:
         """||x - c|| / ||c||, x being this worker's weights. Cost: a read of the center."""
@@ -158,14 +159,12 @@ class CenterWeights:
         np.subtract(self._weights.array_N, self._read, out=self._read)
         return float(np.linalg.norm(self._read)) / length if length > 0 else 0.0
 
-    def _take_center(self) -> None:
-        if self._settled is None:
-            self._center.read(self._weights.array_N, self._deadline())
-        else:
-            np.copyto(self._weights.array_N, self._settled)
 
-    def _put_statistics(self, values: np.typing.NDArray[np.float32]) -> None:
-        start = 0
-        for view in self._views:
-            view[...] = values[start : start + view.size].reshape(view.shape)
-            start += view.size
+@contextlib.contextmanager
+def _kept(array: Array) -> Iterator[None]:
+    """`array` is afterwards what it was."""
+    own = array.copy()
+    try:
+        yield
+    finally:
+        np.copyto(array, own)

@@ -3,13 +3,15 @@
 import math
 import statistics
 import time
+from contextlib import ExitStack
 
+from samovar.model.model import layout_of
 from samovar.report.records import Probed
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.opening import open_training
-from samovar.training.own_box import OwnBox
 from samovar.training.replicas import gather
+from samovar.training.run_center import RunCenter
 from samovar.training.step import Worker
 
 WARM_UP_STEPS = 3
@@ -20,10 +22,14 @@ LEAST_STEPS, MOST_STEPS = 5, 500
 def run_probe(context: RankContext) -> None:
     """Train from the start for some steps and tell how fast; saves and tests nothing. Raises SamovarError."""
     config = context.config
-    with open_training(context) as opened:
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_training(context))
         caffe = opened.caffe
-        box = OwnBox(context) if config.strategy.needs_center else None
-        learner = build.build_learner(config, caffe, opened.net, context.transport, None, box=box)
+        center = None
+        if config.strategy.needs_center:
+            layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
+            center = RunCenter(context, layout, 0, caffe.max_iter, stack)
+        learner = build.build_learner(config, caffe, opened.net, context.transport, None, center=center)
         with opened.stream(learner.slices, 0) as stream:
             worker = build.build_worker(learner, stream, config, learner.solver, None)
             steps_s = _measure(context, worker, caffe.max_iter)

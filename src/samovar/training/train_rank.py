@@ -25,18 +25,16 @@ from samovar.training.async_observer import WorkersObserver, worker_figures
 from samovar.training.async_order import order_of
 from samovar.training.async_pace import Agree, AsyncPace, AsyncParts, Master, Run
 from samovar.training.caffe_debug import shows_values
-from samovar.training.center_box import CenterBox
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.joined_box import JoinedBox
 from samovar.training.loop import Duties, Outcome, Training
 from samovar.training.observer import remedy_for
 from samovar.training.opening import open_training
-from samovar.training.own_box import OwnBox
 from samovar.training.replicas import gather, require_equal
 from samovar.training.resume import resume_from
-from samovar.training.schedule import first_step, make_schedule
+from samovar.training.run_center import RunCenter
+from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
 from samovar.training.tracing import tracing_of
 from samovar.training.train_tests import evaluate_function, forward_function, test_parts
@@ -66,12 +64,18 @@ class TrainRank:
         self._tracing = tracing_of(context)
         self._order = order_of(context, stack)
         start_step = self._start.step if self._start else 0
-        self._box = self._open_box(start_step) if config.strategy.needs_center else None
-        first = start_step if self._box is None else self._box.first_step
+        self._center: RunCenter | None = None
+        if config.strategy.needs_center:
+            layout, goal = (
+                layout_of({info.name: info.parameter for info in net.parameter_infos}),
+                num_steps_of(config, caffe),
+            )
+            self._center = RunCenter(context, layout, start_step, goal, stack, self._order)
+        first = start_step if self._center is None else self._center.first_step
         self._schedule = make_schedule(config, caffe, first)
         callback, trace = TrialCallback(tell=self._tell_once), self._tracing.trace
         self._learner = build.build_learner(
-            config, caffe, net, context.transport, self._start, trace, self._box, callback
+            config, caffe, net, context.transport, self._start, trace, self._center, callback
         )
 
     def run(self) -> None:
@@ -113,17 +117,19 @@ class TrainRank:
 
     def _async(self) -> tuple[Worker, AsyncPace]:
         """Each rank goes at its own speed; the master of the moment tests, saves and tells."""
-        config, learner, box = self._config, self._learner, self._box
-        assert box is not None
+        config, learner, center = self._config, self._learner, self._center
+        assert center is not None
         assert isinstance(learner.strategy, CenterSteps)
         assert isinstance(learner.evaluated, CenterWeights)
         agree = _agreement(self._context)
         # One number for the group: each of it may have come when the run at a box was elsewhere.
-        steps_done, _ = agree(box.crew.earlier_steps(config.strategy.group_size or 1), None)
+        steps_done, _ = agree(center.table.earlier_steps(config.strategy.group_size or 1), None)
         self._context.at_boundary(steps_done)
-        self._run = Run(box.crew, self._schedule.num_steps, PipeVoice(self._context), config.timeout_s)
-        parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, box.lock_wait_s)
-        worker = self._worker(steps_done, box.order_index)
+        self._run = Run(
+            center.table, center.headcount, self._schedule.num_steps, PipeVoice(self._context), config.timeout_s
+        )
+        parts = AsyncParts(learner.strategy, learner.finite, self._order, learner.evaluated, center.lock_wait_s)
+        worker = self._worker(steps_done, center.order_index)
         return worker, AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done)
 
     def _worker(self, step: int, order_index: int | None = None) -> Worker:
@@ -179,12 +185,12 @@ class TrainRank:
 
     def _tell_of_center(self, outcome: Outcome) -> None:
         """What the run came to: the center, and how each worker got on."""
-        assert self._box is not None
+        assert self._center is not None
         config, learner, states = self._config, self._learner, self._run.table.states()
         sha256 = self._weights_sha256()
         sent_bytes = train_report.center_bytes(learner, sum(state.num_updates for state in states))
         num_steps = sum(state.steps_done - self._schedule.first_step for state in states)
-        names = self._box.transports | ({"shm"} if (config.strategy.group_size or 1) > 1 else set())
+        names = self._center.transports | ({"shm"} if (config.strategy.group_size or 1) > 1 else set())
         result = replace(
             train_report.result_of(self._opened, learner, outcome, sha256, sent_bytes / max(1, num_steps), 0.0),
             transport=", ".join(sorted(names)),
@@ -196,14 +202,6 @@ class TrainRank:
         )
         self._context.writer.write(Finished(result=result))
         self._run.table.has_told()
-
-    def _open_box(self, start_step: int) -> CenterBox:
-        """The run's own, which its launcher holds, or the one that --box names."""
-        if self._config.box is None:
-            return OwnBox(self._context, start_step, self._order.seen)
-        opened = self._opened
-        layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
-        return JoinedBox(self._context, opened.caffe, layout, start_step, self._stack)
 
     def _weights_sha256(self) -> str:
         learner = self._learner

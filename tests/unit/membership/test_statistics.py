@@ -7,46 +7,42 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from samovar.box.board import Board, create_board
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.membership.members import OwnMembers
-from samovar.membership.progress_table import ProgressTable
-from samovar.strategies.box_terms import MEAN
-from samovar.training.evaluated import CenterWeights
+from samovar.membership.statistics import ShownStatistics
+from samovar.training.evaluated import CenterWeights, StatisticViews
+from samovar.transports.base import Region
 from samovar.transports.shm import ShmTransport, create_segment
 
 LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,), is_learned=False)])
 
 
 class Memory:
-    """What stays when the worker's process dies."""
+    """What stays when processes die: a segment of `workers`, and a center."""
 
-    def __init__(self) -> None:
-        self.segment, self.center = create_segment(1), create_center(LAYOUT.num_elements, 1)
-        self.descriptors = [self.segment, self.center, board := create_board(1)]
-        self.board = Board(board)
-        self.member = self.board.join(0)
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self.segment, self.center = create_segment(workers), create_center(LAYOUT.num_elements, workers)
 
     @contextmanager
-    def life(self, is_back: bool) -> Iterator[tuple[ProgressTable, CenterWeights, np.ndarray]]:
-        """A process of the worker, whose layers start with a mean of 7."""
-        transport = ShmTransport(self.segment, Group(0, 1), oversubscribed=True, is_back=is_back)
-        members = OwnMembers(self.board, self.member, 1, lambda _: False, MEAN, 0)
+    def life(self, is_back: bool, rank: int = 0) -> Iterator[tuple[CenterWeights, np.ndarray]]:
+        """A process of a worker, whose layers start with a mean of 7."""
+        transport = ShmTransport(self.segment, Group(rank, self.workers), oversubscribed=True, is_back=is_back)
         weights = FlatBuffer.zeros(LAYOUT)
         mean = weights.view("mean").numpy()
         mean[:] = 7.0
-        crew = ProgressTable(transport, members, lambda _: False, 0, mean.size)
+        region = Region.of(transport.open_window("statistics", 16, 0), 0, 4, np.float32)
+        views, shown = StatisticViews(weights, ["mean"]), ShownStatistics(region, range(self.workers))
         with MappedCenter(self.center) as center:
-            yield crew, CenterWeights(center, False, weights, ["mean"], crew, lambda: Deadline.after(10)), mean
+            yield CenterWeights(center, False, weights, views, shown, lambda: Deadline.after(10)), mean
         transport.close()
 
     def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        os.close(self.segment)
+        os.close(self.center)
 
 
 @pytest.fixture
@@ -57,12 +53,11 @@ def memory() -> Iterator[Memory]:
 
 
 def test_a_later_life_goes_on_from_what_the_earlier_one_counted(memory: Memory) -> None:
-    with memory.life(is_back=False) as (crew, evaluated, mean):
+    with memory.life(is_back=False) as (evaluated, mean):
         evaluated.publish_statistics()
-        crew.is_ready()
         mean[:] = 3.0
         evaluated.publish_statistics()
-    with memory.life(is_back=True) as (_, evaluated, mean):
+    with memory.life(is_back=True) as (evaluated, mean):
         evaluated.take_statistics()
         assert mean.tolist() == [3.0] * 3
 
@@ -70,6 +65,23 @@ def test_a_later_life_goes_on_from_what_the_earlier_one_counted(memory: Memory) 
 def test_an_earlier_life_that_died_before_it_counted_takes_nothing_away(memory: Memory) -> None:
     with memory.life(is_back=False):
         pass
-    with memory.life(is_back=True) as (_, evaluated, mean):
+    with memory.life(is_back=True) as (evaluated, mean):
         evaluated.take_statistics()
         assert mean.tolist() == [7.0] * 3
+
+
+def test_the_mean_is_of_those_that_were_shown_and_are_finite() -> None:
+    memory = Memory(4)
+    with (
+        memory.life(False, 0) as (first, own),
+        memory.life(False, 1) as (second, other),
+        memory.life(False, 2) as (sick, third),
+        memory.life(False, 3),  # shows nothing
+    ):
+        own[:], other[:], third[:] = 1.0, 4.0, np.nan
+        for worker in (first, second, sick):
+            worker.publish_statistics()
+        with first.in_place():
+            assert own.tolist() == [2.5] * 3
+        assert own.tolist() == [1.0] * 3
+    memory.close()

@@ -10,7 +10,8 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.membership.box_members import BoxMembers, RunSteps, Seats
+from samovar.membership.members import BoxMembers, RunSteps
+from samovar.membership.ranks import LaunchRanks
 from samovar.strategies.box_terms import BoxWord, Terms
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
@@ -31,14 +32,14 @@ class Launch:
     def __init__(self, board: Board, workers: int, goal: int, rule: str = "mean") -> None:
         descriptor = create_segment(workers)
         transports = [ShmTransport(descriptor, Group(rank, workers), oversubscribed=True) for rank in range(workers)]
-        self.seats = [Seats(transport) for transport in transports]
+        self.ranks = [LaunchRanks(transport) for transport in transports]
         os.close(descriptor)
         self.members = []
         steps = board.word(BoxWord.STEPS)
-        for seats in self.seats:
+        for ranks in self.ranks:
             member = board.join()
-            seats.take(member, steps)
-            self.members.append(BoxMembers(board, member, seats, RunSteps(rule, steps), goal, look_every_s=0.0))
+            ranks.take(member, steps)
+            self.members.append(BoxMembers(board, member, ranks.all, RunSteps(rule, steps), goal, look_every_s=0.0))
 
     def post(self, *steps: int, finished: bool = False) -> None:
         for members, done in zip(self.members, steps, strict=True):
@@ -83,9 +84,9 @@ def test_members_of_two_launches_see_each_other(board: Board) -> None:
     second.post(board.word(BoxWord.STEPS))
     assert [members.num_living for members in (*first.members, *second.members)] == [3, 3, 3]
     assert [members.leads for members in (*first.members, *second.members)] == [True, True, False]
-    for seats in first.seats:
-        assert seats.own is not None
-        board.leave(seats.own)
+    for ranks in first.ranks:
+        assert ranks.own is not None
+        board.leave(ranks.own)
     assert second.members[0].leads
     assert second.members[0].num_living == 1
 

@@ -8,16 +8,11 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from samovar.api.process_group import Home, ProcessGroup
 from samovar.box.board import Board, create_board
 from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.job_server import BUFFER
@@ -26,53 +21,60 @@ from samovar.box.mapped import create_center
 from samovar.collectives.records import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.membership.ranks import JobRanks
 from samovar.transports.join import join_files, offer_files
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import address_of, listen
 
 _SECRET_BYTES = 16
-_TABLE_FIELDS = 4
 
 
-class RankTable:
-    """All ranks of the job show each other a row of numbers; each time, all wait for all."""
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a job's center lies: with rank 0, in memory that `ranks` map, which share its host.
 
-    def __init__(self, team: ProcessGroup, deadline: Callable[[], Deadline]) -> None:
-        self._records = team.collectives.records(_TABLE_FIELDS)
-        self.deadline = deadline
-
-    def show(self, *row: float) -> npt.NDArray[np.float64]:
-        self._records.post([*row, *(0.0,) * (_TABLE_FIELDS - len(row))])
-        return self._records.collect(self.deadline())
-
-    def bytes_of_first(self) -> bytes:
-        """What rank 0 shows as the record of a digest."""
-        return np.array(self.show()[0], dtype=">u4").tobytes()
-
-
-def own_seat(table: RankTable, team: ProcessGroup, shape: BufferShape) -> BoxSeat:
-    """This rank's, in the row of its number; rank 0 makes the center. All ranks call it.
-
-    Raises InputError where the key is missing, or the center has no place in memory.
+    Where there are others, they reach that host at `address`, and `key_file` names the job's key on each host.
     """
-    rank, everybody = team.group.rank, tuple(range(team.group.world_size))
-    home = team.home or Home(everybody)
-    is_served = home.ranks != everybody
-    if rank == 0:
-        return _made(table, home, shape, is_served=is_served)
-    secret = table.bytes_of_first()
-    place = _told_place(table, home) if is_served else None
-    if rank in home.ranks:
-        seat = _seat_in_memory(join_files(secret, 2 + is_served, table.deadline()), rank)
-    else:
-        assert place is not None, "who is elsewhere is told the place"
-        deadline = table.deadline()
-        seat = take_seat(place, BUFFER, f"rank {rank}", deadline, rank, deadline.remaining_s())
-    table.show()
-    return seat
+
+    ranks: tuple[int, ...]
+    address: str | None = None
+    key_file: Path | None = None
 
 
-def _made(table: RankTable, home: Home, shape: BufferShape, *, is_served: bool) -> BoxSeat:
+class JobCenter:
+    """See `samovar.membership.session.CenterPlace`: every rank has the row of its number; all take seats."""
+
+    way_out = "see the logs of the other ranks"
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def __str__(self) -> str:
+        return "the center"
+
+    def seat(self, ranks: JobRanks, shape: BufferShape, _deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """Raises InputError where the key is missing, or the center has no place in memory."""
+        assert not joins, "a job joins a box"
+        home, rank = self._home, ranks.rank
+        is_served = len(home.ranks) != ranks.world_size
+        if rank == 0:
+            return _made(ranks, home, shape, is_served=is_served)
+        secret = ranks.bytes_of_first()
+        place = _told_place(ranks, home) if is_served else None
+        if rank in home.ranks:
+            seat = _seat_in_memory(join_files(secret, 2 + is_served, ranks.deadline()), rank)
+        else:
+            assert place is not None, "who is elsewhere is told the place"
+            deadline = ranks.deadline()
+            seat = take_seat(place, BUFFER, f"rank {rank}", deadline, rank, deadline.remaining_s())
+        ranks.show()
+        return seat
+
+    def drop(self) -> None:
+        """It goes with the job."""
+
+
+def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -> BoxSeat:
     """Rank 0's."""
     secret = secrets.token_bytes(_SECRET_BYTES)
     with ExitStack() as unmade:
@@ -82,11 +84,11 @@ def _made(table: RankTable, home: Home, shape: BufferShape, *, is_served: bool) 
         unmade.callback(os.close, files[1])
         address, port = _served(home, files, unmade) if is_served else (b"", 0)
         with offer_files(secret, tuple(files)):
-            table.show(*digest_record(secret))
+            ranks.show(*digest_record(secret))
             if is_served:
-                table.show(*digest_record(address))
-                table.show(port)
-            table.show()  # all have their seats
+                ranks.show(*digest_record(address))
+                ranks.show(port)
+            ranks.show()  # all have their seats
         unmade.pop_all()
     return _seat_in_memory(files, 0)
 
@@ -130,9 +132,9 @@ def _start_server(key_file: Path, listening: socket.socket, files: tuple[int, ..
         raise InputError(f"the process that serves the center cannot be started: {error}") from error
 
 
-def _told_place(table: RankTable, home: Home) -> BoxPlace:
-    address = IPv6Address(table.bytes_of_first())
-    port = int(table.show()[0][0])
+def _told_place(ranks: JobRanks, home: Home) -> BoxPlace:
+    address = IPv6Address(ranks.bytes_of_first())
+    port = int(ranks.show()[0][0])
     return BoxPlace(None, (str(address.ipv4_mapped or address), port), home.key_file)
 
 

@@ -1,0 +1,227 @@
+"""A rank's membership of those that share a center: it comes, fills or waits, shows itself, goes, and comes back."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from samovar.box.base import Center
+from samovar.box.board import Board
+from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import Places, create_parts, drop_parts, take_parts
+from samovar.box.joining import BoxPlace, BoxSeat
+from samovar.box.mapped import MappedCenter, fill_center, is_filled
+from samovar.core.clock import Deadline, polled
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.membership.ranks import Ranks
+from samovar.strategies.box_terms import BoxWord, Readiness
+from samovar.strategies.center_steps import CenterSeat
+
+Ranks_contra = TypeVar("Ranks_contra", bound=Ranks, contravariant=True)
+
+_POLL_S = 0.002
+_DROP_S = 5.0
+
+
+class CenterPlace(Protocol[Ranks_contra]):
+    """Where a center lies, and how a rank comes to it."""
+
+    def __str__(self) -> str:
+        """For people, in the middle of a sentence."""
+        ...
+
+    @property
+    def way_out(self) -> str:
+        """What a user does where it never gets its first weights."""
+        ...
+
+    def seat(self, ranks: Ranks_contra, shape: BufferShape, deadline: Deadline, /, *, joins: bool) -> BoxSeat:
+        """This rank's. Rank 0 makes the center first, unless it `joins` one that is there or an earlier life did.
+
+        Raises InputError where the center cannot be had, RankFailed where who makes it is gone for good.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Delete a center that will never be filled: others would wait for it."""
+        ...
+
+
+class LaunchCenter:
+    """In memory that the launcher keeps, for ranks that are started again: descriptors of board and center."""
+
+    way_out = "see its log, or raise --timeout"
+
+    def __init__(self, board: int, center: int) -> None:
+        self._board, self._center = board, center
+
+    def __str__(self) -> str:
+        return "the center"
+
+    def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """In the row of the rank's number. Raises RankFailed where an earlier process of this rank still lives."""
+        assert not joins, "a launch joins a box"
+        board = Board(self._board)
+        member = board.join(ranks.rank)
+        if ranks.rank == 0 and not is_filled(self._center):
+            fill_center(self._center, shape.num_elements, shape.max_members, shape.with_velocity, shape.with_locks)
+        if not polled(lambda: is_filled(self._center) or ranks.is_gone(0), deadline, _POLL_S):
+            raise DeadlineExceeded(f"rank 0 did not make the center; {self.way_out}")
+        if not is_filled(self._center):
+            raise RankFailed(_no_weights(self))
+        center = MappedCenter(self._center, member)
+        # Nobody leaves: the row of a rank tells what it did, to the end of the run.
+        return BoxSeat(center, board, member, BufferShape.of_mapped(center), lambda: None)
+
+    def drop(self) -> None:
+        """It goes with the launcher."""
+
+
+class BoxCenter:
+    """A buffer of a box, or of several, that runs come to and leave. `who` begins what boxes say of this rank."""
+
+    def __init__(
+        self,
+        places: Places,
+        name: str,
+        who: str,
+        timeout_s: float,
+        there_already: Callable[[BoxPlace, str], str],
+        way_out: str,
+    ) -> None:
+        self.places = places
+        self.way_out = way_out
+        self._name, self._who, self._timeout_s = name, who, timeout_s
+        self._there_already = there_already
+
+    def __str__(self) -> str:
+        return f"buffer {self._name!r} of {self.places}"
+
+    def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
+        """In the row of this rank's earlier life, where it has one and nobody else has it; else in any."""
+        earlier = ranks.own
+        if earlier is not None:
+            try:
+                return self._take_again(earlier.index, deadline)
+            except InputError as error:
+                raise RankFailed(f"{error}; this rank cannot come back") from error  # which concerns no other rank
+        if joins:
+            return self._take(None, deadline)
+        self._make(ranks, shape, deadline)
+        try:
+            return self._take(None, deadline)
+        except SamovarError:
+            if ranks.rank == 0:
+                self.drop()
+            raise
+
+    def drop(self) -> None:
+        with contextlib.suppress(SamovarError):
+            drop_parts(self.places, self._name, self._who, Deadline.after(_DROP_S))
+
+    def _make(self, ranks: Ranks, shape: BufferShape, deadline: Deadline) -> None:
+        """Rank 0 makes the buffer, the others wait for its seat."""
+        if ranks.rank == 0:
+            goes_on = ranks.begins_again()
+            there = create_parts(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
+            if there is not None:
+                raise InputError(self._there_already(there, self._name))
+        if not ranks.await_first(deadline):
+            raise DeadlineExceeded(f"rank 0 did not take its seat at {self}; {self.way_out}")
+        if not ranks.is_first_there:
+            raise RankFailed(_no_weights(self))
+
+    def _take_again(self, index: int, deadline: Deadline) -> BoxSeat:
+        try:
+            return self._take(index, deadline)
+        except RankFailed:
+            return self._take(None, deadline)
+
+    def _take(self, index: int | None, deadline: Deadline) -> BoxSeat:
+        return take_parts(self.places, self._name, self._who, deadline, index, self._timeout_s)
+
+
+class Session:
+    """One rank's membership. What it needs of the others is said by `ranks`; every wait ends by `deadline()`.
+
+    A rank that does not fill the center starts from what is in it. `admit(session)` tells from which step, or raises
+    InputError where the center is not this run's. `life` is how often the rank was started again.
+    """
+
+    def __init__(
+        self,
+        place: CenterPlace[Any],
+        ranks: Ranks,
+        shape: BufferShape,
+        deadline: Callable[[], Deadline],
+        admit: Callable[["Session"], int],
+        *,
+        joins: bool = False,
+        life: int = 0,
+    ) -> None:
+        self.place = place
+        self._ranks, self._deadline, self._joins, self._life = ranks, deadline, joins, life
+        # The same for all of a group, which comes back together, wherever each of them was.
+        self.goes_on = joins or life > 0
+        self.had_seat = ranks.own is not None
+        self.seat = place.seat(ranks, shape, deadline(), joins=joins)
+        self.fills = not joins and ranks.rank == 0 and not self._is_filled
+        try:
+            self.start_step = admit(self)
+            ranks.take(self.seat.member, self.start_step)
+        except BaseException:
+            with contextlib.suppress(SamovarError):
+                self.close()
+            raise
+
+    def center_seat(self, center: Center, num_workers: int | None = None) -> CenterSeat:
+        """For the strategy, which writes the first weights where this rank fills the center.
+
+        `center` is the seat's own, or one that watches it.
+        """
+        return CenterSeat(center, self.fills, num_workers, self._life)
+
+    def filled(self) -> None:
+        """This rank says, if it is the one that fills the center, that it holds what the run starts from."""
+        if self.fills:
+            self.seat.board.set_word(BoxWord.IS_READY, Readiness.FILLED)
+            self.fills = False
+
+    def await_filled(self) -> None:
+        """Raises RankFailed where nobody is left to fill it, DeadlineExceeded."""
+        deadline = self._deadline()
+        waiting_s = deadline.remaining_s()
+        if not polled(lambda: self._is_filled or self._is_given_up, deadline, _POLL_S):
+            raise DeadlineExceeded(
+                f"{self.place} did not get its first weights; is its first run still starting? "
+                f"({waiting_s:g} s waited; {self.place.way_out})"
+            )
+        if not self._is_filled:
+            # What a dead first rank cannot do, the first that is left does: a center that nobody fills goes with it.
+            self.fills = not self._joins and self._ranks.rank == self._ranks.first_left()
+            raise RankFailed(_no_weights(self.place))
+
+    def close(self) -> None:
+        """Give the seat back: what this rank learned is in the center. A center that it was to fill goes, too."""
+        gives_up = self.fills
+        try:
+            if gives_up:
+                self.seat.board.set_word(BoxWord.IS_READY, Readiness.GIVEN_UP)
+            self.seat.close()
+        finally:
+            if gives_up:
+                self.place.drop()
+
+    @property
+    def _is_filled(self) -> bool:
+        return self.seat.board.word(BoxWord.IS_READY) == Readiness.FILLED
+
+    @property
+    def _is_given_up(self) -> bool:
+        """Whether the rank that fills the center is gone: the first of this launch, or that of the one to join."""
+        if not self._joins and self._ranks.is_gone(0):
+            return True
+        return self.seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
+
+
+def _no_weights(place: object) -> str:
+    return f"{place} gets no first weights: the rank that was to give it some is gone for good"

@@ -1,0 +1,71 @@
+"""The mean over ranks of what layers count but nobody learns: BatchNorm's running statistics."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from samovar.collectives.engine import Collectives, float32_region
+from samovar.core.clock import Deadline
+from samovar.core.layout import all_finite
+from samovar.transports.base import Array, Region
+
+
+class Statistics(Protocol):
+    """`own`, float32 (num_elements,), are this rank's: the caller keeps them up to date."""
+
+    @property
+    def own(self) -> Array: ...
+
+    def mean(self) -> Array:
+        """Over ranks, float32 (num_elements,); valid until the next call."""
+        ...
+
+
+class SummedStatistics:
+    """Of ranks that meet for it: (1/P) sum_i s_i in the plan's order, the same bits on every rank.
+
+    All ranks call `mean` (or `sum`, where a rank only takes part) at the same place. Cost: an all-reduce.
+    """
+
+    def __init__(self, collectives: Collectives, num_elements: int, deadline: Callable[[], Deadline]) -> None:
+        self._deadline = deadline
+        self._world_size = np.float32(collectives.group.world_size)
+        region = float32_region(collectives, "statistics", num_elements)
+        self.own = region.array
+        self._all_reduce = collectives.all_reduce("statistics", region)
+
+    def sum(self) -> None:
+        """`own` becomes the sum."""
+        self._all_reduce.run(self._deadline())
+
+    def mean(self) -> Array:
+        self.sum()
+        return self.own / self._world_size
+
+
+class ShownStatistics:
+    """Of ranks that wait for nobody: each shows its own after every step, and any of them reads all.
+
+    `region`, float32 (num_elements + 1,), lies in memory that the `ranks` reach of each other, whatever becomes of one:
+    the last element says that the others are shown. Statistics that are not finite count nowhere.
+    """
+
+    def __init__(self, region: Region, ranks: Sequence[int]) -> None:
+        self._region, self._ranks = region, ranks
+        self.own = region.array[:-1]
+        self.were_shown = bool(region.array[-1])  # by an earlier life of this rank
+
+    def show(self) -> None:
+        """`own` can be read from now on."""
+        self._region.array[-1] = 1.0
+
+    def mean(self) -> Array:
+        """Of all that were shown; zeros where none was."""
+        shown, total, count = np.empty_like(self._region.array), np.zeros_like(self.own), 0
+        for rank in self._ranks:
+            self._region.window.get(rank, self._region.offset, shown)
+            if shown[-1] and all_finite(shown[:-1]):
+                total += shown[:-1]
+                count += 1
+        return total / np.float32(max(1, count))

@@ -1,0 +1,188 @@
+"""The center of a training run as one rank uses it: the run's own, or a buffer of a box at which several train."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from samovar.box.base import Center
+from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import parse_places
+from samovar.core.buffer import FlatBuffer
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.layout import Layout
+from samovar.launcher.box_plan import drop_command, there_already
+from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
+from samovar.membership.progress_table import ProgressTable
+from samovar.membership.ranks import LaunchRanks
+from samovar.membership.session import BoxCenter, LaunchCenter, Session
+from samovar.membership.statistics import ShownStatistics
+from samovar.report.records import Notice
+from samovar.strategies.box_terms import MEAN, BoxWord, Terms
+from samovar.strategies.center_steps import CenterSeat
+from samovar.training.async_order import LiveOrder, Order
+from samovar.training.context import RankContext
+from samovar.training.evaluated import CenterWeights, StatisticViews
+from samovar.transports.base import Region
+
+# A board on this host costs microseconds, one elsewhere a round trip.
+_LOOK_EVERY_S: Final = 0.02
+_LOOK_FAR_EVERY_S: Final = 0.2
+
+
+class RunCenter:
+    """This rank's session at the center, and what it shows the other workers of its launch.
+
+    The run starts at `first_step`, and this launch ends at step `goal`; `order` may watch how strategies use the
+    center. `stack` gives the seat back. Raises SamovarError.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        layout: Layout,
+        first_step: int,
+        goal: int,
+        stack: ExitStack,
+        order: Order | None = None,
+    ) -> None:
+        config, transport = context.config, context.transport
+        self._context, self._layout, self._goal = context, layout, goal
+        self._ranks = LaunchRanks(transport, context.is_gone)
+        self._terms = Terms.of(config.strategy, layout)
+        self._own_first_step = first_step
+        self._place = self._box_center() if config.box else LaunchCenter(*_descriptors(context))
+        self._session = Session(
+            self._place,
+            self._ranks,
+            self._shape(),
+            partial(Deadline.after, config.timeout_s),
+            self._admitted,
+            joins=config.join,
+            life=context.life,
+        )
+        stack.callback(self._leave)
+        seat = self._session.seat
+        self._center: Center = (order or LiveOrder()).seen(seat.center)
+        self._members = self._all_members()
+        self.table = ProgressTable(transport, self._members, context.is_gone, self._session.start_step)
+        self.headcount = Headcount(self._members, transport.group.world_size)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this rank starts from the center: it has been here before, or joins others."""
+        return self._session.goes_on
+
+    @property
+    def first_step(self) -> int:
+        """The step from which this launch trains."""
+        return self._ranks.first_step
+
+    @property
+    def order_index(self) -> int | None:
+        """The number by which this rank reads all data in an order of its own; None where ranks share one order."""
+        return self._session.seat.member.index if isinstance(self._place, BoxCenter) else None
+
+    @property
+    def transports(self) -> frozenset[str]:
+        """How this rank reaches the center: "shm" where it maps it, "tcp" over the network; several boxes, by both."""
+        return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
+
+    def seat(self) -> CenterSeat:
+        """For the strategy; of all ranks but one after the center is filled."""
+        if not self._session.fills:
+            self._session.await_filled()
+        return self._session.center_seat(self._center)
+
+    def is_filled(self) -> None:
+        """This rank says, if it is the one that fills the center: it holds what the run starts from."""
+        self._session.filled()
+
+    def lock_wait_s(self) -> float:
+        """What this rank lost to others at the center so far."""
+        return self._session.seat.center.lock_wait_s
+
+    def evaluated(
+        self, weights: FlatBuffer, statistics: Sequence[str], deadline: Callable[[], Deadline]
+    ) -> CenterWeights:
+        """The center for tests and snapshots while others go on; counts as an earlier life of this rank showed."""
+        views, group = StatisticViews(weights, statistics), self._context.transport.group
+        window = self._context.transport.open_window("statistics", 4 * (views.num_elements + 1), 0)
+        shown = ShownStatistics(Region.of(window, 0, views.num_elements + 1, np.float32), range(group.world_size))
+        seat = self._session.seat
+        evaluated = CenterWeights(seat.center, seat.shape.with_velocity, weights, views, shown, deadline)
+        if self._session.had_seat:
+            evaluated.take_statistics()
+        return evaluated
+
+    def _shape(self) -> BufferShape:
+        traits, size = self._context.config.strategy.traits, self._layout.num_elements
+        shape = BufferShape(size, with_velocity=traits.has_velocity, with_locks=traits.has_locks)
+        if self._context.config.box is not None:
+            return shape
+        return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
+
+    def _box_center(self) -> BoxCenter:
+        config = self._context.config
+        assert config.box is not None
+        assert config.buffer is not None
+        places = parse_places(config.box, config.key_file)
+        way_out = f"raise --timeout, or delete the buffer with `{drop_command(places, config.buffer)}`, and start anew"
+        who = f"rank {self._ranks.rank}"
+        return BoxCenter(places, config.buffer, who, config.timeout_s, there_already, way_out)
+
+    def _admitted(self, session: Session) -> int:
+        """Where this rank starts: as it is told, or where the run is that others began by the same terms."""
+        if not isinstance(self._place, BoxCenter):
+            return self._own_first_step
+        board = session.seat.board
+        start_step = self._own_first_step
+        if session.fills:
+            self._terms.say(board)
+            board.set_word(BoxWord.STEPS, start_step)
+        elif session.goes_on:
+            start_step = self._step_of_others(session)
+        if board.word(BoxWord.GOAL) < self._goal:
+            board.set_word(BoxWord.GOAL, self._goal)
+        return start_step
+
+    def _step_of_others(self, session: Session) -> int:
+        """Where the run is that this rank joins, when it is there and by the same terms."""
+        where, found = str(self._place), session.seat.shape.num_elements
+        if found != self._layout.num_elements:
+            raise InputError(
+                f"{where} holds {found:,} elements, and this net has {self._layout.num_elements:,}; train its net, or "
+                "give --buffer NAME"
+            )
+        session.await_filled()
+        self._terms.require_same(session.seat.board, where)
+        steps = session.seat.board.word(BoxWord.STEPS)
+        if steps >= self._goal and not self._context.life:
+            raise InputError(
+                f"--join: the run at {where} has {steps:,} steps behind it, and this one ends at {self._goal:,}; raise "
+                "--iterations"
+            )
+        return steps
+
+    def _all_members(self) -> Members:
+        seat, rule = self._session.seat, self._context.config.stop_rule or MEAN
+        start_step, ranks = self._session.start_step, self._ranks
+        if not isinstance(self._place, BoxCenter):
+            return LaunchMembers(seat.board, seat.member, ranks.world_size, ranks.first_left, rule, start_step)
+        every_s = _LOOK_FAR_EVERY_S if self._place.places.is_far else _LOOK_EVERY_S
+        return BoxMembers(seat.board, seat.member, ranks.all, RunSteps(rule, start_step), self._goal, every_s)
+
+    def _leave(self) -> None:
+        """What this rank learned is in the center by now; without its word a box gives up its place after a while."""
+        try:
+            self._session.close()
+        except SamovarError as error:
+            self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without a word"))
+
+
+def _descriptors(context: RankContext) -> tuple[Any, Any]:
+    assert context.box is not None
+    return context.box.board, context.box.center
