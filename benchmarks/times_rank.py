@@ -22,8 +22,7 @@ from samovar import _native
 from samovar.core.memory import keep_freed_memory
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
 from samovar.training.in_step import last_to_arrive
-from samovar.training.step import Worker
-from samovar.training.times import Laps, StepTimes
+from samovar.training.step import Laps, StepTimes, Worker
 
 NUM_CALLS, NUM_TIMES = 2000, 15
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samovar.api import factors as choosing
+from samovar.api import exchanges as choosing
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.frontends.torch.factors import own_arithmetic

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.api import factors as choosing
+from samovar.api import exchanges as choosing
 from samovar.api.process_group import ProcessGroup
 from samovar.frontends.torch.gradients import FlatGradients
 from tests.multiproc import replicate_factors_rank as factors

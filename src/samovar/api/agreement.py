@@ -4,8 +4,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from samovar.api.process_group import ProcessGroup, ReplicaSeat
@@ -13,6 +15,7 @@ from samovar.collectives.records import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import shared_momentum
 
 _COMPARED = ("model (its tensors' names, shapes, types or order, or which of them train)", "settings")
 
@@ -39,3 +42,31 @@ def require_agreement(
                 f"replicate: rank {team.group.rank}: ranks {differing} differ from rank 0 in their {what}; run the "
                 "same script with the same arguments on all ranks"
             )
+
+
+def with_momentum(
+    config: StrategyConfig, optimizer: torch.optim.Optimizer, num_workers: int
+) -> tuple[StrategyConfig, tuple[str, ...]]:
+    """`config` with the center's share of the momentum, and what the user should know; before it is resolved.
+
+    Raises InputError where the optimizer has a momentum that it must not have, or lacks one.
+    """
+    momentum = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
+    first_moment = max((_first_moment(group) for group in optimizer.param_groups), default=0.0)
+    if config.traits.needs_momentum:
+        return shared_momentum(config, momentum or first_moment, num_workers).config, ()
+    shares = shared_momentum(config, momentum, num_workers)
+    if shares.worker != momentum:
+        raise InputError(f"replicate: {shares.refusal}")
+    if config.traits.adds_steps and first_moment:
+        return shares.config, (
+            f"{config.name}: {type(optimizer).__name__} averages gradients over steps (betas), which acts as a "
+            f"momentum of each worker where the center adds up their steps; betas=(0.0, ...) leaves it out",
+        )
+    return shares.config, ()
+
+
+def _first_moment(group: Mapping[str, Any]) -> float:
+    """Adam's beta1 and the like; 0 where there is none."""
+    betas = group.get("betas") or (0.0,)
+    return float(betas[0])

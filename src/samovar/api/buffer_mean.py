@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 from torch import nn
 
-from samovar.api.crews import by_windows, lasting_ranks
-from samovar.api.process_group import ProcessGroup
+from samovar.api.process_group import ProcessGroup, by_windows, lasting_ranks
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
 from samovar.frontends.torch.buffers import BufferMean, mean_buffers

@@ -1,17 +1,24 @@
 """The ranks that a process trains with, and what all its replicas share: the roll call and the way to send tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from samovar.api.uneven_inputs import Call, Event, Leaving, UnevenInputs
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.buffers import Broadcast
 from samovar.membership.job_center import Home
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.strategies.traits import AUTO
+from samovar.transports.base import MappedWindow
+from samovar.transports.hosts import HostsTransport
+from samovar.transports.tcp import TcpTransport
 
 
 class Member(Protocol):
@@ -108,3 +115,49 @@ class ReplicaSeat:
         """Every rank's step and detail, where nobody has data any more."""
         rows = self.roll_call.gather(Call(self.number, Event.LEVEL, step, detail), self.deadline)
         return [(int(row[3]), float(row[4])) for row in rows]
+
+
+def crew_of(team: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
+    """Those of the team's ranks that step together by the resolved `config`; the same team for all replicas.
+
+    Raises InputError where groups do not fit into hosts, or an earlier replica's crew is another.
+    """
+    if not config.is_async:
+        return team.crew(team.group.world_size, lambda: team)
+    size = config.group_size or 1
+    _require_whole_groups(team.collectives, size)
+    return team.crew(size, lambda: _group(team, size, config.collective))
+
+
+def by_windows(collectives: Collectives) -> PlannedCollectives:
+    """Collectives among the ranks whose windows this one reaches: by gloo those of its host, else all."""
+    if isinstance(collectives, HierarchicalCollectives):
+        return PlannedCollectives(collectives.local, lambda _num_bytes: "direct")
+    assert isinstance(collectives, PlannedCollectives), collectives
+    return collectives
+
+
+def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
+    """Whose part of a window can be read whatever becomes of them: those that share this rank's host."""
+    transport = collectives.transport
+    if isinstance(transport, HostsTransport):
+        return tuple(transport.places)
+    return (transport.group.rank,) if isinstance(transport, TcpTransport) else range(transport.group.world_size)
+
+
+def _group(team: ProcessGroup, size: int, collective: str) -> ProcessGroup:
+    """Where memory is mapped a group adds up in place."""
+    reached = by_windows(team.collectives)
+    probe = reached.region("probe", 0)
+    best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
+    group = GroupCollectives(reached, size, best if collective == AUTO else collective)
+    return ProcessGroup(group, team.timeout_s, team.group.rank - group.group.rank)
+
+
+def _require_whole_groups(collectives: Collectives, size: int) -> None:
+    for host in collectives.hosts if isinstance(collectives, HierarchicalCollectives) else ():
+        if len(host.ranks) % size:
+            raise InputError(
+                f"hybrid-easgd: a group of {size} lies within one host, and {host} are no whole number of groups; "
+                "give a group_size that divides the ranks of every host"
+            )

@@ -8,15 +8,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from samovar.api.agreement import require_agreement
+from samovar.api.agreement import require_agreement, with_momentum
 from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.crews import crew_of
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.metrics import ReplicaMetrics, Shard
-from samovar.api.optimizer_momentum import with_momentum
-from samovar.api.process_group import ProcessGroup
+from samovar.api.process_group import ProcessGroup, crew_of
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, SamovarError

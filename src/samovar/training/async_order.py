@@ -12,8 +12,7 @@ from samovar.core.errors import InputError
 from samovar.report.run_folder import RunFolder
 from samovar.training.context import RankContext
 from samovar.training.order_log import LogHead, OrderWriter, read_order
-from samovar.training.recorded import RecordingCenter
-from samovar.training.replayed import ReplayedCenter, Turns
+from samovar.training.ordered_centers import RecordingCenter, ReplayedCenter, Turns
 
 
 class Order(Protocol):

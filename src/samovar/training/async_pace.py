@@ -14,7 +14,7 @@ from samovar.training.async_order import Order
 from samovar.training.evaluated import CenterWeights
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepDone, StepMade
-from samovar.training.times import StepTimes
+from samovar.training.step import StepTimes
 
 # The master tests before anybody begins, and that may take longer than any exchange.
 _START_PATIENCE = _END_PATIENCE = 10.0

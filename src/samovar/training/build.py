@@ -47,11 +47,9 @@ from samovar.training.memory import (
     step_parts,
     with_histories,
 )
-from samovar.training.resume import ResumePoint
+from samovar.training.resume import ResumePoint, load_weights, starting_weights
 from samovar.training.run_center import RunCenter
-from samovar.training.step import Parts, Updates, Worker
-from samovar.training.times import Laps
-from samovar.training.weights import load_weights, starting_weights
+from samovar.training.step import Laps, Parts, Updates, Worker
 from samovar.transports.base import Transport
 
 

@@ -12,10 +12,10 @@ from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import Notice, Tested, TestedBatch
 from samovar.training import build
-from samovar.training.caffe_debug import show_values_of_test
+from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult
-from samovar.training.weights import load_weights
+from samovar.training.resume import load_weights
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's
 

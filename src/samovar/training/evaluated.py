@@ -4,15 +4,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from samovar.box.base import CenterWithVelocity
 from samovar.collectives.engine import Collectives
+from samovar.collectives.records import RecordExchange, differing_ranks, digest_record
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
+from samovar.core.errors import ReplicasDiffer
 from samovar.core.stateful import State
 from samovar.membership.statistics import ShownStatistics, SummedStatistics
 from samovar.strategies.base import Strategy
-from samovar.transports.base import Array
+from samovar.transports.base import Array, Transport
 
 
 class StatisticViews:
@@ -168,3 +171,20 @@ def _kept(array: Array) -> Iterator[None]:
         yield
     finally:
         np.copyto(array, own)
+
+
+def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> npt.NDArray[np.float64]:
+    """Every rank's numbers on every rank, shape (P, len(numbers)); waits for all ranks."""
+    exchange = RecordExchange(transport, len(numbers))
+    exchange.post(numbers)
+    return exchange.collect(Deadline.after(timeout_s))
+
+
+def require_equal(transport: Transport, weights_sha256: str, timeout_s: float, strategy: str = "sync") -> None:
+    """Raise ReplicasDiffer, naming the ranks, unless every rank has this hash of the weights it evaluates."""
+    hashes = gather(transport, digest_record(bytes.fromhex(weights_sha256)), timeout_s)
+    if differing := differing_ranks(hashes):
+        raise ReplicasDiffer(
+            f"the weights that ranks {differing} evaluate differ from those of rank 0; this must not happen with "
+            f"strategy {strategy!r}: please report it with the run folder"
+        )

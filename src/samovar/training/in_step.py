@@ -10,8 +10,7 @@ from samovar.collectives.records import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Outcome, Requests, Schedule, StepDone, StepMade
-from samovar.training.step import StepLoss
-from samovar.training.times import StepTimes
+from samovar.training.step import StepLoss, StepTimes
 
 NUM_RECORD_FIELDS = 5  # loss, samples, stop signal, snapshot requests, arrival at the exchange
 

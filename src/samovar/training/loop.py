@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from samovar.training.evaluation import TestResult
-from samovar.training.step import StepLoss, Worker
-from samovar.training.times import StepTimes
+from samovar.training.step import StepLoss, StepTimes, Worker
 
 
 @dataclass(frozen=True, slots=True)

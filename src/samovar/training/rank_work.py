@@ -14,8 +14,7 @@ from samovar.report.pipe import RecordWriter
 from samovar.report.records import Failed
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.training.evaluate_rank import run_evaluation
-from samovar.training.probe_rank import run_probe
-from samovar.training.time_rank import run_timing
+from samovar.training.time_rank import run_probe, run_timing
 from samovar.training.train_rank import run_training
 from samovar.transports.shm import RunBoard, ShmTransport
 

@@ -21,17 +21,15 @@ from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.strategies.trial import TrialCallback
 from samovar.training import build, train_report
-from samovar.training.async_observer import WorkersObserver, worker_figures
 from samovar.training.async_order import order_of
 from samovar.training.async_pace import Agree, AsyncPace, AsyncParts, Master, Run
-from samovar.training.caffe_debug import shows_values
+from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
-from samovar.training.evaluated import CenterWeights
+from samovar.training.evaluated import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
 from samovar.training.loop import Duties, Outcome, Training
-from samovar.training.observer import remedy_for
+from samovar.training.observer import WorkersObserver, remedy_for, worker_figures
 from samovar.training.opening import open_training
-from samovar.training.replicas import gather, require_equal
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
 from samovar.training.schedule import first_step, make_schedule, num_steps_of

@@ -21,8 +21,7 @@ from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
 from samovar.strategies.traits import AUTO
 from samovar.training import bucket_cut, build
-from samovar.training.caffe_debug import debug_notices
-from samovar.training.caffe_observer import CaffeObserver
+from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
 from samovar.training.observer import RunObserver, SilentObserver, remedy_for

@@ -11,8 +11,8 @@ from samovar.frontends.caffe.solver_nets import TestNet
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
+from samovar.training.resume import load_weights, starting_weights
 from samovar.training.step import StepLoss, Worker
-from samovar.training.weights import load_weights, starting_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
 from samovar.strategies.box_terms import run_steps
 from samovar.training.order_log import LogHead, OrderLog, OrderWriter, read_order
-from samovar.training.replayed import Turns, reads_up_to
+from samovar.training.ordered_centers import Turns, reads_up_to
 from samovar.transports.shm import ShmTransport, create_segment
 
 NUM_CHUNKS, NUM_WORKERS = 3, 3

@@ -8,9 +8,9 @@ import pytest
 from samovar.core.errors import InputError
 from samovar.data.reader import BatchReader
 from samovar.report.host import read_host
-from samovar.training import data_cache
+from samovar.training import opening
 from samovar.training.context import RankContext
-from samovar.training.data_cache import hold_training_set, require_memory
+from samovar.training.opening import hold_training_set, require_memory
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_memory_that_is_not_there_is_refused(
     """The least of what is free and what the control group may have, and a tenth of it stays."""
     limit = None if limit_bytes is None else int(limit_bytes)
     host = replace(read_host(), memory_available_bytes=int(available_bytes), memory_limit_bytes=limit)
-    monkeypatch.setattr(data_cache, "read_host", lambda: host)
+    monkeypatch.setattr(opening, "read_host", lambda: host)
     if fits:
         require_memory(7_000_000_000)
         return
