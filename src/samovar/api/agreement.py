@@ -1,4 +1,4 @@
-"""At the start, ranks show each other that they train the same model by the same rule."""
+"""What is looked at before training: that ranks train the same model by the same rule, and where momentum is kept."""
 
 import dataclasses
 import hashlib

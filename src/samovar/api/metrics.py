@@ -1,4 +1,4 @@
-"""What a rank has done so far, for those who train at the same center to see."""
+"""A rank's part of a loader's data, and what it has done so far."""
 
 from collections.abc import Iterator
 from typing import Any

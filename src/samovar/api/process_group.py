@@ -1,4 +1,4 @@
-"""The ranks that a process trains with, and what all its replicas share: the roll call and the way to send tensors."""
+"""The ranks that a process trains with, all of them or those that step together, and what all its replicas share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

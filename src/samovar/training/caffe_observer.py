@@ -1,4 +1,4 @@
-"""How rank 0 tells what happens in a run of `samovar caffe train`: what Caffe would print, as records."""
+"""What rank 0 of `samovar caffe train` tells: what Caffe would print, debug_info included, as records."""
 
 import time
 from collections import deque

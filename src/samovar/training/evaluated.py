@@ -1,4 +1,4 @@
-"""The weights that are tested, saved and told of, in the place of a worker's own."""
+"""The weights that are tested, saved and told of, in the place of a worker's own; that they are equal."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How rank 0 tells what happens: records for the launcher, lines in metrics.jsonl."""
+"""How one rank tells what happens: records for the launcher, lines in metrics.jsonl."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What a rank opens before it can train: solver, data and net."""
+"""What a rank opens before it can train: solver, net, and data, which it may load into memory (--hold-data)."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""A center whose reads and updates are written down as they come."""
+"""Centers whose reads and updates are written down as they come, or come in the order that was written down."""
 
 import threading
 import time

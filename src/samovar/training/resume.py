@@ -1,4 +1,4 @@
-"""Where a run starts that continues another one: Samovar's snapshots, or a pair of files by Caffe."""
+"""What a run starts from: weights in files, one of Samovar's snapshots, or a pair of files by Caffe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The step of one worker."""
+"""The step of one worker, and where its time goes."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,9 +1,8 @@
-"""The timing job of a rank: how long a net's layers take."""
+"""The measuring jobs of a rank: how long a net's layers take, and how fast a setting of workers and threads steps."""
 
 import math
 import statistics
 import time
-from contextlib import ExitStack
 from functools import partial
 
 from samovar.core.device import BF16
@@ -16,14 +15,12 @@ from samovar.frontends.caffe.spec import Phase
 from samovar.frontends.caffe.timing import LayerSeconds, NetTimer
 from samovar.model.device import computed, device_notices
 from samovar.model.half import precision_warnings, use_half
-from samovar.model.model import layout_of
 from samovar.report.records import READING, LayerTime, Notice, Probed, Timed
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluated import gather
+from samovar.training.loop import StepMade, Training
 from samovar.training.opening import open_training
-from samovar.training.run_center import RunCenter
-from samovar.training.step import Worker
 
 DEFAULT_NUM_ITERATIONS = 50  # Caffe's
 
@@ -115,35 +112,48 @@ LEAST_STEPS, MOST_STEPS = 5, 500
 def run_probe(context: RankContext) -> None:
     """Train from the start for some steps and tell how fast; saves and tests nothing. Raises SamovarError."""
     config = context.config
-    with ExitStack() as stack:
-        opened = stack.enter_context(open_training(context))
+    with open_training(context) as opened:
         caffe = opened.caffe
-        center = None
-        if config.strategy.needs_center:
-            layout = layout_of({info.name: info.parameter for info in opened.net.parameter_infos})
-            center = RunCenter(context, layout, 0, caffe.max_iter, stack)
-        learner = build.build_learner(config, caffe, opened.net, context.transport, None, center=center)
+        learner = build.build_learner(config, caffe, opened.net, context.transport, None)
         with opened.stream(learner.slices, 0) as stream:
             worker = build.build_worker(learner, stream, config, learner.solver, None)
-            steps_s = _measure(context, worker, caffe.max_iter)
+            pace = ProbePace(context, caffe.max_iter)
+            Training(worker, pace).run()
             learner.strategy.drain()
     if context.is_first:
-        rate = opened.global_batch * caffe.iter_size / statistics.median(steps_s)
-        stopped = context.at_boundary(len(steps_s)).stop_signal
-        context.writer.write(Probed(samples_per_second=rate, num_steps=len(steps_s), stop_signal=stopped))
+        rate = opened.global_batch * caffe.iter_size / statistics.median(pace.seconds)
+        stopped = context.at_boundary(len(pace.seconds)).stop_signal
+        context.writer.write(Probed(samples_per_second=rate, num_steps=len(pace.seconds), stop_signal=stopped))
 
 
-def _measure(context: RankContext, worker: Worker, max_iter: int) -> list[float]:
-    """Seconds of each step, after some that do not count; all ranks agree on how many there are."""
-    last = max(0, max_iter - 1)  # what a learning-rate policy knows
+class ProbePace:
+    """See `samovar.training.loop.Pace`: some steps that do not count, then as many as all ranks agree to measure.
 
-    def step(number: int) -> float:
-        started_s = time.perf_counter()
-        worker.step(number, min(number, last))
-        context.at_boundary(number + 1)
-        return time.perf_counter() - started_s
+    `seconds` are those of the steps that count. A learning-rate policy knows `max_iter` steps.
+    """
 
-    own_s = [step(number) for number in range(WARM_UP_STEPS)][-1]
-    slowest_s = float(gather(context.transport, [own_s], context.config.timeout_s).max())
-    count = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(slowest_s, 1e-6))))
-    return [step(WARM_UP_STEPS + number) for number in range(count)]
+    def __init__(self, context: RankContext, max_iter: int) -> None:
+        self.steps_done = 0
+        self.seconds: list[float] = []
+        self._context = context
+        self._last_step = max(0, max_iter - 1)
+        self._count = 0
+
+    def begin(self) -> None:
+        """At once."""
+
+    def next_rate_step(self) -> int | None:
+        is_over = self._count and len(self.seconds) == self._count
+        return None if is_over else min(self.steps_done, self._last_step)
+
+    def stepped(self, made: StepMade) -> None:
+        self.steps_done += 1
+        self._context.at_boundary(self.steps_done)
+        if self.steps_done > WARM_UP_STEPS:
+            self.seconds.append(made.seconds)
+        elif self.steps_done == WARM_UP_STEPS:
+            slowest_s = float(gather(self._context.transport, [made.seconds], self._context.config.timeout_s).max())
+            self._count = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(slowest_s, 1e-6))))
+
+    def end(self) -> None:
+        """Nothing came of it but `seconds`."""

@@ -1,4 +1,4 @@
-"""--trace: what a rank records, its file beside the others', and one timeline made of all."""
+"""--trace: what a rank records of its steps, its file beside the others', and one timeline made of all."""
 
 import threading
 from collections.abc import Callable, Sequence
