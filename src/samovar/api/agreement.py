@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from samovar.api.process_group import ProcessGroup, ReplicaSeat
+from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.collectives.records import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.parameters import description, layout_of
@@ -21,26 +21,26 @@ _COMPARED = ("model (its tensors' names, shapes, types or order, or which of the
 
 
 def require_agreement(
-    team: ProcessGroup,
-    seat: ReplicaSeat,
+    processes: ProcessGroup,
+    announcer: Announcer,
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     config: StrategyConfig,
 ) -> None:
     """InputError, naming the ranks, where the model, what trains of it, or the settings differ from rank 0's."""
-    if team.group.world_size == 1:
+    if processes.group.world_size == 1:
         return
     described = json.dumps(description(model, parameters)) + layout_of(parameters).fingerprint()
     settings = json.dumps(dataclasses.asdict(config))
     digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings)]
-    records = team.collectives.records(sum(map(len, digests)))
+    records = processes.collectives.records(sum(map(len, digests)))
     records.post([word for digest in digests for word in digest])
-    rows = records.collect(seat.deadline())
+    rows = records.collect(announcer.deadline())
     for what, part in zip(_COMPARED, np.split(rows, len(digests), axis=1), strict=True):
         if differing := differing_ranks(part):
             raise InputError(
-                f"replicate: rank {team.group.rank}: ranks {differing} differ from rank 0 in their {what}; run the "
-                "same script with the same arguments on all ranks"
+                f"replicate: rank {processes.group.rank}: ranks {differing} differ from rank 0 in their {what}; run "
+                "the same script with the same arguments on all ranks"
             )
 
 

@@ -20,19 +20,19 @@ class ReplicaBuffers:
     """
 
     def __init__(
-        self, model: nn.Module, team: ProcessGroup, deadline: Callable[[], Deadline], *, is_async: bool
+        self, model: nn.Module, processes: ProcessGroup, deadline: Callable[[], Deadline], *, is_async: bool
     ) -> None:
         num_elements = sum(buffer.numel() for buffer in mean_buffers(model))
         self._summed: SummedStatistics | None = None
         self._shown: ShownStatistics | None = None
-        if not num_elements or team.group.world_size == 1:
+        if not num_elements or processes.group.world_size == 1:
             return
         if is_async:
-            reached = by_windows(team.collectives)
+            reached = by_windows(processes.collectives)
             region = float32_region(reached, "shown buffers", num_elements + 1)
             self._shown = ShownStatistics(region, lasting_ranks(reached))
         else:
-            self._summed = SummedStatistics(team.collectives, num_elements, deadline)
+            self._summed = SummedStatistics(processes.collectives, num_elements, deadline)
         self._result = np.zeros(num_elements, np.float32)
         self._gathered = BufferMean(model, (self._shown or self._summed).own)  # type: ignore[union-attr]
         self._mean = BufferMean(model, self._result)

@@ -58,7 +58,7 @@ class SharedCenter:
 
     def __init__(
         self,
-        team: ProcessGroup,
+        processes: ProcessGroup,
         config: StrategyConfig,
         layout: Layout,
         choice: BoxChoice | None,
@@ -66,12 +66,12 @@ class SharedCenter:
         metrics: ReplicaMetrics,
     ) -> None:
         self._metrics = metrics
-        self._name = f"rank {team.group.rank}"
+        self._name = f"rank {processes.group.rank}"
         self._patience_s: float | None = None
         self._given_deadline = deadline
-        self._ranks = JobRanks(team.collectives, self.deadline)
+        self._ranks = JobRanks(processes.collectives, self.deadline)
         self.joins = choice is not None and choice.joins
-        self._session = self._open(team, config, layout, choice)
+        self._session = self._open(processes, config, layout, choice)
         seat = self._session.seat
         self._members = BoxMembers(seat.board, seat.member, self._ranks.all, RunSteps(MEAN, 0), 0, _LOOK_S)
         self._group_size = config.group_size or 1
@@ -128,12 +128,14 @@ class SharedCenter:
         if self._follows:
             strategy.drain()
 
-    def _open(self, team: ProcessGroup, config: StrategyConfig, layout: Layout, choice: BoxChoice | None) -> Session:
+    def _open(
+        self, processes: ProcessGroup, config: StrategyConfig, layout: Layout, choice: BoxChoice | None
+    ) -> Session:
         traits, size = config.traits, layout.num_elements
-        world_size = team.group.world_size
+        world_size = processes.group.world_size
         if choice is None:
             shape = BufferShape(size, world_size, traits.has_velocity, traits.has_locks)
-            place = JobCenter(team.home or Home(tuple(range(world_size))))
+            place = JobCenter(processes.home or Home(tuple(range(world_size))))
             return Session(place, self._ranks, shape, self.deadline, lambda _session: 0)
         shape = BufferShape(size, MAX_MEMBERS, traits.has_velocity, traits.has_locks)
         way_out = "drop it, and start without join"

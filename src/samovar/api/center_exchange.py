@@ -10,7 +10,7 @@ from torch import nn
 
 from samovar.api.center import SharedCenter
 from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExchange
-from samovar.api.process_group import ProcessGroup, ReplicaSeat
+from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import WindowCollectives, float32_region
 from samovar.core.buffer import FlatBuffer
@@ -34,39 +34,39 @@ class CenterExchange(WeightExchange):
     def __init__(
         self,
         parameters: Parameters,
-        crew: ProcessGroup,
+        step_group: ProcessGroup,
         config: StrategyConfig,
-        seat: ReplicaSeat,
+        announcer: Announcer,
         shared: SharedCenter,
     ) -> None:
         _require_float32(parameters, config)
-        super().__init__(parameters, crew.collectives, config, seat, shared.deadline, shared.strategy_seat())
+        super().__init__(parameters, step_group.collectives, config, announcer, shared.deadline, shared.strategy_seat())
         self._strategy = _at_center(self._strategy)
-        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._strategy)
+        self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._strategy)
         shared.filled()
         with torch.no_grad():
             if shared.joins:
                 self._strategy.adopt_center()
             self._strategy.begin_step(0)
             self._weights.scatter()
-        self._leave = weakref.finalize(self, self._desk.leave)
+        self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
         super().step(step, apply)
-        self._desk.look(step + 1)
+        self._duties.look(step + 1)
 
-    def level(self, step: int, highest: int) -> None:
-        super().level(step, highest)
+    def even_out(self, step: int, highest: int) -> None:
+        super().even_out(step, highest)
         with self._weights.in_buffer():
-            self._desk.drain()
+            self._duties.drain()
 
     def finish(self, step: int) -> None:
         with self._weights.in_buffer():
-            self._desk.finish(step)
+            self._duties.finish(step)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
-        self._desk.filled()
+        self._duties.filled()
         with torch.no_grad():
             self._strategy.begin_step(step)
             self._weights.scatter()
@@ -82,17 +82,17 @@ class HybridExchange(GradientExchange):
         self,
         parameters: Parameters,
         optimizer: torch.optim.Optimizer,
-        crew: ProcessGroup,
+        step_group: ProcessGroup,
         config: StrategyConfig,
-        seat: ReplicaSeat,
+        announcer: Announcer,
         shared: SharedCenter,
     ) -> None:
-        group = crew.collectives
+        group = step_group.collectives
         layout = layout_of(parameters)
         region = float32_region(group, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
-        super().__init__(parameters, optimizer, group, inside, seat)
+        super().__init__(parameters, optimizer, group, inside, announcer)
         assert isinstance(group, WindowCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
@@ -100,41 +100,41 @@ class HybridExchange(GradientExchange):
         buffers = Buffers(region, region.part(0, 0))
         seat_there = shared.strategy_seat()
         self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)
-        self._desk = _Desk(crew.group.rank + crew.first_rank, shared, self._hybrid)
+        self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._hybrid)
         shared.filled()
         if shared.joins:
             self._adopt()
-        self._leave = weakref.finalize(self, self._desk.leave)
+        self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()
         super().step(step, apply)
         if self._hybrid.is_due(step):
-            self._seat.announce(Event.STEP, step)
-            self._seat.num_active(Event.STEP, step)
+            self._announcer.announce(Event.STEP, step)
+            self._announcer.num_active(Event.STEP, step)
             self._exchange(step)
-        self._desk.look(step + 1)
+        self._duties.look(step + 1)
 
-    def answer(self, step: int, own_step: int, event: Event) -> int:
-        own_step = super().answer(step, own_step, event)
+    def shadow(self, step: int, own_step: int, event: Event) -> int:
+        own_step = super().shadow(step, own_step, event)
         if event is Event.STEP:
-            self._desk.drain()
+            self._duties.drain()
             self._exchange(step)
         return own_step
 
-    def level(self, step: int, highest: int) -> None:
-        super().level(step, highest)
-        self._desk.drain()
+    def even_out(self, step: int, highest: int) -> None:
+        super().even_out(step, highest)
+        self._duties.drain()
 
     def evaluated(self) -> AbstractContextManager[None]:
         self._weights.require_in_place()
-        self._desk.drain()
+        self._duties.drain()
         center = self._hybrid.center()
         assert center is not None
         return self._weights.replaced(center.copy())
 
     def finish(self, step: int) -> None:
-        self._desk.finish(step)
+        self._duties.finish(step)
 
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._hybrid.center()
@@ -149,11 +149,11 @@ class HybridExchange(GradientExchange):
         self._weights.gather()
         self._factoring.load_state_dict(state)
         self._hybrid.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
-        self._desk.filled()
+        self._duties.filled()
 
     @torch.no_grad()
     def _exchange(self, step: int) -> None:
-        self._hybrid.leader = self._seat.roll_call.last_active[0]
+        self._hybrid.leader = self._announcer.uneven.last_active[0]
         self._weights.gather()
         self._hybrid.updated(step)
         self._weights.scatter()
@@ -165,7 +165,7 @@ class HybridExchange(GradientExchange):
         self._weights.scatter()
 
 
-class _Desk:
+class _CenterDuties:
     """What a worker at a center does beside its steps."""
 
     def __init__(self, rank: int, shared: SharedCenter, strategy: CenterSteps) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from samovar.api.process_group import ReplicaSeat
+from samovar.api.process_group import Announcer
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import Collectives, PlannedCollectives, float32_region
 from samovar.collectives.execute import PlanRunner
@@ -78,11 +78,11 @@ class Exchange(Protocol):
     def backward(self, loss: torch.Tensor, step: int, more: bool, /) -> None: ...
     def step(self, step: int, apply: Apply, /) -> None: ...
 
-    def answer(self, step: int, own_step: int, event: Event, /) -> int:
+    def shadow(self, step: int, own_step: int, event: Event, /) -> int:
         """Take part at `step` without data; the step that this rank has come to."""
         ...
 
-    def level(self, step: int, highest: int, /) -> None:
+    def even_out(self, step: int, highest: int, /) -> None:
         """Nobody has data any more; this rank's next step is `step`, the foremost one's `highest`."""
         ...
 
@@ -110,10 +110,10 @@ class NoExchange:
     def step(self, _step: int, apply: Apply) -> None:
         apply()
 
-    def answer(self, _step: int, own_step: int, _event: Event) -> int:
+    def shadow(self, _step: int, own_step: int, _event: Event) -> int:
         return own_step
 
-    def level(self, _step: int, _highest: int) -> None:
+    def even_out(self, _step: int, _highest: int) -> None:
         """Nobody else is there."""
 
     def evaluated(self) -> AbstractContextManager[None]:
@@ -144,7 +144,7 @@ class GradientExchange(NoExchange):
         optimizer: torch.optim.Optimizer,
         collectives: Collectives,
         config: StrategyConfig,
-        seat: ReplicaSeat,
+        announcer: Announcer,
     ) -> None:
         names = matrix_names(parameters, config)
         apart = names if config.takes_factors else ()
@@ -154,9 +154,9 @@ class GradientExchange(NoExchange):
         region = float32_region(collectives, "gradients", layout.num_elements)
         self._flat = FlatBuffer(layout, region.array)
         self._staged = StagedBuffer(self._flat, device_of(parameters))
-        self._group, self._seat = collectives.group, seat
+        self._group, self._announcer = collectives.group, announcer
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
-        self._factoring = factoring_of(collectives, config, seat.deadline, tell)
+        self._factoring = factoring_of(collectives, config, announcer.deadline, tell)
         sums = [self._factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
         travelling = {factored.name: factored for factored in sums}
         factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
@@ -165,34 +165,34 @@ class GradientExchange(NoExchange):
         self._collectives, self._region = collectives, region
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
-        made = (config, collectives, buckets, buffers, seat.deadline)
+        made = (config, collectives, buckets, buffers, announcer.deadline)
         self._strategy = build_strategy(*made, witness=TrialCallback(tell=tell), factored=self._factoring.sums)
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
-        self._num_answered = 0
+        self._num_shadowed = 0
 
     def backward(self, loss: torch.Tensor, _step: int, more: bool) -> None:
         if more:
             loss.backward()  # type: ignore[no-untyped-call]
             return
-        self._seat.announce(Event.BACKWARD, self._num_exchanges)
+        self._announcer.announce(Event.BACKWARD, self._num_exchanges)
         self._gradients.backward(loss, self._gradient_final)
-        num_active = self._seat.num_active(Event.BACKWARD, self._num_exchanges)
+        num_active = self._announcer.num_active(Event.BACKWARD, self._num_exchanges)
         self._complete(num_active)
 
-    def answer(self, step: int, own_step: int, event: Event) -> int:
+    def shadow(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:
             self._gradients.contribute_nothing(self._gradient_final)
             self._complete(self._group.world_size)
             self._num_exchanges = step + 1
-            self._num_answered += 1
+            self._num_shadowed += 1
             self._optimizer.step()  # so that there is a state into which that of an active rank can be copied
         return own_step
 
-    def level(self, step: int, _highest: int) -> None:
+    def even_out(self, step: int, _highest: int) -> None:
         """Ranks that answered take weights and the optimizer's state from one that trained to the end."""
-        answered = [detail for _, detail in self._seat.levels(step, self._num_answered)]
-        self._num_answered = 0
+        answered = [detail for _, detail in self._announcer.gathered(step, self._num_shadowed)]
+        self._num_shadowed = 0
         if any(answered):
             self._copy_from(answered.index(0.0))
 
@@ -222,7 +222,7 @@ class GradientExchange(NoExchange):
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:
         memory = OptimizerState(self._optimizer, self._parameters)
-        fingerprints = [detail for _, detail in self._seat.levels(0, memory.fingerprint())]
+        fingerprints = [detail for _, detail in self._announcer.gathered(0, memory.fingerprint())]
         differing = [rank for rank, value in enumerate(fingerprints) if value != fingerprints[leader]]
         if differing:
             raise SamovarError(
@@ -247,7 +247,7 @@ class GradientExchange(NoExchange):
             self._exact_sum = self._collectives.all_reduce("state of another rank", self._region)
         if self._group.rank != leader:
             self._flat.tensor_N.zero_()
-        self._exact_sum.run(self._seat.deadline())
+        self._exact_sum.run(self._announcer.deadline())
 
 
 class WeightExchange:
@@ -261,16 +261,16 @@ class WeightExchange:
         parameters: Parameters,
         collectives: Collectives,
         config: StrategyConfig,
-        seat: ReplicaSeat,
+        announcer: Announcer,
         deadline: Callable[[], Deadline] | None = None,
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
         region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
-        self._seat = seat
+        self._announcer = announcer
         buffers = Buffers(region, region.part(0, 0))
-        made = (config, collectives, layout.buckets(), buffers, deadline or seat.deadline)
+        made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
         self._strategy = build_strategy(*made, center)
         self._announced = -1
         if center is None:
@@ -284,10 +284,10 @@ class WeightExchange:
         self._weights.require_in_place()
         if self._strategy.exchanges_at(step):
             self._announce(step)
-            self._seat.num_active(Event.STEP, step)
+            self._announcer.num_active(Event.STEP, step)
         self._finish(step, apply)
 
-    def answer(self, step: int, own_step: int, event: Event) -> int:
+    def shadow(self, step: int, own_step: int, event: Event) -> int:
         # In evaluating() the others have not begun that step yet.
         last = step if event is Event.STEP else step - 1
         self._go_through(own_step, last + 1)
@@ -295,7 +295,7 @@ class WeightExchange:
             self._drain()
         return max(own_step, last + 1)
 
-    def level(self, step: int, highest: int) -> None:
+    def even_out(self, step: int, highest: int) -> None:
         self._go_through(step, highest)
 
     def _go_through(self, start: int, stop: int) -> None:
@@ -341,7 +341,7 @@ class WeightExchange:
     def _announce(self, step: int) -> None:
         if self._announced < step and self._strategy.exchanges_at(step):
             self._announced = step
-            self._seat.announce(Event.STEP, step)
+            self._announcer.announce(Event.STEP, step)
 
 
 def _tell(rank: int, sentence: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from samovar.api.process_group import ProcessGroup, ReplicaSeat
+from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.core.clock import Pace
 from samovar.core.group import Group
@@ -41,7 +41,7 @@ class Shard:
     From a map-style data set all ranks take the same number of steps wherever possible; `len` tells it. From a stream
     (`IterableDataset`) each takes every P-th item, and how many there are is not known. A rank whose data ends
     first stays in the loop and takes part, without data, in what the others exchange; all leave it together. Where
-    workers step at their own speed each leaves by itself; `crew` are those that step together.
+    workers step at their own speed each leaves by itself; `step_group` are those that step together.
 
     `epoch` counts the epochs begun, and gives the order of the next. `source` is the loader as it was given.
     """
@@ -50,33 +50,33 @@ class Shard:
         self,
         loader: DataLoader[Any],
         group: Group,
-        crew: ProcessGroup,
-        seat: ReplicaSeat,
+        step_group: ProcessGroup,
+        announcer: Announcer,
         seed: int,
         epoch: int,
-        doings: ReplicaMetrics,
+        metrics: ReplicaMetrics,
     ) -> None:
         self.source = loader
         self.seed = seed
         self._loader, self._order = divided_loader(loader, group, seed)
-        self._crew = crew
-        self._seat = seat
+        self._step_group = step_group
+        self._announcer = announcer
         self.epoch = epoch
-        self._doings = doings
+        self._metrics = metrics
 
     def __iter__(self) -> Iterator[Any]:
         fingerprint = 0.0 if self._order is None else self._order.start(self.epoch)
-        self._seat.announce(Event.SHARD, self.epoch, fingerprint)
-        self._seat.num_active(Event.SHARD, self.epoch, fingerprint)
+        self._announcer.announce(Event.SHARD, self.epoch, fingerprint)
+        self._announcer.num_active(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
-        self._crew.enter_loop()
+        self._step_group.enter_loop()
         try:
             for batch in self._loader:
-                self._doings.num_samples += self.source.batch_size or 0
+                self._metrics.num_samples += self.source.batch_size or 0
                 yield batch
-            self._crew.answer_until_all_end()
+            self._step_group.shadow_until_all_end()
         finally:
-            self._crew.leave_loop()
+            self._step_group.leave_loop()
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -21,20 +21,20 @@ from samovar.transports.hosts import HostsTransport
 from samovar.transports.tcp import TcpTransport
 
 
-class Member(Protocol):
-    """A replica, as the ranks' roll call sees it."""
+class UnevenReplica(Protocol):
+    """A replica, as the ranks' uneven inputs sees it."""
 
-    def answer(self, call: Call) -> None:
+    def shadow(self, call: Call) -> None:
         """Take part, without data, in what the active ranks do."""
         ...
 
-    def level(self) -> None:
+    def even_out(self) -> None:
         """All ranks' data has ended: come to the same step, and to the same weights where they must be equal."""
         ...
 
 
 class ProcessGroup:
-    """Every rank makes one team per process, and its replicas in the same order. `first_rank` is its first one's.
+    """Every rank makes one processes per process, and its replicas in the same order. `first_rank` is its first one's.
 
     `home` is where centers lie that the job makes for itself; None: all ranks share a host.
     """
@@ -46,36 +46,36 @@ class ProcessGroup:
         self.timeout_s = timeout_s
         self.first_rank = first_rank
         self.home = home
-        self.roll_call = UnevenInputs(collectives, first_rank)
+        self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._deadline = partial(Deadline.after, timeout_s)
-        self._members: list[Member] = []
+        self._members: list[UnevenReplica] = []
         self._depth = 0
-        self._crew: ProcessGroup | None = None
+        self._step_group: ProcessGroup | None = None
 
     @property
     def group(self) -> Group:
         return self.collectives.group
 
-    def crew(self, size: int, make: Callable[[], "ProcessGroup"]) -> "ProcessGroup":
-        """Those `size` ranks, this one among them, that step together: this team, or what `make` gives the first time.
+    def step_group(self, size: int, make: Callable[[], "ProcessGroup"]) -> "ProcessGroup":
+        """Those `size` ranks, this one among them, that step together: all, or what `make` gives the first time.
 
-        A loop over data belongs to one crew. Raises InputError where an earlier replica's is another.
+        A loop over data belongs to one such group. Raises InputError where an earlier replica's is another.
         """
-        if self._crew is None:
-            self._crew = self if size == self.group.world_size else make()
-        if self._crew.group.world_size != size:
+        if self._step_group is None:
+            self._step_group = self if size == self.group.world_size else make()
+        if self._step_group.group.world_size != size:
             raise InputError(
                 f"replicate: steps of this strategy wait for {size} rank(s), those of an earlier replica here for "
-                f"{self._crew.group.world_size}, and a loop over data cannot do both; give all replicas of a script "
-                "strategies of one kind"
+                f"{self._step_group.group.world_size}, and a loop over data cannot do both; give all replicas of a "
+                "script strategies of one kind"
             )
-        return self._crew
+        return self._step_group
 
-    def seat(self, member: Member, timeout_s: float) -> "ReplicaSeat":
-        """The next replica's place in the roll call."""
+    def announcer(self, member: UnevenReplica, timeout_s: float) -> "Announcer":
+        """The next replica's place in the uneven inputs."""
         self._members.append(member)
-        return ReplicaSeat(self.roll_call, len(self._members) - 1, partial(Deadline.after, timeout_s))
+        return Announcer(self.uneven, len(self._members) - 1, partial(Deadline.after, timeout_s))
 
     def enter_loop(self) -> None:
         """A loop over divided data begins."""
@@ -84,49 +84,49 @@ class ProcessGroup:
     def leave_loop(self) -> None:
         self._depth -= 1
 
-    def answer_until_all_end(self) -> None:
+    def shadow_until_all_end(self) -> None:
         """This rank's data has ended: answer the others until theirs has."""
         while True:
-            heard = self.roll_call.answer(self._depth, self._deadline)
+            heard = self.uneven.shadow(self._depth, self._deadline)
             if isinstance(heard, Call):
-                self._members[heard.replica].answer(heard)
+                self._members[heard.replica].shadow(heard)
             elif heard is not Leaving.NOT_YET:
                 break
         if heard is Leaving.ALL:
             for member in self._members:
-                member.level()
+                member.even_out()
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSeat:
-    """Replica number `number` in the roll call."""
+class Announcer:
+    """Replica number `number` in the uneven inputs."""
 
-    roll_call: UnevenInputs
+    uneven: UnevenInputs
     number: int
     deadline: Callable[[], Deadline]
 
     def announce(self, event: Event, step: int, detail: float = 0.0) -> None:
-        self.roll_call.announce(Call(self.number, event, step, detail), self.deadline)
+        self.uneven.announce(Call(self.number, event, step, detail), self.deadline)
 
     def num_active(self, event: Event, step: int, detail: float = 0.0) -> int:
-        return self.roll_call.num_active(Call(self.number, event, step, detail), self.deadline)
+        return self.uneven.num_active(Call(self.number, event, step, detail), self.deadline)
 
-    def levels(self, step: int, detail: float) -> list[tuple[int, float]]:
+    def gathered(self, step: int, detail: float) -> list[tuple[int, float]]:
         """Every rank's step and detail, where nobody has data any more."""
-        rows = self.roll_call.gather(Call(self.number, Event.LEVEL, step, detail), self.deadline)
+        rows = self.uneven.gather(Call(self.number, Event.EVEN_OUT, step, detail), self.deadline)
         return [(int(row[3]), float(row[4])) for row in rows]
 
 
-def crew_of(team: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
-    """Those of the team's ranks that step together by the resolved `config`; the same team for all replicas.
+def step_group_of(processes: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
+    """Those of the processes's ranks that step together by the resolved `config`; the same processes for all replicas.
 
-    Raises InputError where groups do not fit into hosts, or an earlier replica's crew is another.
+    Raises InputError where groups do not fit into hosts, or an earlier replica's step group is another.
     """
     if not config.is_async:
-        return team.crew(team.group.world_size, lambda: team)
+        return processes.step_group(processes.group.world_size, lambda: processes)
     size = config.group_size or 1
-    _require_whole_groups(team.collectives, size)
-    return team.crew(size, lambda: _group(team, size, config.collective))
+    _require_whole_groups(processes.collectives, size)
+    return processes.step_group(size, lambda: _group(processes, size, config.collective))
 
 
 def by_windows(collectives: Collectives) -> PlannedCollectives:
@@ -145,13 +145,13 @@ def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
     return (transport.group.rank,) if isinstance(transport, TcpTransport) else range(transport.group.world_size)
 
 
-def _group(team: ProcessGroup, size: int, collective: str) -> ProcessGroup:
+def _group(processes: ProcessGroup, size: int, collective: str) -> ProcessGroup:
     """Where memory is mapped a group adds up in place."""
-    reached = by_windows(team.collectives)
+    reached = by_windows(processes.collectives)
     probe = reached.region("probe", 0)
     best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
     group = GroupCollectives(reached, size, best if collective == AUTO else collective)
-    return ProcessGroup(group, team.timeout_s, team.group.rank - group.group.rank)
+    return ProcessGroup(group, processes.timeout_s, processes.group.rank - group.group.rank)
 
 
 def _require_whole_groups(collectives: Collectives, size: int) -> None:

@@ -14,7 +14,7 @@ from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.metrics import ReplicaMetrics, Shard
-from samovar.api.process_group import ProcessGroup, crew_of
+from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, SamovarError
@@ -34,30 +34,30 @@ class Replica:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        team: ProcessGroup,
+        processes: ProcessGroup,
         config: StrategyConfig,
         timeout_s: float,
         box: BoxChoice | None = None,
     ) -> None:
         parameters = trained_parameters(model, optimizer)
-        config, self.notices = with_momentum(config, optimizer, team.group.world_size)
-        self.num_workers = team.group.world_size
-        self.config = resolved(config, team.group.world_size)
+        config, self.notices = with_momentum(config, optimizer, processes.group.world_size)
+        self.num_workers = processes.group.world_size
+        self.config = resolved(config, processes.group.world_size)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
-        self._model, self._optimizer, self._team = model, optimizer, team
-        self._crew = crew_of(team, self.config)
-        self._seat = self._crew.seat(self, timeout_s)
-        self._doings = ReplicaMetrics()
+        self._model, self._optimizer, self._team = model, optimizer, processes
+        self._step_group = step_group_of(processes, self.config)
+        self._announcer = self._step_group.announcer(self, timeout_s)
+        self._metrics = ReplicaMetrics()
         claim(parameters)
-        require_agreement(team, self._seat, model, parameters, self.config)
-        team.broadcast.run([*model.parameters(), *model.buffers()], self._seat.deadline)
+        require_agreement(processes, self._announcer, model, parameters, self.config)
+        processes.broadcast.run([*model.parameters(), *model.buffers()], self._announcer.deadline)
         if config.needs_center:
             self._exchange: Exchange = self._with_center(parameters, config, box)
         else:
-            self._exchange = _exchange(parameters, optimizer, team, self.config, self._seat)
+            self._exchange = _exchange(parameters, optimizer, processes, self.config, self._announcer)
         self._is_async = config.is_async
-        self._buffers = ReplicaBuffers(model, team, self._seat.deadline, is_async=self._is_async)
+        self._buffers = ReplicaBuffers(model, processes, self._announcer.deadline, is_async=self._is_async)
         self._num_updated = _num_parameters(optimizer)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._shards: list[Shard] = []
@@ -97,7 +97,7 @@ class Replica:
         self._require_training("backward()")
         self._require_same_parameters()
         self._exchange.backward(loss, self._step, more)
-        self._doings.lost(loss)
+        self._metrics.lost(loss)
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
         """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
@@ -126,7 +126,7 @@ class Replica:
                 return shard
         number = len(self._shards)
         epoch = self._loaded_epochs[number] if number < len(self._loaded_epochs) else 0
-        shard = Shard(loader, self._team.group, self._crew, self._seat, seed, epoch, self._doings)
+        shard = Shard(loader, self._team.group, self._step_group, self._announcer, seed, epoch, self._metrics)
         self._shards.append(shard)
         return shard
 
@@ -144,8 +144,8 @@ class Replica:
             return
         self._require_training("evaluating()")
         if not self._is_async:
-            self._seat.announce(Event.EVALUATING, self._step)
-            self._seat.num_active(Event.EVALUATING, self._step)
+            self._announcer.announce(Event.EVALUATING, self._step)
+            self._announcer.num_active(Event.EVALUATING, self._step)
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
             stack.enter_context(self._buffers.mean())
@@ -208,16 +208,16 @@ class Replica:
         for shard, epoch in zip(self._shards, self._loaded_epochs, strict=False):
             shard.epoch = epoch
 
-    def answer(self, call: Call) -> None:
-        """For the roll call: take part in what the others do, without data."""
-        self._step = self._exchange.answer(call.step, self._step, call.event)
+    def shadow(self, call: Call) -> None:
+        """For the uneven inputs: take part in what the others do, without data."""
+        self._step = self._exchange.shadow(call.step, self._step, call.event)
         if call.event is Event.EVALUATING:
             self._buffers.sum()
 
-    def level(self) -> None:
-        """For the roll call: everybody's data has ended."""
-        highest = max(step for step, _ in self._seat.levels(self._step, 0.0))
-        self._exchange.level(self._step, highest)
+    def even_out(self) -> None:
+        """For the uneven inputs: everybody's data has ended."""
+        highest = max(step for step, _ in self._announcer.gathered(self._step, 0.0))
+        self._exchange.even_out(self._step, highest)
         self._step = highest
 
     def __repr__(self) -> str:
@@ -227,19 +227,21 @@ class Replica:
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None
     ) -> Exchange:
         """Where workers share a center; the number of them in all gives the settings that were not given."""
-        shared = SharedCenter(self._team, self.config, layout_of(parameters), box, self._seat.deadline, self._doings)
+        shared = SharedCenter(
+            self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._metrics
+        )
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
         if config.traits.in_groups:
-            return HybridExchange(parameters, self._optimizer, self._crew, config, self._seat, shared)
-        return CenterExchange(parameters, self._crew, config, self._seat, shared)
+            return HybridExchange(parameters, self._optimizer, self._step_group, config, self._announcer, shared)
+        return CenterExchange(parameters, self._step_group, config, self._announcer, shared)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())
         with torch.no_grad():
             for name, value in (center or {}).items():
                 named[name].copy_(value)
-        self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._seat.deadline)
+        self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:
@@ -258,15 +260,15 @@ class Replica:
 def _exchange(
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    team: ProcessGroup,
+    processes: ProcessGroup,
     config: StrategyConfig,
-    seat: Any,
+    announcer: Any,
 ) -> Exchange:
     if config.exchanges_weights:
-        return WeightExchange(parameters, team.collectives, config, seat)
-    if team.group.world_size == 1:
+        return WeightExchange(parameters, processes.collectives, config, announcer)
+    if processes.group.world_size == 1:
         return NoExchange()
-    return GradientExchange(parameters, optimizer, team.collectives, config, seat)
+    return GradientExchange(parameters, optimizer, processes.collectives, config, announcer)
 
 
 def _num_parameters(optimizer: torch.optim.Optimizer) -> int:

@@ -36,7 +36,7 @@ class _Process:
         self._team: ProcessGroup | None = None
         self._chosen: dict[str, str] = {}
 
-    def team(
+    def processes(
         self,
         collective: str,
         transport: str,
@@ -99,9 +99,9 @@ def replicate(
         config = _config(strategy, collective, bucket_size, settings)
         key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
         choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
-        joined, team = _process.team(collective, transport, key_file, _device_of(model), timeout_s)
+        joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
         config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
-        replica = Replica(model, optimizer, team, config, timeout_s, choice)
+        replica = Replica(model, optimizer, processes, config, timeout_s, choice)
     _describe(replica, joined)
     return replica
 

@@ -24,7 +24,7 @@ class Event(IntEnum):
     EVALUATING = 2
     SHARD = 3
     DATA_END = 4
-    LEVEL = 5
+    EVEN_OUT = 5
 
 
 _NAMES = {
@@ -33,7 +33,7 @@ _NAMES = {
     Event.EVALUATING: "evaluating()",
     Event.SHARD: "the start of shard()",
     Event.DATA_END: "the end of its data",
-    Event.LEVEL: "the end of everybody's data",
+    Event.EVEN_OUT: "the end of everybody's data",
 }
 
 
@@ -59,7 +59,7 @@ class Leaving(Enum):
 
 
 class UnevenInputs:
-    """One group's roll calls, one after the other, for all replicas of the process.
+    """One group's uneven inputs, one after the other, for all replicas of the process.
 
     An active rank announces a call as early as it can and asks for the answers where the exchange begins. A rank
     whose data ended answers every call of the others until nobody is active.
@@ -96,7 +96,7 @@ class UnevenInputs:
         assert self._pending == call, f"{call} was not announced, {self._pending} was"
         return self._collect(call, deadline())
 
-    def answer(self, depth: int, deadline: Callable[[], Deadline]) -> "Call | Leaving":
+    def shadow(self, depth: int, deadline: Callable[[], Deadline]) -> "Call | Leaving":
         """The next call of the active ranks, for a rank whose data ended; or how to go on where nobody is active.
 
         `depth` is how many loops over data this rank is in: a rank in an inner loop leaves it before those whose
