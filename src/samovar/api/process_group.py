@@ -22,7 +22,7 @@ from samovar.transports.tcp import TcpTransport
 
 
 class UnevenReplica(Protocol):
-    """A replica, as the ranks' uneven inputs sees it."""
+    """A replica, where ranks have uneven inputs."""
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in what the active ranks do."""
@@ -34,7 +34,7 @@ class UnevenReplica(Protocol):
 
 
 class ProcessGroup:
-    """Every rank makes one processes per process, and its replicas in the same order. `first_rank` is its first one's.
+    """Every rank makes one, and its replicas in the same order. `first_rank` is that of its first process.
 
     `home` is where centers lie that the job makes for itself; None: all ranks share a host.
     """
@@ -73,7 +73,7 @@ class ProcessGroup:
         return self._step_group
 
     def announcer(self, member: UnevenReplica, timeout_s: float) -> "Announcer":
-        """The next replica's place in the uneven inputs."""
+        """What the next replica tells the others of its steps by."""
         self._members.append(member)
         return Announcer(self.uneven, len(self._members) - 1, partial(Deadline.after, timeout_s))
 
@@ -99,7 +99,7 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Replica number `number` in the uneven inputs."""
+    """Replica number `number` tells the other ranks what it is about to do, and hears who takes part."""
 
     uneven: UnevenInputs
     number: int
@@ -118,7 +118,7 @@ class Announcer:
 
 
 def step_group_of(processes: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
-    """Those of the processes's ranks that step together by the resolved `config`; the same processes for all replicas.
+    """The ranks that step together by the resolved `config`, this one among them; the same for all replicas.
 
     Raises InputError where groups do not fit into hosts, or an earlier replica's step group is another.
     """

@@ -209,13 +209,13 @@ class Replica:
             shard.epoch = epoch
 
     def shadow(self, call: Call) -> None:
-        """For the uneven inputs: take part in what the others do, without data."""
+        """Where inputs are uneven: take part in what the others do, without data."""
         self._step = self._exchange.shadow(call.step, self._step, call.event)
         if call.event is Event.EVALUATING:
             self._buffers.sum()
 
     def even_out(self) -> None:
-        """For the uneven inputs: everybody's data has ended."""
+        """Where inputs are uneven: everybody's data has ended."""
         highest = max(step for step, _ in self._announcer.gathered(self._step, 0.0))
         self._exchange.even_out(self._step, highest)
         self._step = highest

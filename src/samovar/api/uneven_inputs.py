@@ -59,7 +59,9 @@ class Leaving(Enum):
 
 
 class UnevenInputs:
-    """One group's uneven inputs, one after the other, for all replicas of the process.
+    """What ranks that step together tell each other before each exchange, for all replicas of the process.
+
+    As torch's Join does it: a rank whose data ended shadows what the others do, without data.
 
     An active rank announces a call as early as it can and asks for the answers where the exchange begins. A rank
     whose data ended answers every call of the others until nobody is active.
