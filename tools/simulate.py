@@ -6,7 +6,8 @@
 
 A seed plays one case of each kind: `plans`, any collective in the Python executor; `native`, the same in the native
 core, operation by operation; `steps`, some steps of `sync`; `centers`, workers at a center of window verbs, and
-`mapped`, at the native one. The last line times the simulator itself: unsegmented all-reduces, bytes only counted.
+`mapped`, at the native one; `sessions`, ranks that come to a center, fill it or wait. The last line times the simulator
+itself: unsegmented all-reduces, bytes only counted.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from tests.sim.centers import CenterCase, run_center  # noqa: E402
 from tests.sim.harness import SimCase, run_case  # noqa: E402
 from tests.sim.mapped_centers import run_mapped  # noqa: E402
 from tests.sim.native import run_native  # noqa: E402
+from tests.sim.sessions import SessionCase, run_sessions  # noqa: E402
 from tests.sim.steps import StepsCase, run_steps  # noqa: E402
 
 CLUSTER = MachineModel(Link(latency_s=1e-6, bandwidth_bytes_per_s=5e9, overhead_s=1e-6), reduce_bytes_per_s=1e10)
@@ -55,6 +57,7 @@ KINDS = {
     "steps": Kind(StepsCase, run_steps),
     "centers": Kind(CenterCase, run_center),
     "mapped": Kind(CenterCase, run_mapped),
+    "sessions": Kind(SessionCase, run_sessions),
 }
 
 

@@ -24,12 +24,17 @@ class Deadline:
         return time.monotonic() >= self.at_s
 
 
-def polled(condition: Callable[[], bool], deadline: Deadline, pause_s: float) -> bool:
+def polled(
+    condition: Callable[[], bool],
+    deadline: Deadline,
+    pause_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
     """Whether the condition came true, asked anew every `pause_s`, before the deadline passed."""
     while not condition():
         if deadline.passed():
             return False
-        time.sleep(pause_s)
+        sleep(pause_s)
     return True
 
 

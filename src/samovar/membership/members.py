@@ -214,7 +214,11 @@ class Headcount:
         return f"{who} at this center now{earlier}{rate}"
 
 
-def still_lagging(lagging: Callable[[], Mapping[int, int]], deadline: Callable[[], Deadline]) -> list[int]:
+def still_lagging(
+    lagging: Callable[[], Mapping[int, int]],
+    deadline: Callable[[], Deadline],
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[int]:
     """Wait until no rank lags: `lagging()` gives those that do, and the steps of each.
 
     The ranks that lag when none of them has made a step for as long as a wait may last. A poll: this happens once at
@@ -226,5 +230,5 @@ def still_lagging(lagging: Callable[[], Mapping[int, int]], deadline: Callable[[
             seen, until = now, deadline()
         if until.passed():
             return sorted(now)
-        time.sleep(_END_POLL_S)
+        sleep(_END_POLL_S)
     return []

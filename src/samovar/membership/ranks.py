@@ -1,5 +1,6 @@
 """The ranks of one launch: which member of the center each of them is, and what of them is waited for."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -53,18 +54,24 @@ class Ranks(Protocol):
 class LaunchRanks:
     """The workers of `samovar train`, over all their lives: a row of each in a window of `transport`.
 
-    `is_gone` tells what the launcher knows. Nobody waits for another to read. All ranks must make this at the same
-    place of their lives.
+    `is_gone` tells what the launcher knows. Nobody waits for another to read; a rank that waits for the first `sleep`s.
+    All ranks must make this at the same place of their lives.
     """
 
     _NUM_WORDS = 4
     _INDEX, _INCARNATION, _FIRST_STEP, _IS_MAKER = range(_NUM_WORDS)
 
-    def __init__(self, transport: Transport, is_gone: Callable[[int], bool] = lambda _rank: False) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        is_gone: Callable[[int], bool] = lambda _rank: False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._window = transport.open_window("seats", 8 * self._NUM_WORDS, 0)
         self._own = Region.of(self._window, 0, self._NUM_WORDS, np.float64).array
         self.rank, self.world_size = transport.group.rank, transport.group.world_size
         self.is_gone = is_gone
+        self._sleep = sleep
 
     @property
     def own(self) -> Member | None:
@@ -80,7 +87,7 @@ class LaunchRanks:
         return bool(was_maker)
 
     def await_first(self, deadline: Deadline) -> bool:
-        return polled(lambda: self.is_first_there or self.is_gone(0), deadline, _POLL_S)
+        return polled(lambda: self.is_first_there or self.is_gone(0), deadline, _POLL_S, self._sleep)
 
     @property
     def is_first_there(self) -> bool:

@@ -1,6 +1,7 @@
 """A rank's membership of those that share a center: it comes, fills or waits, shows itself, goes, and comes back."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -157,8 +158,10 @@ class Session:
         *,
         joins: bool = False,
         life: int = 0,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.place = place
+        self._sleep = sleep
         self._ranks, self._deadline, self._joins, self._life = ranks, deadline, joins, life
         # The same for all of a group, which comes back together, wherever each of them was.
         self.goes_on = joins or life > 0
@@ -190,7 +193,7 @@ class Session:
         """Raises RankFailed where nobody is left to fill it, DeadlineExceeded."""
         deadline = self._deadline()
         waiting_s = deadline.remaining_s()
-        if not polled(lambda: self._is_filled or self._is_given_up, deadline, _POLL_S):
+        if not polled(lambda: self._is_filled or self._is_given_up, deadline, _POLL_S, self._sleep):
             raise DeadlineExceeded(
                 f"{self.place} did not get its first weights; is its first run still starting? "
                 f"({waiting_s:g} s waited; {self.place.way_out})"
