@@ -20,7 +20,7 @@ from ranks import FOLDER
 from trained import trained
 
 from samovar.data.digits import write_digits
-from samovar.data.mnist import write_mnist
+from samovar.data.published import write_mnist
 
 LENET = FOLDER.parent / "examples" / "lenet"
 BATCH, WORKERS, NUM_IMAGES = 64, 4, 60_000

@@ -15,7 +15,7 @@ from PIL import Image
 from ranks import ZOO, Net, Ranks, own_cpus, take_turns
 from trained import trained
 
-from samovar.data.image_files import Conversion, class_folders, write_image_files
+from samovar.data.databases import Conversion, class_folders, write_image_files
 from samovar.transports.shm import create_segment
 
 NUM_JPEG, NUM_SMALL = 512, 4096

@@ -21,7 +21,7 @@ from turns import TIMEOUT_S, answer, open_barrier, serve
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.memory import keep_freed_memory
-from samovar.data.cache import Holding
+from samovar.data.cache import CacheSetup
 from samovar.data.config import DataConfig, TransformConfig
 from samovar.data.reader import BatchReader
 from samovar.transports.shm import ShmTransport
@@ -65,7 +65,7 @@ def main() -> None:
     with BatchReader([layer], True, 1, shuffled=True) as files, BatchReader([layer], True, 1, shuffled=True) as held:
         begin()
         started_s = time.perf_counter()
-        held.hold(Holding(transport, partial(Deadline.after, TIMEOUT_S)))
+        held.fill_cache(CacheSetup(transport, partial(Deadline.after, TIMEOUT_S)))
         load_s = time.perf_counter() - started_s
         sides = {
             name: Reading(reader, job["rank"] * job["batch"], begin)

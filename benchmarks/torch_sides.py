@@ -16,7 +16,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.frontends.torch.parameters import layout_of
-from samovar.frontends.torch.weights import FlatWeights
+from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat

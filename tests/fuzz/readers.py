@@ -15,13 +15,12 @@ from samovar.files.inspection import Wanted, describe
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.text import parse_text
-from samovar.formats.idx import parse_idx
-from samovar.formats.packed import read_unpacked
+from samovar.formats.published import parse_idx, read_unpacked
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, net_from_message
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.spec import Phase
-from samovar.frontends.caffe.state_files import read_stored
+from samovar.frontends.caffe.weight_files import read_stored
 from samovar.frontends.caffe.weights import match_weights, read_weights
 from samovar.training.resume import resume_from
 from tests.fuzz import material

@@ -6,12 +6,12 @@ import h5py
 import numpy as np
 import pytest
 
-from samovar.data.dataset import LmdbDataset
+from samovar.data.datasets import LmdbDataset
 from samovar.data.reader import BatchReader
+from samovar.formats.caffe.blob import encode_mean, mean_image
 from samovar.formats.caffe.caffemodel import read_caffemodel
-from samovar.formats.caffe.mean import encode_mean, mean_image
 from samovar.frontends.caffe.definition import load_net
-from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
+from samovar.frontends.caffe.layers.ends import HDF5Output
 from samovar.frontends.caffe.net import build_net
 
 pytestmark = pytest.mark.golden

@@ -9,7 +9,7 @@ from torch import nn
 from samovar.api.process_group import ProcessGroup, by_windows, lasting_ranks
 from samovar.collectives.engine import float32_region
 from samovar.core.clock import Deadline
-from samovar.frontends.torch.buffers import BufferMean, mean_buffers
+from samovar.frontends.torch.state import BufferMean, mean_buffers
 from samovar.membership.statistics import ShownStatistics, SummedStatistics
 
 

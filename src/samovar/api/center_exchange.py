@@ -17,7 +17,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
-from samovar.frontends.torch.weights import FlatWeights
+from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_hybrid
 from samovar.strategies.center_steps import CenterSteps

@@ -21,9 +21,8 @@ from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.factors import Factors, matrices, own_arithmetic, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
-from samovar.frontends.torch.optimizer_state import OptimizerState
 from samovar.frontends.torch.parameters import device_of, layout_of
-from samovar.frontends.torch.weights import FlatWeights
+from samovar.frontends.torch.state import FlatWeights, OptimizerState
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat

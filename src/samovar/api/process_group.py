@@ -11,7 +11,7 @@ from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.buffers import Broadcast
+from samovar.frontends.torch.state import Broadcast
 from samovar.membership.job_center import Home
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives

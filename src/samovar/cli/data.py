@@ -9,20 +9,19 @@ from typing import Annotated
 import typer
 
 from samovar.core.errors import InputError
-from samovar.data.cifar10 import write_cifar10
-from samovar.data.digits import write_digits
-from samovar.data.image_database import WrittenDatabase
-from samovar.data.image_files import (
+from samovar.data.databases import (
     Conversion,
     ImageFile,
+    WrittenDatabase,
     WrittenImages,
     class_folders,
+    copy_leveldb,
     listed_images,
     shuffled,
     write_image_files,
 )
-from samovar.data.leveldb import copy_leveldb
-from samovar.data.mnist import FASHION_MNIST, write_mnist
+from samovar.data.digits import write_digits
+from samovar.data.published import FASHION_MNIST, write_cifar10, write_mnist
 
 _TELL_EVERY_S = 10.0
 _NUM_NAMED = 8

@@ -1,7 +1,7 @@
-"""A data set in the memory of all ranks: each reads and decodes its part once, and any rank gets any record.
+"""The data cache, a data set in the memory of all ranks: each decodes its part once, and any rank gets any record.
 
 Records go round the ranks in runs of RUN_RECORDS: the first run lies with rank 0, the next with rank 1. They are
-loaded in rounds, each with a window of its own, so that beside what is held no rank ever needs more than a round.
+loaded in rounds, each with a window of its own, so that beside the cache no rank ever needs more than a round.
 
 References: the in-memory data layer of Kuehn, Keuper, Pfreundt, CaffeGPI, 2017 (arXiv 1706.00095), which keeps whole
 batches of a fixed order; here any sample of any order is one read.
@@ -18,7 +18,6 @@ import numpy.typing as npt
 from samovar.collectives.records import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.data.dataset import ImageDataset, Images, Labels
 from samovar.transports.base import Transport, Window
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,12 +29,11 @@ _OFFSET, _SIZE, _NUM_OWN_COLUMNS = 0, 1, 2
 _COLUMN_BYTES = 8
 
 
-class Loaded(Protocol):
-    """Records before they are held; record i is some bytes, and `num_columns` numbers that say what they are."""
+class CacheSource(Protocol):
+    """Records to be cached; record i is some bytes, and `num_columns` numbers that say what they are."""
 
     num_columns: int
-    record_bytes: int
-    """Bytes of a record: of each, or of the first where they differ."""
+    record_bytes: int  # bytes of a record: of each, or of the first where they differ
 
     def __len__(self) -> int: ...
 
@@ -45,39 +43,33 @@ class Loaded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """What ranks hold records by. `told(rounds done, rounds in all)` is called as they come."""
+class CacheSetup:
+    """What ranks fill a cache by. `told(rounds done, rounds in all)` is called as records come."""
 
     transport: Transport
-    deadline: Callable[[], Deadline]
-    """For each wait: a round of the slowest rank lies between two."""
+    deadline: Callable[[], Deadline]  # for each wait: a round of the slowest rank lies between two
     told: Callable[[int, int], None] = lambda _done, _total: None
 
 
-def held_bytes(records: Loaded) -> int:
-    """What all ranks together will hold of `records`, as far as the first record tells."""
-    return len(records) * records.record_bytes
-
-
-class HeldRecords:
+class RecordCache:
     """Records 0 .. len - 1 in windows of all ranks, which must make this together, of the same records.
 
     Cost: each rank loads its share once; 8 * (2 + num_columns) bytes a record on every rank say where it lies.
-    `held_bytes` counts what this rank holds, `fetched_bytes` what it has read from others since. `read` may be called
-    from one thread beside others that use other windows.
+    `cached_bytes` counts what lies here, `fetched_bytes` what this rank has read from others since. `read` may be
+    called from one thread beside others that use other windows.
     Raises: InputError for a damaged record, or where memory is short; DeadlineExceeded.
     """
 
-    def __init__(self, records: Loaded, holding: Holding) -> None:
-        self._group = holding.transport.group
+    def __init__(self, records: CacheSource, setup: CacheSetup) -> None:
+        self._group = setup.transport.group
         self._num_records = len(records)
         self._windows: list[Window] = []
-        self.held_bytes = 0
+        self.cached_bytes = 0
         self.fetched_bytes = 0
         self._round_records = max(1, ROUND_BYTES // max(1, records.record_bytes))
-        exchange = RecordExchange(holding.transport, 1)
-        table = self._load(records, holding, exchange)
-        self._table = self._tables_of_all(table, holding, exchange)
+        exchange = RecordExchange(setup.transport, 1)
+        table = self._load(records, setup, exchange)
+        self._table = self._tables_of_all(table, setup, exchange)
 
     def __len__(self) -> int:
         return self._num_records
@@ -89,9 +81,7 @@ class HeldRecords:
 
     def read(self, indices: Int64s) -> tuple[Bytes, Int64s]:
         """The records' bytes one behind the other, and where each ends, (n,).
-
-        Cost: one `get` for each run of records that lie one behind the other.
-        """
+        Cost: one `get` for each run of records that lie one behind the other."""
         offsets, sizes = self._table[indices, _OFFSET], self._table[indices, _SIZE]
         ends = np.cumsum(sizes)
         content = np.empty(int(sizes.sum()), np.uint8)
@@ -109,7 +99,7 @@ class HeldRecords:
         if owner != self._group.rank:
             self.fetched_bytes += len(part)
 
-    def _load(self, records: Loaded, holding: Holding, exchange: RecordExchange) -> Int64s:
+    def _load(self, records: CacheSource, setup: CacheSetup, exchange: RecordExchange) -> Int64s:
         """Put the own records into windows; a row for each of them."""
         own = own_records(self._num_records, self._group)
         most = len(own_records(self._num_records, Group(0, self._group.world_size)))
@@ -119,15 +109,15 @@ class HeldRecords:
             part = slice(number * self._round_records, (number + 1) * self._round_records)
             contents = self._load_round(records, own[part], table[part])
             exchange.post([sum(map(len, contents))])
-            largest = int(exchange.collect(holding.deadline()).max())
-            window = holding.transport.open_window(f"data {number}", largest, 0)
+            largest = int(exchange.collect(setup.deadline()).max())
+            window = setup.transport.open_window(f"data {number}", largest, 0)
             for content, offset in zip(contents, table[part, _OFFSET], strict=False):
                 window.put(self._group.rank, int(offset), content)
             self._windows.append(window)
-            holding.told(number + 1, num_rounds)
+            setup.told(number + 1, num_rounds)
         return table
 
-    def _load_round(self, records: Loaded, indices: Int64s, table: Int64s) -> list[Bytes]:
+    def _load_round(self, records: CacheSource, indices: Int64s, table: Int64s) -> list[Bytes]:
         contents: list[Bytes] = []
         for start in range(0, len(indices), RUN_RECORDS):
             loaded, columns = records.load(indices[start : start + RUN_RECORDS])
@@ -136,16 +126,16 @@ class HeldRecords:
         sizes = np.array([len(content) for content in contents], np.int64)
         table[: len(sizes), _SIZE] = sizes
         table[: len(sizes), _OFFSET] = np.cumsum(sizes) - sizes
-        self.held_bytes += int(sizes.sum())
+        self.cached_bytes += int(sizes.sum())
         return contents
 
-    def _tables_of_all(self, table: Int64s, holding: Holding, exchange: RecordExchange) -> Int64s:
+    def _tables_of_all(self, table: Int64s, setup: CacheSetup, exchange: RecordExchange) -> Int64s:
         """Every record's row. Behind the wait for all rows lie all records too."""
-        window = holding.transport.open_window("data records", table.nbytes, 0)
+        window = setup.transport.open_window("data records", table.nbytes, 0)
         if table.size:
             window.put(self._group.rank, 0, table)
         exchange.post([0.0])
-        exchange.collect(holding.deadline())
+        exchange.collect(setup.deadline())
         rows = np.empty((self._num_records, table.shape[1]), np.int64)
         for owner in range(self._group.world_size):
             indices = own_records(self._num_records, Group(owner, self._group.world_size))
@@ -175,64 +165,3 @@ def own_places(indices: Int64s, world_size: int) -> tuple[Int64s, Int64s]:
     runs, places = np.divmod(indices, RUN_RECORDS)
     turns, owners = np.divmod(runs, world_size)
     return owners, turns * RUN_RECORDS + places
-
-
-_LABEL, _HEIGHT, _WIDTH, _VALUE_BYTES = range(4)
-_TYPES = {1: np.uint8, 4: np.float32}
-
-
-class LoadedImages:
-    """Images of `dataset` as bytes; of any height and width where `any_size`, else all of its `sample_shape`."""
-
-    num_columns = 4
-
-    def __init__(self, dataset: ImageDataset, any_size: bool) -> None:
-        self._dataset = dataset
-        self._any_size = any_size
-        [first], _ = dataset.read_each(np.zeros(1, np.int64))
-        self.record_bytes = first.nbytes
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
-        """See `samovar.data.cache.Loaded`."""
-        images, labels = (self._dataset.read_each if self._any_size else self._dataset.read)(indices)
-        contents = [np.ascontiguousarray(image).reshape(-1).view(np.uint8) for image in images]
-        shapes = [(image.shape[1], image.shape[2], image.itemsize) for image in images]
-        return contents, np.column_stack([labels, np.array(shapes, np.int64)])
-
-
-class HeldImages:
-    """See `samovar.data.dataset.ImageDataset`: the same images as before, from memory."""
-
-    def __init__(self, sample_shape: tuple[int, int, int], images: LoadedImages, holding: Holding) -> None:
-        self.sample_shape = sample_shape
-        self.records = HeldRecords(images, holding)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def read(self, indices: npt.NDArray[np.int64]) -> tuple[Images, Labels]:
-        columns = self.records.columns(indices)
-        kinds = np.unique(columns[:, _VALUE_BYTES])
-        if len(kinds) > 1:
-            images, labels = self.read_each(indices)
-            return np.stack(images), labels
-        content, _ = self.records.read(indices)
-        values = content.view(_TYPES[int(kinds[0])] if len(kinds) else np.uint8)
-        return values.reshape(-1, *self.sample_shape), np.ascontiguousarray(columns[:, _LABEL])
-
-    def read_each(self, indices: npt.NDArray[np.int64]) -> tuple[list[Images], Labels]:
-        columns = self.records.columns(indices)
-        content, ends = self.records.read(indices)
-        images = [
-            part.view(_TYPES[value_bytes]).reshape(-1, height, width)
-            for part, (_, height, width, value_bytes) in zip(
-                np.split(content, ends[:-1]) if len(ends) else [], columns.tolist(), strict=True
-            )
-        ]
-        return images, np.ascontiguousarray(columns[:, _LABEL])
-
-    def close(self) -> None:
-        """The windows go with the run."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
-from samovar.data.image_database import WrittenDatabase, write_images
+from samovar.data.databases import WrittenDatabase, write_images
 from samovar.data.order import permutation
 
 NUM_TEST = 360

@@ -8,12 +8,12 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.cache import Bytes, HeldRecords, Holding, Int64s
+from samovar.data.cache import Bytes, CacheSetup, Int64s, RecordCache
 from samovar.data.config import Hdf5DataConfig
-from samovar.data.listed import ListedFiles
+from samovar.data.datasets import ListedFiles
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.formats.caffe.files import read_file
-from samovar.formats.hdf5_table import Hdf5Table
+from samovar.formats.caffe.hdf5 import Hdf5Table
 
 Floats = npt.NDArray[np.float32]
 
@@ -26,46 +26,17 @@ class Hdf5Source:
 
     Row r of the table comes when record r of any other data layer comes: a batch may span files, and goes on with
     the first row behind the last one. In a shuffled order every epoch has a permutation of all rows of all files
-    (Caffe: of the files, and of the rows in each).
+    (Caffe: of the files, and of the rows in each). For a cache a record is the bytes of a row, of all tops.
 
     Raises: InputError for a list or a file that cannot be used, and for rows that differ in shape between files.
     """
 
+    num_columns = 0
+
     def __init__(self, config: Hdf5DataConfig, seed: int, shuffled: bool) -> None:
-        self._rows = Hdf5Rows(config)
-        self.sample_shapes = self._rows.shapes
-        self.held: HeldRecords | None = None
-        self._order = SampleOrder(len(self._rows), seed, shuffled)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, first_sample: int, count: int) -> dict[str, torch.Tensor]:
-        """The global samples [first_sample, first_sample + count), by top; cost: see Hdf5Table.read."""
-        rows = sample_indices(self._order, first_sample, count)
-        values = (
-            self._rows.read(rows) if self.held is None else _split(self.held.read(rows)[0], count, self.sample_shapes)
-        )
-        return {top: torch.from_numpy(array) for top, array in values.items()}
-
-    def loaded(self) -> "LoadedRows":
-        return LoadedRows(self._rows)
-
-    def hold(self, holding: Holding) -> None:
-        self.held = HeldRecords(self.loaded(), holding)
-        self.close()
-
-    def close(self) -> None:
-        """Give the files back; may be called again."""
-        self._rows.close()
-
-
-class Hdf5Rows:
-    """The rows by their numbers; `shapes` are those of one row, by top."""
-
-    def __init__(self, config: Hdf5DataConfig) -> None:
         if not config.tops:
             raise InputError(f"{config.source}: an HDF5Data layer needs a top for each dataset to read.")
+        self.cache: RecordCache | None = None
         self._tops = config.tops
         self._open: OrderedDict[int, Hdf5Table] = OrderedDict()
         files = ListedFiles(config.source, None, "put the list into the folder of its files")
@@ -78,28 +49,42 @@ class Hdf5Rows:
         if self._ends[-1] == 0:
             self.close()
             raise InputError(f"{config.source}: its files hold no rows.")
+        self.record_bytes = 4 * sum(map(prod, self.sample_shapes.values()))
+        self._order = SampleOrder(len(self), seed, shuffled)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, rows: Int64s) -> dict[str, Floats]:
-        """float32 (n, *row shape) by top."""
-        result = {top: np.empty((len(rows), *shape), np.float32) for top, shape in self.shapes.items()}
+    def read(self, first_sample: int, count: int) -> dict[str, torch.Tensor]:
+        """The global samples [first_sample, first_sample + count), by top; cost: see Hdf5Table.read."""
+        rows, shapes = sample_indices(self._order, first_sample, count), self.sample_shapes
+        values = self._rows(rows) if self.cache is None else _split(self.cache.read(rows)[0], count, shapes)
+        return {top: torch.from_numpy(array) for top, array in values.items()}
+
+    def records(self) -> "Hdf5Source":
+        return self
+
+    def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
+        """See `samovar.data.cache.CacheSource`."""
+        rows = [array.reshape(len(indices), prod(array.shape[1:])) for array in self._rows(indices).values()]
+        return list(np.concatenate(rows, axis=1).view(np.uint8)), np.empty((len(indices), 0), np.int64)
+
+    def fill_cache(self, setup: CacheSetup) -> None:
+        self.cache = RecordCache(self, setup)
+        self.close()
+
+    def _rows(self, rows: Int64s) -> dict[str, Floats]:
+        result = {top: np.empty((len(rows), *shape), np.float32) for top, shape in self.sample_shapes.items()}
         numbers = np.searchsorted(self._ends, rows, side="right")
         breaks = np.flatnonzero(np.diff(numbers)) + 1
-        for run in np.split(np.arange(len(rows)), breaks):
-            if len(run):
-                self._read_run(int(numbers[run[0]]), rows[run], slice(run[0], run[-1] + 1), result)
+        for run in np.split(np.arange(len(rows)), breaks) if len(rows) else ():
+            number = int(numbers[run[0]])
+            table, first = self._table(number), int(self._ends[number - 1]) if number else 0
+            for top, values in result.items():
+                table.read(top, rows[run] - first, values[run[0] : run[-1] + 1])
         return result
 
-    def _read_run(self, number: int, rows: Int64s, part: slice, result: dict[str, Floats]) -> None:
-        table = self._table(number)
-        first = int(self._ends[number - 1]) if number else 0
-        for top, values in result.items():
-            table.read(top, rows - first, values[part])
-
     def close(self) -> None:
-        """Give the files back; may be called again."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -116,39 +101,18 @@ class Hdf5Rows:
         """The rows of a file, whose shapes must be those of the first one."""
         table = self._table(number)
         if number == 0:
-            self.shapes = table.row_shapes
+            self.sample_shapes = table.row_shapes
         for top, shape in table.row_shapes.items():
-            if shape != self.shapes[top]:
+            if shape != self.sample_shapes[top]:
                 raise InputError(
                     f"{self._paths[number]}: rows of '{top}' have shape {shape}, in {self._paths[0]} "
-                    f"{self.shapes[top]}; all files of a list must agree."
+                    f"{self.sample_shapes[top]}; all files of a list must agree."
                 )
         return table.num_rows
 
 
-class LoadedRows:
-    """Rows as bytes: those of all tops, one behind the other."""
-
-    num_columns = 0
-
-    def __init__(self, rows: Hdf5Rows) -> None:
-        self._rows = rows
-        self.record_bytes = 4 * sum(map(prod, rows.shapes.values()))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def load(self, indices: Int64s) -> tuple[list[Bytes], Int64s]:
-        """See `samovar.data.cache.Loaded`."""
-        values = self._rows.read(indices)
-        whole = np.concatenate(
-            [array.reshape(len(indices), prod(array.shape[1:])) for array in values.values()], axis=1
-        )
-        return list(whole.view(np.uint8)), np.empty((len(indices), 0), np.int64)
-
-
 def _split(content: Bytes, count: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]:
-    """The arrays by top of `count` rows that `LoadedRows` made bytes of."""
+    """The arrays by top of `count` rows that `load` made bytes of."""
     sizes = [prod(shape) for shape in shapes.values()]
     parts = np.split(content.view(np.float32).reshape(count, sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
     return {

@@ -39,9 +39,7 @@ class SampleOrder:
 
 def sample_indices(order: SampleOrder, start: int, count: int) -> npt.NDArray[np.int64]:
     """Record numbers, int64 (count,), of the global samples [start, start + count).
-
-    Cost: O(count), and one sort of N words at the first use of an epoch when shuffled.
-    """
+    Cost: O(count), and one sort of N words at the first use of an epoch when shuffled."""
     assert order.num_samples > 0, order
     assert start >= 0, start
     assert count >= 0, count
@@ -59,9 +57,7 @@ def sample_indices(order: SampleOrder, start: int, count: int) -> npt.NDArray[np
 @lru_cache(maxsize=4)  # two data layers, each in a batch that spans two epochs
 def permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """All of 0 .. num_samples - 1 in an order given by (seed, epoch); int64 (num_samples,), read-only.
-
-    Cost: one sort; the last four are kept.
-    """
+    Cost: one sort; the last four are kept."""
     words = _philox(seed, epoch, _PERMUTATION_STREAM, 0).random_raw(num_samples)
     order = np.argsort(words, kind="stable").astype(np.int64, copy=False)
     order.setflags(write=False)
@@ -71,9 +67,7 @@ def permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
 @dataclass(frozen=True, slots=True)
 class Portions:
     """Which global samples a rank reads: of every `period` samples its `parts`, each (first, count), one by one.
-
-    `global_batch` counts the samples that all ranks together have in a part's turn.
-    """
+    `global_batch` counts the samples that all ranks together have in a part's turn."""
 
     period: int
     parts: tuple[tuple[int, int], ...]
@@ -112,9 +106,7 @@ def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num
 
 def shares(global_batch: int, world_size: int) -> tuple[tuple[int, int], ...]:
     """(start, count) of each rank's contiguous slice of the global batch; counts differ by at most one.
-
-    Raises: InputError where a rank would get no sample.
-    """
+    Raises: InputError where a rank would get no sample."""
     assert world_size > 0, world_size
     if global_batch < world_size:
         raise InputError(

@@ -1,17 +1,108 @@
-"""Batches of a whole net: all its data layers read side by side."""
+"""Batches of a whole net: each data layer's records in their order, transformed, and all layers side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from types import TracebackType
+from typing import Protocol, TypeAlias
 
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.cache import Holding, held_bytes
-from samovar.data.config import LayerConfig
-from samovar.data.order import SAMPLE_NUMBERS
-from samovar.data.sources import Source, Tensors, open_source
+from samovar.data.cache import CacheSetup, CacheSource, RecordCache
+from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, WindowDataConfig
+from samovar.data.datasets import CachedImages, ImageDataset, ImageListDataset, ImageRecords, LmdbDataset
+from samovar.data.hdf5_rows import Hdf5Source
+from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, sample_indices
+from samovar.data.transform import Transform
+from samovar.data.windows import WindowSource
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+
+
+class Source(Protocol):
+    """The samples of one data layer; holds no position."""
+
+    sample_shapes: dict[str, tuple[int, ...]]  # shape of one sample of each top, in the layer's order
+    cache: RecordCache | None  # the records, once they are cached
+
+    def __len__(self) -> int:
+        """The number of records."""
+
+    def records(self) -> CacheSource:
+        """The records, as the cache would load them."""
+
+    def fill_cache(self, setup: CacheSetup) -> None:
+        """From now on take records from the memory of all ranks, which must call this together; the files are closed.
+        Raises: InputError for a damaged record, or where memory is short."""
+
+    def read(self, first_sample: int, count: int) -> Tensors:
+        """The global samples [first_sample, first_sample + count), by top; InputError for a damaged record."""
+
+    def close(self) -> None:
+        """Give the files back; may be called again."""
+
+
+class ImageSource:
+    """Images float32 (n, C, H, W), transformed, and labels int64 (n,), of an LMDB or a list of image files."""
+
+    def __init__(self, config: DataConfig, seed: int, shuffled: bool) -> None:
+        if not 1 <= len(config.tops) <= 2:
+            raise InputError(
+                f"{config.source}: a Data layer has {len(config.tops)} tops {list(config.tops)}; give one "
+                "for the images and, if wanted, a second for the labels."
+            )
+        self._tops = config.tops
+        self._dataset: ImageDataset = (
+            ImageListDataset(config)
+            if isinstance(config, ImageDataConfig)
+            else LmdbDataset(config.source, config.transform)
+        )
+        try:
+            self._transform = Transform(config, self._dataset.sample_shape, seed)
+        except BaseException:
+            self._dataset.close()
+            raise
+        self._order = SampleOrder(len(self._dataset), seed, shuffled)
+        self.cache: RecordCache | None = None
+        self.sample_shapes = dict(zip(config.tops, (self._transform.output_shape, ()), strict=False))
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def read(self, first_sample: int, count: int) -> Tensors:
+        indices = sample_indices(self._order, first_sample, count)
+        if self._transform.takes_any_size:
+            images, labels = self._dataset.read_each(indices)
+            transformed = self._transform.of_each(images, first_sample)
+        else:
+            stacked, labels = self._dataset.read(indices)
+            transformed = self._transform(stacked, first_sample)
+        return dict(zip(self._tops, (transformed, torch.from_numpy(labels)), strict=False))
+
+    def records(self) -> ImageRecords:
+        return ImageRecords(self._dataset, self._transform.takes_any_size)
+
+    def fill_cache(self, setup: CacheSetup) -> None:
+        images = CachedImages(self._dataset.sample_shape, self.records(), setup)
+        self._dataset.close()
+        self._dataset, self.cache = images, images.records
+
+    def close(self) -> None:
+        self._dataset.close()
+
+
+def open_source(config: LayerConfig, seed: int, shuffled: bool) -> Source:
+    """The source of one data layer; `shuffled` asks for what the layer itself may ask for too.
+    Raises: InputError where the files, their records and the layer do not fit together."""
+    if config.batch_size < 1:
+        raise InputError(f"{config.source}: batch_size is {config.batch_size}; it must be at least 1.")
+    if isinstance(config, Hdf5DataConfig):
+        return Hdf5Source(config, seed, shuffled or config.shuffled)
+    if isinstance(config, WindowDataConfig):
+        return WindowSource(config, seed)
+    own = isinstance(config, ImageDataConfig) and config.shuffled
+    return ImageSource(config, seed, shuffled or own)
+
 
 Shape = tuple[int, ...]
 MAX_VALUES = (1 << 31) - 1  # of one blob, as in Caffe
@@ -21,8 +112,7 @@ MAX_VALUES = (1 << 31) - 1  # of one blob, as in Caffe
 class WithoutData:
     """What a net is given beside, or instead of, data from files."""
 
-    batch_size: int = 1
-    """Samples in one batch, where no data layer says it."""
+    batch_size: int = 1  # samples in one batch, where no data layer says it
     input_shapes: Mapping[str, Shape] = field(default_factory=dict)
     """Blobs that a program would fill (batch first); here they are zeros, as Caffe leaves them."""
 
@@ -76,14 +166,11 @@ class BatchReader:
 
     @property
     def described(self) -> str:
-        """The sources, for messages."""
         return ", ".join(map(str, self.sources)) or "a net without data layers"
 
     def read(self, first_sample: int, count: int) -> Tensors:
         """The global samples [first_sample, first_sample + count), by top, and SAMPLE_NUMBERS.
-
-        Raises: InputError where a record is damaged or the file no longer holds it.
-        """
+        Raises: InputError where a record is damaged or the file no longer holds it."""
         tensors: Tensors = {}
         for source in self._open:
             tensors |= source.read(first_sample, count)
@@ -94,39 +181,34 @@ class BatchReader:
         return tensors
 
     @property
-    def bytes_to_hold(self) -> int:
-        """What all ranks together would `hold`, as far as the first record of each source tells."""
-        return sum(held_bytes(source.loaded()) for source in self._open)
+    def bytes_to_cache(self) -> int:
+        """What the cache of all ranks together would take, as far as the first record of each source tells."""
+        return sum(len(records) * records.record_bytes for records in (source.records() for source in self._open))
 
-    def hold(self, holding: Holding) -> None:
+    def fill_cache(self, setup: CacheSetup) -> None:
         """Read all records once, into the memory of all ranks, and take them from there from now on: the same batches.
-
-        All ranks must call it together. Raises: InputError where a record is damaged or memory is short.
-        """
+        All ranks must call it together. Raises: InputError where a record is damaged or memory is short."""
         for source in self._open:
-            source.hold(holding)
+            source.fill_cache(setup)
 
     @property
-    def held_bytes(self) -> int:
-        """What this rank holds."""
-        return sum(source.held.held_bytes for source in self._open if source.held is not None)
+    def cached_bytes(self) -> int:
+        """What this rank's part of the cache takes."""
+        return sum(source.cache.cached_bytes for source in self._open if source.cache is not None)
 
     @property
     def fetched_bytes(self) -> int:
         """What this rank has read from other ranks' memory so far."""
-        return sum(source.held.fetched_bytes for source in self._open if source.held is not None)
+        return sum(source.cache.fetched_bytes for source in self._open if source.cache is not None)
 
     def close(self) -> None:
-        """Give the files back; may be called again."""
         for source in self._open:
             source.close()
 
     def __enter__(self) -> "BatchReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

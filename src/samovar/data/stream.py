@@ -10,14 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group
 from samovar.data.order import Portions
-from samovar.data.reader import BatchReader
-from samovar.data.sources import Tensors
+from samovar.data.reader import BatchReader, Tensors
 
 PREFETCHED_BATCHES = 3
 _CLOSE_WAIT_S = 5.0
@@ -39,9 +37,7 @@ class Batch:
 
 class BatchStream:
     """This rank's portions of the samples, from number `start` on and without end, read ahead by one thread.
-
-    At most PREFETCHED_BATCHES batches wait. The stream owns the reader and closes it.
-    """
+    At most PREFETCHED_BATCHES batches wait. The stream owns the reader and closes it."""
 
     def __init__(self, reader: BatchReader, portions: Portions, start: int = 0) -> None:
         self._reader = reader
@@ -57,14 +53,11 @@ class BatchStream:
         self._thread.start()
 
     def next(self, deadline: Deadline) -> Batch:
-        """The batch of the next step.
-
-        Raises: DeadlineExceeded where it is not there in time (a later call may still get it); whatever
-        ended the reading thread, once the batches read before are used up.
-        """
+        """The batch of the next step. Raises: DeadlineExceeded where it is not there in time (a later call may still
+        get it); whatever ended the reading thread, once the batches read before are used up."""
         with self._changed:
             assert not self._closed, "next() after close()"
-            if not self._changed.wait_for(self._has_news, deadline.remaining_s()):
+            if not self._changed.wait_for(lambda: self._ready or self._failure is not None, deadline.remaining_s()):
                 raise DeadlineExceeded(
                     f"{self._reader.described}: the next batch was not read in time. Is the file system "
                     "slow or gone? Copy the data to a local disk, or allow a longer wait."
@@ -89,27 +82,20 @@ class BatchStream:
     def __enter__(self) -> "BatchStream":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _has_news(self) -> bool:
-        return bool(self._ready) or self._failure is not None
 
     def _prefetch(self, start: int) -> None:
         try:
             for number in itertools.count(start):
-                if not self._offer(self._read(number)):
+                first_sample, count = self._portions.at(number)
+                tensors = self._reader.read(first_sample, count)
+                if not self._offer(Batch(number, tensors, count, self._portions.global_batch)):
                     return
         except BaseException as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-
-    def _read(self, number: int) -> Batch:
-        first_sample, count = self._portions.at(number)
-        return Batch(number, self._reader.read(first_sample, count), count, self._portions.global_batch)
 
     def _offer(self, batch: Batch) -> bool:
         """Queue the batch once there is room; False when the stream is closed."""

@@ -17,14 +17,13 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.config import DataConfig, ImageDataConfig
-from samovar.data.dataset import Images
+from samovar.data.config import DataConfig
+from samovar.data.datasets import Images
 from samovar.data.order import below, sample_draws
 from samovar.formats.caffe.blob import read_mean
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Int64s: TypeAlias = npt.NDArray[np.int64]
-ImageConfig: TypeAlias = DataConfig | ImageDataConfig
 
 
 class Transform:
@@ -36,7 +35,7 @@ class Transform:
     Raises: InputError for means or a crop that do not fit the records.
     """
 
-    def __init__(self, config: ImageConfig, sample_shape: tuple[int, int, int], seed: int) -> None:
+    def __init__(self, config: DataConfig, sample_shape: tuple[int, int, int], seed: int) -> None:
         asked = config.transform
         _check_crop(config.source, asked.crop_size, sample_shape)
         self._source = config.source
@@ -52,9 +51,7 @@ class Transform:
 
     def __call__(self, images_nCHW: Images, first_sample: int) -> torch.Tensor:
         """float32 (n, C, H, W) or (n, C, K, K) of the global samples first_sample, first_sample + 1, ...
-
-        Cost: one pass to float32, one for a mean, one copy each for crop and flips.
-        """
+        Cost: one pass to float32, one for a mean, one copy each for crop and flips."""
         draws = self._draws(first_sample, len(images_nCHW))
         images, mean = images_nCHW, self._mean_CHW
         if self._crop_size:
@@ -66,9 +63,7 @@ class Transform:
 
     def of_each(self, images: Sequence[Images], first_sample: int) -> torch.Tensor:
         """The same for images (C, H, W) of different H and W, where `takes_any_size`: float32 (n, C, K, K).
-
-        Raises: InputError for an image smaller than the crop.
-        """
+        Raises: InputError for an image smaller than the crop."""
         assert self.takes_any_size
         draws, size = self._draws(first_sample, len(images)), self._crop_size
         heights, widths = np.array([image.shape[1:] for image in images]).T if images else np.empty((2, 0), np.int64)
@@ -127,7 +122,7 @@ def _mean_crops(mean_CHW: Floats | None, size: int, tops: Int64s, lefts: Int64s)
     return np.moveaxis(windows[:, tops, lefts], 1, 0)
 
 
-def _mean(config: ImageConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
+def _mean(config: DataConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
     """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None where no mean is subtracted."""
     values, file = config.transform.mean_values, config.transform.mean_file
     if values and file is not None:

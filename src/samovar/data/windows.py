@@ -16,14 +16,13 @@ import numpy.typing as npt
 import torch
 
 from samovar.core.errors import InputError
-from samovar.data.cache import HeldRecords, Holding, Loaded
+from samovar.data.cache import CacheSetup, CacheSource, RecordCache
 from samovar.data.config import WindowDataConfig
-from samovar.data.listed import ListedFiles
+from samovar.data.datasets import ListedFiles
 from samovar.data.order import below, sample_draws
-from samovar.data.resize import resized
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.files import read_file
-from samovar.formats.image import Pixels, read_image
+from samovar.formats.image import Pixels, read_image, resized
 
 MAX_BYTES = 1 << 30
 _NUM_COLUMNS = 6
@@ -154,7 +153,7 @@ class WindowSource:
         self._check()
         self._windows[is_background, 1] = 0
         self._mean = _mean_of(config)
-        self.held: HeldRecords | None = None
+        self.cache: RecordCache | None = None
         size = config.transform.crop_size
         self.sample_shapes: dict[str, tuple[int, ...]] = dict(zip(config.tops, ((3, size, size), ()), strict=True))
         self._image = lru_cache(_IMAGES_KEPT)(self._read_image)
@@ -178,16 +177,15 @@ class WindowSource:
         tensors = torch.from_numpy(images), torch.from_numpy(labels)
         return dict(zip(self._config.tops, tensors, strict=True))
 
-    def loaded(self) -> Loaded:
+    def records(self) -> CacheSource:
         """InputError: what a window shows depends on the sample that it is drawn for."""
         raise InputError(
             f"{self._config.source}: windows cannot be held in memory: they are cut anew for each sample. Train "
             "without --hold-data"
         )
 
-    def hold(self, holding: Holding) -> None:
-        """As `loaded`."""
-        self.held = HeldRecords(self.loaded(), holding)
+    def fill_cache(self, _setup: CacheSetup) -> None:
+        self.records()
 
     def close(self) -> None:
         """Nothing is open between reads."""
@@ -234,9 +232,7 @@ class WindowSource:
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What is taken of an image, x1 .. x2 by y1 .. y2 with both ends, the size it is stretched to, and where it goes.
-
-    `left` columns of zeros are before it, or `right` ones where it is mirrored, and `top` rows.
-    """
+    `left` columns of zeros are before it, or `right` ones where it is mirrored, and `top` rows."""
 
     x1: int
     y1: int

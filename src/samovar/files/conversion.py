@@ -10,16 +10,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
-from samovar.formats.caffe.blob import read_mean
-from samovar.formats.caffe.hdf5 import is_hdf5, names_of, open_hdf5
-from samovar.formats.caffe.mean import encode_mean
+from samovar.formats.caffe.blob import encode_mean, read_mean
+from samovar.formats.caffe.files import write_whole
+from samovar.formats.caffe.hdf5 import is_hdf5, open_hdf5
 from samovar.formats.caffe.solverstate import encode_solverstate, encode_solverstate_hdf5, read_solverstate
 from samovar.frontends.caffe.definition import load_net
-from samovar.frontends.caffe.loading import load
+from samovar.frontends.caffe.module import load
 from samovar.frontends.caffe.onnx_export import encode_onnx
-from samovar.frontends.caffe.state_files import SUFFIXES, encode_stored, read_stored
+from samovar.frontends.caffe.weight_files import SUFFIXES, encode_stored, read_stored
 
 WEIGHTS, STATE, MEAN = "weights", "a solver state", "a mean image"
 _TARGETS = {  # the longest suffix that fits counts; ".h5" alone is of the source's kind
@@ -50,10 +49,7 @@ def convert(source: Path, target: Path, model: Path | None, force: bool) -> list
     kind = _target_kind(target, holds)
     _require_free(source, target, force)
     made = _CONVERSIONS[holds](source, kind, model)
-    try:
-        publish_file(target, [made.content])
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}; give another name") from error
+    write_whole(target, made.content)
     return [*made.notices, f"{target}: {made.summary}, {len(made.content):,} bytes"]
 
 
@@ -64,7 +60,7 @@ def kind_of(source: Path) -> str:
         raise InputError(f"{source}: {found}; give the file's name")
     if is_hdf5(source):
         with open_hdf5(source, "file of Caffe") as file:
-            return STATE if "history" in names_of(file) else WEIGHTS
+            return STATE if "history" in file else WEIGHTS
     if _begins_with(source, _NPY_MAGIC) or source.name.endswith((".binaryproto", ".npy")):
         return MEAN
     return STATE if source.name.endswith(".solverstate") else WEIGHTS
@@ -130,8 +126,10 @@ def _mean(source: Path, kind: str, model: Path | None) -> _Converted:
     mean = read_mean_file(source)
     if not np.isfinite(mean).all():
         raise InputError(f"{source}: holds values that are NaN or infinite; compute the mean again")
-    content = encode_mean(mean) if kind == "binaryproto" else _npy(mean)
-    return _Converted(content, f"mean image of shape {' x '.join(map(str, mean.shape))}")
+    content = io.BytesIO(encode_mean(mean) if kind == "binaryproto" else b"")
+    if kind == "npy":
+        np.save(content, mean, allow_pickle=False)
+    return _Converted(content.getvalue(), f"mean image of shape {' x '.join(map(str, mean.shape))}")
 
 
 _CONVERSIONS: dict[str, Callable[[Path, str, Path | None], _Converted]] = {
@@ -161,9 +159,3 @@ def _read_npy(path: Path) -> npt.NDArray[np.float32]:
     if array.ndim != 3 or not array.size or array.dtype.kind not in "fiu":
         raise InputError(f"{path}: is {array.dtype} of shape {array.shape}; a mean image has (channels, height, width)")
     return np.array(array, np.float32)
-
-
-def _npy(mean: npt.NDArray[np.float32]) -> bytes:
-    content = io.BytesIO()
-    np.save(content, mean, allow_pickle=False)
-    return content.getvalue()

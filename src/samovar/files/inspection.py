@@ -27,7 +27,7 @@ from samovar.formats.caffe.caffemodel import read_stored_net
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.formats.lmdb_file import LmdbFile
-from samovar.frontends.caffe.state_files import is_named_file, read_named
+from samovar.frontends.caffe.weight_files import is_named_file, read_named
 
 __all__ = ["Wanted", "inspect"]
 

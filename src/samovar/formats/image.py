@@ -1,7 +1,11 @@
-"""Compressed images (JPEG, PNG, BMP, PPM) as Caffe sees them: uint8 (channels, height, width), blue first.
+"""Compressed images (JPEG, PNG, BMP, PPM) as Caffe sees them: uint8 (channels, height, width), blue first; resized.
 
 Caffe reads them with OpenCV: pixels turned by a camera's note (EXIF) unless read as stored, alpha left out, 16-bit
 samples cut to their high byte, grey by 0.299 R + 0.587 G + 0.114 B. Here Pillow decodes, limited to these formats.
+
+Resizing is bilinear, as OpenCV's default on bytes: a pixel i of the new image lies at (i + 1/2) * old / new - 1/2 of
+the old one (pixel centres; no smoothing when shrinking) and takes its two neighbours' weights in 2048ths; at the
+border the nearest pixel. Where both sides shrink to exactly half, a pixel is the rounded mean of four.
 """
 
 import io
@@ -36,7 +40,9 @@ def decode_image(content: bytes, channels: Channels) -> Pixels:
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            _check_size(image)
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width} x {image.height}"
+                raise InputError(f"the image is {size}; at most {MAX_PIXELS:,} pixels are decoded")
             pixels = _pixels(image, channels)
     except InputError:
         raise
@@ -69,11 +75,6 @@ def _content(path: Path) -> bytes:
             return file.read(MAX_FILE_BYTES)
     finally:
         os.close(descriptor)
-
-
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise InputError(f"the image is {image.width} x {image.height}; at most {MAX_PIXELS:,} pixels are decoded")
 
 
 def _pixels(image: Image.Image, channels: Channels) -> Pixels:
@@ -112,7 +113,6 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _gray(image: Image.Image, weights: _Weights) -> Pixels:
-    """(H, W)."""
     if image.mode in ("1", "L", "LA"):
         return np.asarray(image.convert("L"))
     red, green, blue = np.moveaxis(np.asarray(_rgb(image)).astype(np.int32), 2, 0)
@@ -135,3 +135,48 @@ def _why(content: bytes, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return found
     return f"{found}: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+_BITS = 11
+
+
+def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
+    """The image, uint8 (C, H, W), at `size` = (h, w). Cost: about 10 ns a pixel of C x H x w."""
+    _, height, width = image_CHW.shape
+    new_height, new_width = size
+    if (height, width) == size:
+        return image_CHW
+    if (height, width) == (2 * new_height, 2 * new_width):
+        return _halved(image_CHW)
+    left, right, left_weight, right_weight = _neighbours(width, new_width, whole_at_border=True)
+    top, bottom, top_weight, bottom_weight = _neighbours(height, new_height, whole_at_border=False)
+    rows, place = np.unique(np.concatenate([top, bottom]), return_inverse=True)
+    source = image_CHW[:, rows].astype(np.int32)
+    wide = (source[:, :, left] * left_weight + source[:, :, right] * right_weight) >> 4
+    upper = (wide[:, place[:new_height]] * top_weight[:, None]) >> 16
+    lower = (wide[:, place[new_height:]] * bottom_weight[:, None]) >> 16
+    pixels: Pixels = ((upper + lower + 2) >> 2).clip(0, 255).astype(np.uint8)
+    return pixels
+
+
+def _neighbours(old: int, new: int, whole_at_border: bool) -> tuple[Int64s, Int64s, Int32s, Int32s]:
+    """For each new pixel its two old ones, and their weights in 2048ths. Beyond the border both are the nearest pixel,
+    in one part or in two (which are rounded apart, as OpenCV does from row to row)."""
+    centres = ((np.arange(new) + 0.5) * (1 / (new / old)) - 0.5).astype(np.float32)
+    lower = np.floor(centres).astype(np.int64)
+    fractions = centres - lower.astype(np.float32)
+    if whole_at_border:
+        fractions[(lower < 0) | (lower >= old - 1)] = 0
+    scale = np.float32(1 << _BITS)
+    weights = [np.rint(part * scale).astype(np.int32) for part in (np.float32(1) - fractions, fractions)]
+    return lower.clip(0, old - 1), (lower + 1).clip(0, old - 1), weights[0], weights[1]
+
+
+def _halved(image_CHW: Pixels) -> Pixels:
+    channels, height, width = image_CHW.shape
+    quads = image_CHW.reshape(channels, height // 2, 2, width // 2, 2).sum(axis=(2, 4), dtype=np.int32)
+    pixels: Pixels = ((quads + 2) >> 2).astype(np.uint8)
+    return pixels

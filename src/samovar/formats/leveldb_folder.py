@@ -19,9 +19,7 @@ _TABLES: Final = (".ldb", ".sst")
 
 def leveldb_records(folder: Path) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values in the order of keys. Cost: one read of the database; 64 descriptors at most.
-
-    Raises: InputError for what is no LevelDB, a damaged one, keys in an order of their own, or without rocksdict.
-    """
+    Raises: InputError for what is no LevelDB, a damaged one, keys in an order of their own, or without rocksdict."""
     if not (folder / "CURRENT").is_file():
         raise InputError(
             f"{folder}: is no LevelDB (no file CURRENT in it). Give the folder that Caffe's `source` names."

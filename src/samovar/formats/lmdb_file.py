@@ -21,12 +21,12 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import lmdb
 import numpy as np
 import numpy.typing as npt
 
+from samovar.core.durable import sync_folder
 from samovar.core.errors import InputError
 
 Int64s = npt.NDArray[np.int64]
@@ -74,14 +74,11 @@ class LmdbFile:
 
     def values(self, indices: Int64s) -> list[bytes]:
         """The values of records `indices`, int64 (n,), each in 0 .. len - 1.
-
-        Cost: one read where the records lie close together (as in stored order), else one per record.
-        """
+        Cost: one read where the records lie close together (as in stored order), else one per record."""
         offsets, sizes = self._index.value_offsets[indices], self._index.value_sizes[indices]
         return _read_many(self.folder, self._descriptor, offsets, sizes)
 
     def close(self) -> None:
-        """Give the descriptor back; may be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -89,9 +86,7 @@ class LmdbFile:
     def __enter__(self) -> "LmdbFile":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -180,9 +175,7 @@ class _Walk:
 
     def _require_pages(self, starts: Int64s, stops: Int64s) -> None:
         """The pages [start, stop) must be counted by the meta page and be in the file.
-
-        Not the whole count: pages that a transaction took and gave back may never have been written.
-        """
+        Not the whole count: pages that a transaction took and gave back may never have been written."""
         if len(starts) == 0:
             return
         self._check(int(starts.min()) >= 2 and int(stops.max()) <= self._meta.last_page + 1, "a page number")
@@ -330,9 +323,9 @@ def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> bool:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         _fill(partial, records)
-        _sync_folder(partial)
+        sync_folder(partial)
         partial.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     except (OSError, lmdb.Error) as error:
         raise InputError(f"{folder}: cannot be written: {error}. Choose another folder.") from error
     finally:
@@ -390,11 +383,3 @@ def _append(environment: lmdb.Environment, chunk: list[tuple[bytes, bytes]]) -> 
         return False
     assert num_added == len(chunk), "the keys of the records must ascend"
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

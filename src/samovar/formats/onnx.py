@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.core.errors import InputError
-from samovar.formats.packed import Message, MessageTable
+from samovar.formats.message_table import Message, MessageTable
 
 Dimension: TypeAlias = int | str  # a name stands for a size that is free
 Attribute: TypeAlias = int | float | str | Sequence[int]
@@ -20,39 +20,20 @@ _FLOAT, _INT64 = 1, 7  # TensorProto.DataType
 _MESSAGES = MessageTable(
     "onnx",
     """
-message AttributeProto
-enum AttributeType UNDEFINED=0 FLOAT=1 INT=2 STRING=3 TENSOR=4 GRAPH=5 FLOATS=6 INTS=7 STRINGS=8
-1 name string; 20 type AttributeType; 2 f float; 3 i int64; 4 s bytes; 8 ints int64*
-
-message NodeProto
-1 input string*; 2 output string*; 3 name string; 4 op_type string; 5 attribute AttributeProto*
-
-message TensorProto
-1 dims int64*; 2 data_type int32; 8 name string; 9 raw_data bytes
-
-message Dimension
-1 dim_value int64; 2 dim_param string
-
-message TensorShapeProto
-1 dim Dimension*
-
-message TensorType
-1 elem_type int32; 2 shape TensorShapeProto
-
-message TypeProto
-1 tensor_type TensorType
-
-message ValueInfoProto
-1 name string; 2 type TypeProto
-
-message GraphProto
-1 node NodeProto*; 2 name string; 5 initializer TensorProto*; 11 input ValueInfoProto*; 12 output ValueInfoProto*
-
-message OperatorSetIdProto
-1 domain string; 2 version int64
-
-message ModelProto
-1 ir_version int64; 2 producer_name string; 7 graph GraphProto; 8 opset_import OperatorSetIdProto*
+message AttributeProto: enum AttributeType UNDEFINED=0 FLOAT=1 INT=2 STRING=3 TENSOR=4 GRAPH=5 FLOATS=6 INTS=7 \
+    STRINGS=8
+  1 name string; 20 type AttributeType; 2 f float; 3 i int64; 4 s bytes; 8 ints int64*
+message NodeProto: 1 input string*; 2 output string*; 3 name string; 4 op_type string; 5 attribute AttributeProto*
+message TensorProto: 1 dims int64*; 2 data_type int32; 8 name string; 9 raw_data bytes
+message Dimension: 1 dim_value int64; 2 dim_param string
+message TensorShapeProto: 1 dim Dimension*
+message TensorType: 1 elem_type int32; 2 shape TensorShapeProto
+message TypeProto: 1 tensor_type TensorType
+message ValueInfoProto: 1 name string; 2 type TypeProto
+message GraphProto: 1 node NodeProto*; 2 name string; 5 initializer TensorProto*; 11 input ValueInfoProto*
+  12 output ValueInfoProto*
+message OperatorSetIdProto: 1 domain string; 2 version int64
+message ModelProto: 1 ir_version int64; 2 producer_name string; 7 graph GraphProto; 8 opset_import OperatorSetIdProto*
 """,
 )
 
@@ -69,11 +50,9 @@ class OnnxGraph:
         self._names: dict[str, str] = {}
 
     def add_input(self, name: str, shape: Sequence[Dimension]) -> None:
-        """A float32 tensor that the caller gives."""
         _describe(self._graph.input.add(name=name), shape)
 
     def add_output(self, name: str, shape: Sequence[Dimension]) -> None:
-        """A float32 tensor that the graph gives."""
         _describe(self._graph.output.add(name=name), shape)
 
     def add_constant(self, name: str, array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> None:
@@ -103,8 +82,7 @@ class OnnxGraph:
             node.output[:] = [self._names.get(value, value) for value in node.output]
         for output in self._graph.output:
             output.name = self._names.get(output.name, output.name)
-        content: bytes = self._model.SerializeToString(deterministic=True)
-        return content
+        return bytes(self._model.SerializeToString(deterministic=True))
 
 
 def _describe(info: Message, shape: Sequence[Dimension]) -> None:

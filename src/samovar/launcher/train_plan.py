@@ -8,8 +8,8 @@ from typing import Final
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.solver import load_solver, solver_config
+from samovar.frontends.caffe.spec import is_there
 from samovar.launcher.momentum import with_momentum
 from samovar.report.console import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of

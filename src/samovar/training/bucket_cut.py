@@ -6,8 +6,8 @@ from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce, predict
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.config import RunConfig
 from samovar.core.layout import Bucket, Layout
+from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.summary import backward_multiply_adds
 from samovar.report.wording import counted
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig

@@ -16,8 +16,8 @@ from samovar.core.trace import Trace
 from samovar.data.reader import BatchReader, WithoutData
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition
-from samovar.frontends.caffe.footprint import Room
 from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.parameters import Room
 from samovar.frontends.caffe.solver import CaffeSolver, solver_config
 from samovar.frontends.caffe.spec import Phase
 from samovar.launcher.momentum import with_momentum

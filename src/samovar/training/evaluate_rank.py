@@ -6,7 +6,7 @@ from pathlib import Path
 from samovar.core.device import BF16
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net
-from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
+from samovar.frontends.caffe.layers.ends import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings, use_half

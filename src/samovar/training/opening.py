@@ -8,14 +8,13 @@ from functools import partial
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.data.cache import Holding
+from samovar.data.cache import CacheSetup
 from samovar.data.order import member_portions
 from samovar.data.reader import BatchReader
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
-from samovar.frontends.caffe.large_batch import with_large_batch
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, with_large_batch
 from samovar.report.host import read_host
 from samovar.report.records import Notice
 from samovar.report.wording import counted
@@ -30,7 +29,7 @@ _MB = 1e6
 
 def hold_training_set(context: RankContext, reader: BatchReader) -> None:
     """Say what it takes, load it, say how long that took; InputError where the memory is not there."""
-    total = reader.bytes_to_hold
+    total = reader.bytes_to_cache
     if total == 0:
         raise InputError(f"--hold-data: {reader.described}: there is nothing to hold; leave it out")
     require_memory(total)
@@ -42,7 +41,7 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
         f"{total / workers / _MB:,.1f} MB on each of {counted(workers, 'worker')}",
     )
     deadline = partial(Deadline.after, context.config.timeout_s)
-    reader.hold(Holding(context.transport, deadline, _Loading(context)))
+    reader.fill_cache(CacheSetup(context.transport, deadline, _Loading(context)))
     _tell(context, f"--hold-data: all records are in memory after {time.monotonic() - started_s:.1f} s")
 
 

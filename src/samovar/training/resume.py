@@ -14,8 +14,8 @@ from samovar.core.stateful import State
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.paths import is_there
 from samovar.frontends.caffe.solver import CaffeSolver
+from samovar.frontends.caffe.spec import is_there
 from samovar.frontends.caffe.weights import match_weights, read_weights
 from samovar.solver.base import history_key
 from samovar.strategies.catalog import TRAITS

@@ -7,12 +7,12 @@ from functools import partial
 
 from samovar.core.device import BF16
 from samovar.data.reader import BatchReader
+from samovar.frontends.caffe.costs import LayerSeconds, NetTimer
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source
 from samovar.frontends.caffe.layers.registry import DATA_TYPES
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import load_solver
 from samovar.frontends.caffe.spec import Phase
-from samovar.frontends.caffe.timing import LayerSeconds, NetTimer
 from samovar.model.device import computed, device_notices
 from samovar.model.half import precision_warnings, use_half
 from samovar.report.records import READING, LayerTime, Notice, Probed, Timed

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver
-from samovar.frontends.caffe.solver_nets import TestNet
+from samovar.frontends.caffe.solver import CaffeSolver, TestNet
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult

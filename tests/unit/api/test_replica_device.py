@@ -18,7 +18,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
-from samovar.frontends.torch import parameters, weights
+from samovar.frontends.torch import parameters, state
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Transport
 from tests.fake_device import AWAY, away_mode
@@ -43,7 +43,7 @@ NAMES = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) f
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models on the CPU are trained with the copies of a GPU."""
-    for module in (exchanges, weights):
+    for module in (exchanges, state):
         monkeypatch.setattr(module, "device_of", lambda _parameters: CPU)
 
 

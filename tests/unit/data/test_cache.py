@@ -20,7 +20,7 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.machine import Link, MachineModel
 from samovar.data import cache
-from samovar.data.cache import Holding, own_places, own_records
+from samovar.data.cache import CacheSetup, own_places, own_records
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, TransformConfig
 from samovar.data.order import batch_portions, shares
 from samovar.data.reader import BatchReader
@@ -32,7 +32,7 @@ from samovar.transports.sim.world import SimConfig, simulate
 from tests.unit.data.pictures import encoded, picture
 
 Result = TypeVar("Result")
-RunRanks = Callable[[Callable[[int, Holding], Result], int], list[Result]]
+RunRanks = Callable[[Callable[[int, CacheSetup], Result], int], list[Result]]
 NUM_RECORDS, BATCH = 23, 7
 GLOBAL_BATCH, NUM_STEPS = 11, 5  # more than two epochs, batches across their ends
 CROPPED = TransformConfig(scale=0.5, mean_values=(30.0,), crop_size=16, mirror=True)
@@ -46,14 +46,14 @@ def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ROUND_BYTES", 4000)
 
 
-def on_shm(program: Callable[[int, Holding], Result], world_size: int) -> list[Result]:
+def on_shm(program: Callable[[int, CacheSetup], Result], world_size: int) -> list[Result]:
     """Every rank with mappings of its own."""
     segment = create_segment(world_size)
     try:
         transports = [ShmTransport(segment, Group(rank, world_size), oversubscribed=True) for rank in range(world_size)]
         with ThreadPoolExecutor(world_size) as pool:
             runs = [
-                pool.submit(program, rank, Holding(transport, partial(Deadline.after, 20.0)))
+                pool.submit(program, rank, CacheSetup(transport, partial(Deadline.after, 20.0)))
                 for rank, transport in enumerate(transports)
             ]
             return [run.result() for run in runs]
@@ -61,11 +61,11 @@ def on_shm(program: Callable[[int, Holding], Result], world_size: int) -> list[R
         os.close(segment)
 
 
-def on_sim(program: Callable[[int, Holding], Result], world_size: int) -> list[Result]:
+def on_sim(program: Callable[[int, CacheSetup], Result], world_size: int) -> list[Result]:
     """Simulated ranks; a read that no wait makes safe is a Race."""
     machine = MachineModel(Link(1e-6, 1e9, 1e-7))
     run = simulate(
-        lambda transport: program(transport.group.rank, Holding(transport, partial(transport.deadline, math.inf))),
+        lambda transport: program(transport.group.rank, CacheSetup(transport, partial(transport.deadline, math.inf))),
         world_size,
         SimConfig(3, machine, max_delay_s=1e-4),
     )
@@ -134,12 +134,12 @@ def layers(request: pytest.FixtureRequest) -> Iterator[tuple[LayerConfig, ...]]:
         yield (images, masks) if request.param == "image and mask" else (images,)
 
 
-def batches_of(layers: tuple[LayerConfig, ...], shuffled: bool, rank: int, world_size: int, holding: Holding | None):
+def batches_of(layers: tuple[LayerConfig, ...], shuffled: bool, rank: int, world_size: int, setup: CacheSetup | None):
     """A rank's part of every step's batch."""
     first, count = shares(GLOBAL_BATCH, world_size)[rank]
     with BatchReader(layers, True, 5, shuffled) as reader:
-        if holding is not None:
-            reader.hold(holding)
+        if setup is not None:
+            reader.fill_cache(setup)
         return [reader.read(step * GLOBAL_BATCH + first, count) for step in range(NUM_STEPS)]
 
 
@@ -166,9 +166,9 @@ def test_batches_are_those_of_the_files(
 def test_a_stream_reads_ahead_from_memory_after_the_files_are_gone(datum_lmdb: DataConfig) -> None:
     world_size = 2
 
-    def program(rank: int, holding: Holding) -> Any:
+    def program(rank: int, setup: CacheSetup) -> Any:
         reader = BatchReader([datum_lmdb], True, 5, shuffled=True)
-        reader.hold(holding)
+        reader.fill_cache(setup)
         if rank == 0:
             shutil.rmtree(datum_lmdb.source)
         with BatchStream(reader, batch_portions(Group(rank, world_size), GLOBAL_BATCH)) as stream:
@@ -183,12 +183,12 @@ def test_every_record_is_held_once_and_what_is_fetched_is_counted(make_database:
     source, record_bytes = make_database(NUM_RECORDS, (1, 6, 5)), 30
     config = DataConfig(source, BATCH, ("data",), TransformConfig(), training=True)
 
-    def program(rank: int, holding: Holding) -> tuple[int, int, int]:
+    def program(rank: int, setup: CacheSetup) -> tuple[int, int, int]:
         with BatchReader([config], True) as reader:
-            wanted = reader.bytes_to_hold
-            reader.hold(holding)
+            wanted = reader.bytes_to_cache
+            reader.fill_cache(setup)
             reader.read(0, 7)
-            return wanted, reader.held_bytes, reader.fetched_bytes
+            return wanted, reader.cached_bytes, reader.fetched_bytes
 
     found = on_shm(program, 3)
     assert [total for total, _, _ in found] == [NUM_RECORDS * record_bytes] * 3
@@ -212,9 +212,9 @@ def test_records_and_places_are_each_others_inverse(num_records: int, world_size
 def test_a_damaged_record_is_named_when_it_is_loaded(image_list: ImageDataConfig) -> None:
     (image_list.source.parent / "20.image").write_bytes(b"none")
 
-    def program(_rank: int, holding: Holding) -> None:
+    def program(_rank: int, setup: CacheSetup) -> None:
         with BatchReader([image_list], True) as reader:
-            reader.hold(replace(holding, deadline=partial(Deadline.after, 0.2)))
+            reader.fill_cache(replace(setup, deadline=partial(Deadline.after, 0.2)))
 
     with pytest.raises(InputError, match=r"list\.txt:21: .*20\.image: no whole image"):
         on_shm(program, 1)
@@ -224,9 +224,9 @@ def test_rounds_are_told(make_database: Callable[..., Path]) -> None:
     config = DataConfig(make_database(NUM_RECORDS, (1, 40, 50)), BATCH, ("data",), TransformConfig(), training=True)
     told: list[tuple[int, int]] = []
 
-    def program(rank: int, holding: Holding) -> None:
+    def program(rank: int, setup: CacheSetup) -> None:
         with BatchReader([config], True) as reader:
-            reader.hold(replace(holding, told=lambda *numbers: told.append(numbers)) if rank == 0 else holding)
+            reader.fill_cache(replace(setup, told=lambda *numbers: told.append(numbers)) if rank == 0 else setup)
 
     on_shm(program, 2)  # 12 records of 2,000 bytes with rank 0, two a round
     assert told == [(number, 6) for number in range(1, 7)]

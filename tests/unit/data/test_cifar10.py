@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.cifar10 import BATCHES, WrittenMean, write_cifar10
-from samovar.data.dataset import LmdbDataset
-from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import PublishedFile
-from samovar.formats.caffe.blob import read_mean
-from samovar.formats.caffe.mean import mean_image, write_mean
+from samovar.data.databases import WrittenDatabase
+from samovar.data.datasets import LmdbDataset
+from samovar.data.published import BATCHES, PublishedFile, WrittenMean, write_cifar10
+from samovar.formats.caffe.blob import mean_image, read_mean, write_mean
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)

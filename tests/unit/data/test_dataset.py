@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.dataset import LmdbDataset
+from samovar.data.datasets import LmdbDataset
 from samovar.formats.caffe.datum import encode_datum
 from samovar.formats.caffe.schema import message_class
 from samovar.formats.lmdb_file import write_lmdb

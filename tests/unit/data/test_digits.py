@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.dataset import LmdbDataset
+from samovar.data.datasets import LmdbDataset
 from samovar.data.digits import enlarge, split, write_digits
 from samovar.formats.lmdb_file import LmdbFile
 

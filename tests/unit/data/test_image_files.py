@@ -11,7 +11,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.data.config import DataConfig, TransformConfig
-from samovar.data.image_files import (
+from samovar.data.databases import (
     Conversion,
     ImageFile,
     class_folders,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.leveldb import copy_leveldb
+from samovar.data.databases import copy_leveldb
 from samovar.formats import leveldb_folder
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.lmdb_file import LmdbFile

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.dataset import LmdbDataset
-from samovar.data.image_database import WrittenDatabase
-from samovar.data.mnist import FASHION_MNIST, MNIST, MnistSplit, PublishedFile, write_mnist
+from samovar.data.databases import WrittenDatabase
+from samovar.data.datasets import LmdbDataset
+from samovar.data.published import FASHION_MNIST, MNIST, MnistSplit, PublishedFile, write_mnist
 from samovar.formats.lmdb_file import LmdbFile
 
 GENERATOR = np.random.default_rng(0)

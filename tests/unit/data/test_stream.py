@@ -15,10 +15,9 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.data.config import DataConfig, TransformConfig
-from samovar.data.dataset import LmdbDataset
+from samovar.data.datasets import LmdbDataset
 from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, batch_portions, sample_indices, shares
-from samovar.data.reader import BatchReader
-from samovar.data.sources import Tensors
+from samovar.data.reader import BatchReader, Tensors
 from samovar.data.stream import (
     PREFETCHED_BATCHES,
     Batch,

@@ -11,7 +11,7 @@ from samovar.core.errors import InputError
 from samovar.data.config import TransformConfig, WindowDataConfig
 from samovar.data.reader import BatchReader
 from samovar.data.windows import Cut, WindowSource, cut_of
-from samovar.formats.caffe.mean import write_mean
+from samovar.formats.caffe.blob import write_mean
 from tests.unit.data.pictures import encoded, picture
 
 SIZE = 12
@@ -154,4 +154,4 @@ def test_an_image_that_is_smaller_than_its_file_says(config: WindowDataConfig, t
     with pytest.raises(InputError, match=r"image 0: 'a.png' is 60 x 40, and a window ends at \(70, 29\)"):
         source.read(0, 1)
     with pytest.raises(InputError, match="cannot be held in memory"):
-        source.loaded()
+        source.records()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.data.resize import resized
-from samovar.formats.image import Channels, decode_image, read_image
+from samovar.formats.image import Channels, decode_image, read_image, resized
 from tests.unit.data.pictures import Bytes, encoded, picture
 
 FLAGS: dict[Channels, int] = {"color": cv2.IMREAD_COLOR, "gray": cv2.IMREAD_GRAYSCALE, "stored": cv2.IMREAD_UNCHANGED}

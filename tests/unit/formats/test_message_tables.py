@@ -3,11 +3,11 @@
 import gc
 import weakref
 
-from samovar.formats.packed import MessageTable
+from samovar.formats.message_table import MessageTable
 
-TABLE = """message Outer
+TABLE = """message Outer:
 1 inner Inner*
-message Inner
+message Inner:
 1 number int32"""
 
 

@@ -12,9 +12,9 @@ from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
+from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
-from samovar.frontends.caffe.summary import backward_multiply_adds
 from samovar.model.model import layout_of
 from samovar.strategies.config import StrategyConfig
 from samovar.training.bucket_cut import cut_buckets, cut_notices, described, hidden_fraction

@@ -1,5 +1,6 @@
-"""BlobProto, Caffe's stored array, to and from NumPy, and the mean image (`.binaryproto`)."""
+"""BlobProto, Caffe's stored array, to and from NumPy, and the mean image (`.binaryproto`): computed, read, written."""
 
+import os
 from math import prod
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from samovar.core.durable import write_file
 from samovar.core.errors import InputError
 from samovar.formats.caffe.files import read_binary
 from samovar.formats.caffe.schema import Message, message_class, packed_message_class
@@ -78,3 +80,42 @@ def _values(blob: Message, where: str) -> npt.NDArray[np.float32]:
     except DecodeError:
         raise InputError(f"{where}: its numbers are cut off in the middle; the file is damaged") from None
     return np.array(plain.double_data or plain.data, np.float32)
+
+
+_IMAGES_PER_SUM = 4096
+
+
+def mean_image(images_NCHW: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """The mean of uint8 images (N, C, H, W) as float32 (C, H, W).
+    The sums are whole numbers; up to 65,793 images they are those of Caffe, which adds in float32, bit for bit."""
+    sums = np.zeros(images_NCHW.shape[1:], np.int64)
+    for start in range(0, len(images_NCHW), _IMAGES_PER_SUM):
+        sums += images_NCHW[start : start + _IMAGES_PER_SUM].sum(axis=0, dtype=np.int64)
+    return sums.astype(np.float32) / np.float32(len(images_NCHW))
+
+
+def encode_mean(mean_CHW: npt.NDArray[np.float32]) -> bytes:
+    """A BlobProto in the notation of `compute_image_mean`: num (1), channels, height, width, and float data."""
+    channels, height, width = mean_CHW.shape
+    blob = message_class("BlobProto")(num=1, channels=channels, height=height, width=width, data=mean_CHW.ravel())
+    return bytes(blob.SerializeToString(deterministic=True))
+
+
+def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
+    """Write a mean image (C, H, W; float32) to a new file; False where this very file is there already.
+    Raises: InputError where something else is there, or the file cannot be written."""
+    content = encode_mean(mean_CHW)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if os.path.lexists(path):
+            if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+                return False
+            raise InputError(f"{path}: exists with other content, so it is not replaced. Remove it, or choose another.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(partial, [content])
+        os.link(partial, path)  # unlike rename, never over a file that came meanwhile
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return True

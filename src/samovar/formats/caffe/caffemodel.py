@@ -11,11 +11,10 @@ from google.protobuf.message import DecodeError
 from samovar.core.errors import InputError
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
 from samovar.formats.caffe.files import read_binary, utf8
-from samovar.formats.caffe.hdf5 import array_of, group_of, holders, is_hdf5, made_in_memory, names_of, open_hdf5
+from samovar.formats.caffe.hdf5 import array_of, group_of, holders, is_hdf5, made_in_memory, open_hdf5
 from samovar.formats.caffe.schema import Message, message_class, packed_message_class
 
 Weights: TypeAlias = dict[str, list[npt.NDArray[np.float32]]]
-
 
 _V1_TYPES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type
 
@@ -66,9 +65,7 @@ def read_stored_net(path: Path) -> StoredNet:
 
 def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
     """The file's bytes: every layer with name, type, bottoms, tops and its blobs as shape and packed floats.
-
-    Raises InputError where protobuf's limit of 2 GB would be passed.
-    """
+    Raises InputError where protobuf's limit of 2 GB would be passed."""
     net = packed_message_class("NetParameter")(name=net_name)
     size_bytes = 0
     for record in layers:
@@ -81,15 +78,12 @@ def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
                     "use Samovar's own snapshot"
                 )
             encode_blob(layer.blobs.add(), array)
-    content: bytes = net.SerializeToString(deterministic=True)
-    return content
+    return bytes(net.SerializeToString(deterministic=True))
 
 
 def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
     """The bytes of the HDF5 form: group `data`, in it a group a layer, in it the arrays by number.
-
-    Caffe itself reads no layer whose name has a slash from this form: the slash divides groups.
-    """
+    Caffe itself reads no layer whose name has a slash from this form: the slash divides groups."""
     content = bytearray()
     with made_in_memory(content) as file:
         data = file.create_group("data")
@@ -105,7 +99,7 @@ def _read_hdf5(path: Path) -> StoredNet:
     with open_hdf5(path, "caffemodel") as file:
         for name, group in holders(group_of(file, "data", str(path)), str(path)).items():
             where = f"{path}: layer '{name}'"
-            indices = sorted(int(member) for member in names_of(group) if member.isdecimal())
+            indices = sorted(int(member) for member in group if member.isdecimal())
             if indices != list(range(len(indices))):
                 raise InputError(f"{where}: has the arrays {indices}; those before are missing")
             if indices:

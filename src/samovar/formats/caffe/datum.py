@@ -54,15 +54,12 @@ def _float_image(datum: Message, shape: tuple[int, int, int]) -> npt.NDArray[np.
 
 def encode_compressed_datum(content: bytes, label: int) -> bytes:
     """One record from an image file's bytes and its label, in 32 bits: what Caffe's converter writes when told to."""
-    encoded: bytes = _Datum(data=content, label=label, encoded=True).SerializeToString(deterministic=True)
-    return encoded
+    return bytes(_Datum(data=content, label=label, encoded=True).SerializeToString(deterministic=True))
 
 
 def encode_datum(image_CHW: npt.NDArray[np.uint8], label: int) -> bytes:
     """One record from an uint8 image (C, H, W) and its label: the bytes that Caffe's converters write.
-
-    Raises InputError for another dtype or number of axes, an empty or too large image, a label beyond int32.
-    """
+    Raises InputError for another dtype or number of axes, an empty or too large image, a label beyond int32."""
     if image_CHW.dtype != np.uint8 or image_CHW.ndim != 3:
         raise InputError(f"image is {image_CHW.dtype} {image_CHW.shape}; a Datum takes uint8 (channels, height, width)")
     if not 0 < image_CHW.size <= MAX_IMAGE_BYTES or not -(1 << 31) <= label < 1 << 31:
@@ -72,5 +69,4 @@ def encode_datum(image_CHW: npt.NDArray[np.uint8], label: int) -> bytes:
         )
     channels, height, width = image_CHW.shape
     datum = _Datum(channels=channels, height=height, width=width, data=image_CHW.tobytes(), label=label)
-    encoded: bytes = datum.SerializeToString(deterministic=True)
-    return encoded
+    return bytes(datum.SerializeToString(deterministic=True))

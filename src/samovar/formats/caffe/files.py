@@ -1,7 +1,8 @@
-"""Reading a user's file whole, with a size cap and errors that name it."""
+"""A user's file, read whole, with a size cap and errors that name it, and written whole."""
 
 from pathlib import Path
 
+from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -9,9 +10,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
     """The bytes of the regular file `path`; `kind` ("solver", "caffemodel") is for the message.
-
-    Raises InputError where there is no such file, it cannot be read, or it has more than `max_bytes`.
-    """
+    Raises InputError where there is no such file, it cannot be read, or it has more than `max_bytes`."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a regular file; give a {kind} file")
@@ -38,9 +37,15 @@ def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
 
 def utf8(value: str | bytes, where: str) -> str:
     """A text out of a message of Caffe's, which has bytes in its place where they are no UTF-8.
-
-    Raises InputError, starting with `where`, for these.
-    """
+    Raises InputError, starting with `where`, for these."""
     if isinstance(value, bytes):
         raise InputError(f"{where}: {value[:60]!r} is not UTF-8 text; the file is damaged")
     return value
+
+
+def write_whole(path: Path, content: bytes, flag: str = "") -> None:
+    """Write `path`, over what is there; it is whole, or as before. InputError, which begins with `flag`, on failure."""
+    try:
+        publish_file(path, [content])
+    except OSError as error:
+        raise InputError(f"{flag}{path}: cannot be written: {error.strerror}; give another name") from error

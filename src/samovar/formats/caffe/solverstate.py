@@ -9,19 +9,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from samovar.core.errors import InputError
+from samovar.formats.caffe import hdf5
 from samovar.formats.caffe.blob import MAX_BINARY_BYTES, decode_blob, encode_blob
 from samovar.formats.caffe.files import read_binary, utf8
-from samovar.formats.caffe.hdf5 import (
-    array_of,
-    count_of,
-    group_of,
-    is_hdf5,
-    made_in_memory,
-    names_of,
-    open_hdf5,
-    put_text,
-    text_of,
-)
+from samovar.formats.caffe.hdf5 import array_of, steps_of
 from samovar.formats.caffe.schema import packed_message_class
 
 
@@ -41,10 +32,8 @@ class SolverState:
 
 def read_solverstate(path: Path) -> SolverState:
     """Read the file, binary or HDF5, whatever its name.
-
-    Raises InputError, naming it, where it is no solverstate, is cut short or is damaged.
-    """
-    if is_hdf5(path):
+    Raises InputError, naming it, where it is no solverstate, is cut short or is damaged."""
+    if hdf5.is_hdf5(path):
         return _read_hdf5(path)
     content = read_binary(path, "solverstate", MAX_BINARY_BYTES)
     message = packed_message_class("SolverState")()
@@ -69,16 +58,15 @@ def encode_solverstate(state: SolverState) -> bytes:
     )
     for array in state.history:
         encode_blob(message.history.add(), array)
-    content: bytes = message.SerializeToString(deterministic=True)
-    return content
+    return bytes(message.SerializeToString(deterministic=True))
 
 
 def encode_solverstate_hdf5(state: SolverState) -> bytes:
     """The bytes of the HDF5 form, as Caffe reads them."""
     content = bytearray()
-    with made_in_memory(content) as file:
+    with hdf5.made_in_memory(content) as file:
         file.create_dataset("iter", data=np.array([state.iteration], "<i4"))
-        put_text(file, "learned_net", state.learned_net)
+        hdf5.put_text(file, "learned_net", state.learned_net)
         file.create_dataset("current_step", data=np.array([state.current_step], "<i4"))
         history = file.create_group("history")
         for index, array in enumerate(state.history):
@@ -88,14 +76,14 @@ def encode_solverstate_hdf5(state: SolverState) -> bytes:
 
 def _read_hdf5(path: Path) -> SolverState:
     where = str(path)
-    with open_hdf5(path, "solverstate") as file:
-        history = group_of(file, "history", where)
-        names = sorted(names_of(history), key=lambda name: (len(name), name))
+    with hdf5.open_hdf5(path, "solverstate") as file:
+        history = hdf5.group_of(file, "history", where)
+        names = sorted(history, key=lambda name: (len(name), name))
         if names != [str(index) for index in range(len(names))]:
             raise InputError(f"{where}: has the histories {names[:5]}...; they must be numbered from 0")
         return SolverState(
-            count_of(file, "iter", where),
-            text_of(file, "learned_net", where),
+            steps_of(file, "iter", where),
+            hdf5.text_of(file, "learned_net", where),
             [array_of(history, name, f"{where}: history") for name in names],
-            count_of(file, "current_step", where),
+            steps_of(file, "current_step", where),
         )

@@ -73,9 +73,7 @@ def read_text(path: Path, message_name: str, foreign: Foreign = _NOTHING) -> Tex
 
 def field_names(path: Path) -> frozenset[str]:
     """The names of the fields that stand in the file itself, not in messages inside it, known to Caffe or not.
-
-    Raises InputError where the file cannot be read as text.
-    """
+    Raises InputError where the file cannot be read as text."""
     return frozenset(_outline(_decoded(path), path).fields)
 
 
@@ -92,9 +90,11 @@ def parse_text(text: str, path: Path, message_name: str, foreign: Foreign = _NOT
     """As `read_text`, for text that is already in memory; `path` is for the messages."""
     places = _outline(text, path)
     message = message_class(message_name)()
-    skipped = tuple(_skipped(message.DESCRIPTOR, places, foreign)) if foreign else ()
-    if skipped:
-        _require_known(message.DESCRIPTOR, places, path, foreign)
+    unknown = list(_unknown_fields(message.DESCRIPTOR, places)) if foreign else []
+    skipped = tuple(field for field in unknown if field.name in foreign.get(field.message, ()))
+    if skipped and len(skipped) < len(unknown):  # the parser says nothing of them where it skips any
+        other = next(field for field in unknown if field not in skipped)
+        raise InputError(f"{path}:{other.line}: {_unknown(other.name, other.message)}")
     try:
         text_format.Parse(text, message, allow_unknown_field=bool(skipped))
     except text_format.ParseError as error:
@@ -161,34 +161,15 @@ def _outline(text: str, path: Path) -> TextPlace:
     return frames[0].place
 
 
-def _skipped(descriptor: Any, place: TextPlace, foreign: Foreign) -> Iterator[Skipped]:
-    """The fields of `foreign`, wherever they stand; of unknown ones nothing is said."""
-    message = _name_of(descriptor)
+def _unknown_fields(descriptor: Any, place: TextPlace) -> Iterator[Skipped]:
+    """The fields that Caffe does not have, wherever they stand, in file order."""
     for name, places in place.fields.items():
         field = descriptor.fields_by_name.get(name)
-        if field is None and name in foreign.get(message, ()):
-            yield Skipped(message, name, places[0].line)
-        elif field is not None and field.message_type is not None:
-            for inner in places:
-                yield from _skipped(field.message_type, inner, foreign)
-
-
-def _require_known(descriptor: Any, place: TextPlace, path: Path, foreign: Foreign) -> None:
-    """InputError for a field that neither the message nor `foreign` has: the parser says nothing where it skips any."""
-    message = _name_of(descriptor)
-    for name, places in place.fields.items():
-        field = descriptor.fields_by_name.get(name)
-        if field is None and name in foreign.get(message, ()):
-            continue
         if field is None:
-            raise InputError(f"{path}:{places[0].line}: {_unknown(name, message)}")
-        for inner in places if field.message_type is not None else ():
-            _require_known(field.message_type, inner, path, foreign)
-
-
-def _name_of(descriptor: Any) -> str:
-    """Without the package."""
-    return str(descriptor.full_name.partition(".")[2])
+            yield Skipped(str(descriptor.full_name.partition(".")[2]), name, places[0].line)
+        elif field.message_type is not None:
+            for inner in places:
+                yield from _unknown_fields(field.message_type, inner)
 
 
 def _unknown(name: str, message_name: str) -> str:

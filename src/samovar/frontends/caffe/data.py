@@ -12,8 +12,7 @@ from samovar.data.config import (
     WindowDataConfig,
 )
 from samovar.formats.image import MAX_PIXELS
-from samovar.frontends.caffe.paths import find_named
-from samovar.frontends.caffe.spec import LayerSpec
+from samovar.frontends.caffe.spec import LayerSpec, find_named
 
 _LMDB = 1  # DataParameter.DB
 _OLD_FIELDS = ("scale", "mean_file", "crop_size", "mirror")
@@ -24,6 +23,11 @@ _OWNERS = {
     "WindowData": "window_data_param",
 }
 _CROP_MODES = ("warp", "square")
+_WITHOUT_EFFECT = {
+    "rand_skip": "the order of samples follows from the seed",
+    "force_encoded_color": "write transform_param { force_color: true }",
+    "cache_images": "files that were read stay in the system's cache",
+}
 
 
 def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
@@ -50,18 +54,13 @@ def data_warnings(spec: LayerSpec) -> list[str]:
         return []
     owner = _OWNERS[spec.type]
     settings, transform = getattr(spec.message, owner), spec.message.transform_param
-    warnings = []
-    if getattr(settings, "rand_skip", 0):
-        place = spec.where(owner, "rand_skip")
-        warnings.append(f"{place}: rand_skip has no effect; the order of samples follows from the seed")
-    if getattr(settings, "force_encoded_color", False):
-        place = spec.where(owner, "force_encoded_color")
-        warnings.append(f"{place}: force_encoded_color has no effect; write transform_param {{ force_color: true }}")
-    if getattr(settings, "cache_images", False):
-        place = spec.where(owner, "cache_images")
-        warnings.append(f"{place}: cache_images has no effect; files that were read stay in the system's cache")
+    warnings = [
+        f"{spec.where(owner, field)}: {field} has no effect; {instead}"
+        for field, instead in _WITHOUT_EFFECT.items()
+        if getattr(settings, field, False)
+    ]
     if spec.type == "WindowData" and transform.HasField("scale"):
-        place = spec.where("transform_param", "scale")
+        place = spec.where("transform_param.scale")
         warnings.append(f"{place}: scale has no effect on a layer of type WindowData; that of window_data_param has")
     for field in ("force_color", "force_gray"):
         if spec.type == "ImageData" and getattr(transform, field):
@@ -87,8 +86,7 @@ def _database(spec: LayerSpec, training: bool) -> DataConfig:
             "backend: LEVELDB (also what Caffe takes where none is given) is not read while training; copy the records "
             "into an LMDB (samovar data leveldb --source FOLDER --out FOLDER_lmdb), give that as source, and write "
             "backend: LMDB",
-            "data_param",
-            "backend",
+            "data_param.backend",
         )
     return DataConfig(_source(spec), settings.batch_size, spec.tops, _transform(spec), training)
 
@@ -103,14 +101,9 @@ def _image_list(spec: LayerSpec, training: bool) -> ImageDataConfig:
             f"new_height: {sizes[0]} and new_width: {sizes[1]}; an image may have {MAX_PIXELS:,} pixels",
             "image_data_param",
         )
-    where = f"{spec.where('image_data_param', 'root_folder')}: root_folder"
     return ImageDataConfig(
-        _source(spec),
-        settings.batch_size,
-        spec.tops,
-        _transform(spec),
-        training,
-        root=find_named(settings.root_folder, spec.path, where) if settings.root_folder else None,
+        *(_source(spec), settings.batch_size, spec.tops, _transform(spec), training),
+        root=_root(spec),
         new_size=sizes if all(sizes) else None,
         is_color=settings.is_color,
         shuffled=settings.shuffle,
@@ -131,14 +124,9 @@ def _windows(spec: LayerSpec, training: bool) -> WindowDataConfig:
         raise spec.error(f"{size} leaves nothing of the window; it must be less than half", owner, "context_pad")
     if not 0 <= settings.fg_fraction <= 1:
         raise spec.error(f"fg_fraction: {settings.fg_fraction:g}; it must be 0 to 1", owner, "fg_fraction")
-    where = f"{spec.where(owner, 'root_folder')}: root_folder"
     return WindowDataConfig(
-        _source(spec),
-        settings.batch_size,
-        spec.tops,
-        transform,
-        training,
-        root=find_named(settings.root_folder, spec.path, where) if settings.root_folder else None,
+        *(_source(spec), settings.batch_size, spec.tops, transform, training),
+        root=_root(spec),
         scale=spec.finite(owner, "scale"),
         fg_threshold=spec.finite(owner, "fg_threshold"),
         bg_threshold=spec.finite(owner, "bg_threshold"),
@@ -149,8 +137,18 @@ def _windows(spec: LayerSpec, training: bool) -> WindowDataConfig:
 
 
 def _source(spec: LayerSpec) -> Path:
+    return _named(spec, _OWNERS[spec.type], "source")
+
+
+def _root(spec: LayerSpec) -> Path | None:
     owner = _OWNERS[spec.type]
-    return find_named(getattr(spec.message, owner).source, spec.path, f"{spec.where(owner, 'source')}: source")
+    return _named(spec, owner, "root_folder") if getattr(spec.message, owner).root_folder else None
+
+
+def _named(spec: LayerSpec, owner: str, field: str) -> Path:
+    """The file or folder that a setting names."""
+    written = getattr(getattr(spec.message, owner), field)
+    return find_named(written, spec.path, f"{spec.where(owner, field)}: {field}")
 
 
 def _transform(spec: LayerSpec) -> TransformConfig:
@@ -165,14 +163,9 @@ def _transform(spec: LayerSpec) -> TransformConfig:
     return TransformConfig(
         scale=settings.scale,
         mean_values=mean_values,
-        mean_file=_mean_file(spec) if settings.HasField("mean_file") else None,
+        mean_file=_named(spec, "transform_param", "mean_file") if settings.HasField("mean_file") else None,
         crop_size=settings.crop_size,
         mirror=settings.mirror,
         force_color=settings.force_color,
         force_gray=settings.force_gray,
     )
-
-
-def _mean_file(spec: LayerSpec) -> Path:
-    where = f"{spec.where('transform_param', 'mean_file')}: mean_file"
-    return find_named(spec.message.transform_param.mean_file, spec.path, where)

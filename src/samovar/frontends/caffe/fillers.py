@@ -51,14 +51,6 @@ def _seeded(name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def _constant(filler: Message, shape: Shape, _generator: torch.Generator) -> torch.Tensor:
-    return torch.full(shape, filler.value)
-
-
-def _uniform(filler: Message, shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    return torch.empty(shape).uniform_(filler.min, filler.max, generator=generator)
-
-
 def _gaussian(filler: Message, shape: Shape, generator: torch.Generator) -> torch.Tensor:
     """Normal(mean, std); with `sparse` each value is kept with probability sparse / shape[0], else 0."""
     values = torch.empty(shape).normal_(filler.mean, filler.std, generator=generator)
@@ -105,10 +97,12 @@ def _fan(filler: Message, shape: Shape) -> float:
 
 _FILLERS: dict[str, Callable[[Message, Shape, torch.Generator], torch.Tensor]] = {
     "bilinear": _bilinear,
-    "constant": _constant,
+    "constant": lambda filler, shape, _generator: torch.full(shape, filler.value),
     "gaussian": _gaussian,
     "msra": _msra,
     "positive_unitball": _positive_unitball,
-    "uniform": _uniform,
+    "uniform": lambda filler, shape, generator: torch.empty(shape).uniform_(
+        filler.min, filler.max, generator=generator
+    ),
     "xavier": _xavier,
 }

@@ -20,9 +20,7 @@ from samovar.model.half import keep_full
 
 def planned(steps: Sequence[Step], input_shapes: Mapping[str, Shape], outputs: Sequence[str]) -> tuple[Step, ...]:
     """`steps` with the blobs that each of them brings to channels-last (`Step.channels_last`), the fewest.
-
-    Also merges ReLUs into LRN and maxima beside them, and keeps scores exact.
-    """
+    Also merges ReLUs into LRN and maxima beside them, and keeps scores exact."""
     keep_scores(steps)
     merge_rectifiers(steps, outputs)
     shapes = dict(input_shapes)
@@ -60,9 +58,7 @@ def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
 
 def keep_scores(steps: Sequence[Step]) -> None:
     """Have layers whose tops are scores, for a loss or a softmax, compute in float32 at any precision.
-
-    A score's rounding goes into the loss and into every gradient, and these layers are small.
-    """
+    A score's rounding goes into the loss and into every gradient, and these layers are small."""
     for index, step in enumerate(steps):
         later = [reader.layer for top in step.tops for reader in _readers(steps[index + 1 :], top)]
         if any(layer.takes_scores for layer in later):

@@ -1,26 +1,31 @@
-"""A Caffe net behind the face of an ordinary torch module."""
+"""A Caffe net behind the face of an ordinary torch module: loaded from its files, called, and saved."""
 
-from collections.abc import Mapping
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
+from samovar.formats.caffe.caffemodel import LayerRecord, StoredNet
+from samovar.formats.caffe.files import write_whole
 from samovar.formats.caffe.text import nearest
+from samovar.frontends.caffe.definition import load_net, sized
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.spec import Phase, Shape, text
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.spec import PHASES, Phase, Shape, text
+from samovar.frontends.caffe.weight_files import SUFFIXES, encode_named, encode_stored, require_finite_layers
+from samovar.frontends.caffe.weights import read_into
 
 _FIRST_SAMPLE_LIMIT = 1 << 40
 
 
 class Outputs(dict[str, torch.Tensor]):
     """A net's outputs by name, with their graphs; losses as they are printed, before their weights.
-
-    `loss` is what Caffe trains on: the sum of all losses, each times its loss_weight; also those that a layer takes.
-    """
+    `loss` is what Caffe trains on: the sum of all losses, each times its loss_weight; also those that a layer takes."""
 
     def __init__(self, outputs: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
         super().__init__(outputs)
@@ -123,19 +128,14 @@ class Net(nn.Module):
 def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
     """Make `layer` the child `name`; a name with dots ("block.1") leads through children, as torch reads it."""
     *owners, last = name.split(".")
-    for part in owners:
-        root = root._modules.get(part) or _given(root, part)
+    for part in owners:  # torch's own `add_module` would refuse names such as "type"
+        child = root._modules.get(part) or nn.Module()
+        root._modules[part] = child
+        root = child
     before = root._modules.get(last)
     root._modules[last] = layer
     if before is not None:  # only what leads to "NAME.more": that layer came first
         layer._modules.update(before._modules)
-
-
-def _given(owner: nn.Module, name: str) -> nn.Module:
-    """A new, empty child; torch's own `add_module` would refuse names such as "type"."""
-    child = nn.Module()
-    owner._modules[name] = child
-    return child
 
 
 def _keep_statistics_as_buffers(layer: Layer) -> None:
@@ -144,3 +144,74 @@ def _keep_statistics_as_buffers(layer: Layer) -> None:
         values = layer.get_parameter(attribute).detach()
         delattr(layer, attribute)
         layer.register_buffer(attribute, values)
+
+
+AnyPath: TypeAlias = str | Path
+
+
+def load(
+    prototxt: AnyPath,
+    weights: AnyPath | Sequence[AnyPath] | None = None,
+    phase: Phase = "TEST",
+    *,
+    batch_size: int | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    level: int | None = None,
+    stages: Sequence[str] = (),
+    seed: int = 0,
+) -> Net:
+    """The net in `prototxt` as it is built in `phase`, with the arrays of `weights`; see `Net` for how to call it.
+
+    `weights` is a .caffemodel (binary or HDF5), .safetensors or torch state_dict (.pt, .pth), or several of them:
+    layers are matched by name, of several files the last one that has a layer counts, and layers that none has
+    start from their fillers, drawn from `seed`, with a warning.
+
+    `phase` chooses the layers (a TRAIN net has its losses) and sets `.train()` or `.eval()`. Tops of data layers are
+    inputs; their shapes come from `input_shapes` (batch first), else from transform_param, else from the source.
+    The batch is `batch_size`, else the file's; any other may be run as well.
+
+    Raises InputError, naming file, line and layer, for whatever does not fit; it runs no code from a file.
+    """
+    if phase not in PHASES:
+        raise InputError(f"phase is {phase!r}; give 'TEST' or 'TRAIN'")
+    definition = load_net(Path(prototxt), level, stages)
+    definition, shapes = sized(definition, phase, input_shapes or {}, batch_size)
+    net = Net(build_net(definition, phase, shapes, seed), shapes, phase)
+    notices = [*definition.warnings]
+    if weights is not None:
+        paths = [weights] if isinstance(weights, str | Path) else list(weights)
+        notices += read_into(net.caffe_net, [Path(path) for path in paths])
+    for notice in notices:
+        warnings.warn(notice, stacklevel=2)
+    return net
+
+
+def save(net: Net, path: AnyPath) -> None:
+    """Write the net's weights to `path`, over what is there: .caffemodel, .caffemodel.h5, .safetensors, .pt or .pth.
+
+    `load` reads them back, Caffe and OpenCV the first two. The file is whole or as it was before. Raises InputError
+    for another suffix, for values that are NaN or infinite, and where it cannot be written.
+    """
+    target = Path(path)
+    kind = next((kind for suffix, kind in SUFFIXES.items() if target.name.lower().endswith(suffix)), None)
+    if kind is None:
+        raise InputError(f"{target}: the suffix says no kind of file; give one of {', '.join(SUFFIXES)}")
+    stored = stored_of(net)
+    require_finite_layers(stored, target)
+    if kind in ("safetensors", "pt"):
+        content = encode_named({n: v.float().cpu().numpy() for n, v in net.state_dict().items()}, stored, kind)
+    else:
+        content = encode_stored(stored, kind, target)
+    write_whole(target, content)
+
+
+def stored_of(net: Net) -> StoredNet:
+    """The layers as a caffemodel holds them, float32; those that share arrays each with their own copy."""
+    layers = {layer.spec.name: layer for layer in net.caffe_net.layers}
+    records = []
+    for outline in net.caffe_net.layers_for_caffemodel():
+        held = layers[outline.name].caffe_parameters() if outline.parameter_names else []
+        shaped = zip(held, outline.parameter_shapes, strict=bool(held))
+        blobs = [parameter.detach().float().cpu().reshape(shape).numpy() for parameter, shape in shaped]
+        records.append(LayerRecord(outline.name, outline.type, outline.bottoms, outline.tops, blobs))
+    return StoredNet(net.caffe_net.name, records)

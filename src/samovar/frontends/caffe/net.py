@@ -10,11 +10,10 @@ from torch import nn
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.frontends.caffe.definition import CaffeNetDefinition
-from samovar.frontends.caffe.footprint import Footprint, Room
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.memory_plan import planned, separate_rectifiers
-from samovar.frontends.caffe.parameters import ParameterInfo
+from samovar.frontends.caffe.parameters import Footprint, ParameterInfo, Room
 from samovar.frontends.caffe.spec import Phase, Shape, text
 from samovar.frontends.caffe.wiring import LayerOutline, Step, Wiring
 from samovar.model.half import NetOutput
@@ -34,8 +33,8 @@ class CaffeNet(nn.Module):
 
     `input_names` are the blobs a batch must hold, `output_names` those that no layer takes, in Caffe's
     (alphabetical) order, `output_shapes` their shapes with the batch the net is built for, `parameter_infos`
-    the parameters in file order. Any batch size may be run. It computes on `device` once `place` has brought it there;
-    None: where its parameters and its batches are.
+    the parameters and `steps` every layer's turn, both in file order. Any batch size may be run. It computes on
+    `device` once `place` has brought it there; None: where its parameters and its batches are.
     """
 
     def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
@@ -46,9 +45,9 @@ class CaffeNet(nn.Module):
         self.output_shapes = wiring.output_shapes()
         self.output_names = tuple(self.output_shapes)
         self.parameter_infos: tuple[ParameterInfo, ...] = wiring.store.infos()
-        self._steps = planned(wiring.finish(), wiring.input_shapes, self.output_names)
+        self.steps = planned(wiring.finish(), wiring.input_shapes, self.output_names)
         self._outlines = tuple(wiring.outlines)
-        self.layer_modules = nn.ModuleList(step.layer for step in self._steps)
+        self.layer_modules = nn.ModuleList(step.layer for step in self.steps)
         self._random_layers = [layer for layer in self.layers if isinstance(layer, RandomLayer)]
         self._num_samples_seen = 0
         self._watch: Watch | None = None
@@ -71,19 +70,21 @@ class CaffeNet(nn.Module):
         if self._watch is not None:
             self._watch.begin(blobs)
         loss: torch.Tensor | None = None
-        for number, step in enumerate(self._steps):
+        for number, step in enumerate(self.steps):
             for name in step.channels_last:
                 blobs[name] = blobs[name].contiguous(memory_format=torch.channels_last)
             tops = self._tops(number, step, _bottoms(step, blobs))
             blobs.update(zip(step.tops, tops, strict=True))
             for name, weight in step.loss_weights:
-                term = _weighted(blobs[name], weight)
+                value = blobs[name] if blobs[name].dim() == 0 else blobs[name].sum()
+                term = value if weight == 1 else value * weight
                 loss = term if loss is None else loss + term
             for name in step.last_uses:
                 del blobs[name]
         if self._watch is not None:
             self._watch.ended()
-        return loss, {name: _not_half(blobs[name]) for name in self.output_names}
+        outputs = {name: blobs[name] for name in self.output_names}
+        return loss, {n: blob.float() if blob.dtype == torch.bfloat16 else blob for n, blob in outputs.items()}
 
     def inputs(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The blobs that the batch gives, where the net computes."""
@@ -98,7 +99,7 @@ class CaffeNet(nn.Module):
 
     def be_watched(self, watch: Watch) -> None:
         """From now on `watch` sees every blob: no layer does another's work, and none overwrites its bottom."""
-        separate_rectifiers(self._steps)
+        separate_rectifiers(self.steps)
         for layer in self.layers:
             layer.overwrites_bottom = False
         self._watch = watch
@@ -126,7 +127,7 @@ class CaffeNet(nn.Module):
     @property
     def loss_weights(self) -> dict[str, float]:
         """The blobs that count as loss, by name."""
-        return {name: weight for step in self._steps for name, weight in step.loss_weights}
+        return {name: weight for step in self.steps for name, weight in step.loss_weights}
 
     @property
     def mixing_layers(self) -> tuple[str, ...]:
@@ -134,13 +135,8 @@ class CaffeNet(nn.Module):
         return tuple(f"{layer.spec.name} ({layer.spec.type})" for layer in self.layers if layer.mixes_samples)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """Every layer's turn, in file order."""
-        return self._steps
-
-    @property
     def layers(self) -> tuple[Layer, ...]:
-        return tuple(step.layer for step in self._steps)
+        return tuple(step.layer for step in self.steps)
 
     def layers_for_caffemodel(self) -> tuple[LayerOutline, ...]:
         """All layers in file order, with the names of their parameters (those of the owner where shared)."""
@@ -148,9 +144,7 @@ class CaffeNet(nn.Module):
 
     def share_parameters(self, other: "CaffeNet") -> None:
         """Use the very parameters of `other`'s layers of the same names; further layers keep their own.
-
-        Raises InputError where a layer's parameters have other shapes there.
-        """
+        Raises InputError where a layer's parameters have other shapes there."""
         sources = {layer.spec.name: layer.caffe_parameters() for layer in other.layers}
         for layer in self.layers:
             parameters = sources.get(layer.spec.name)
@@ -192,12 +186,3 @@ def _bottoms(step: Step, blobs: Mapping[str, torch.Tensor]) -> list[torch.Tensor
     if any(step.detached):
         bottoms = [b.detach() if stop else b for b, stop in zip(bottoms, step.detached, strict=True)]
     return bottoms
-
-
-def _not_half(value: torch.Tensor) -> torch.Tensor:
-    return value.float() if value.dtype == torch.bfloat16 else value
-
-
-def _weighted(value: torch.Tensor, weight: float) -> torch.Tensor:
-    value = value if value.dim() == 0 else value.sum()
-    return value if weight == 1 else value * weight

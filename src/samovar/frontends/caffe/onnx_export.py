@@ -3,29 +3,26 @@
 So the file says what the layers mean, whichever kernels compute them here, and no other package is needed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from samovar.core.durable import publish_file
 from samovar.core.errors import InputError
+from samovar.formats.caffe.files import write_whole
 from samovar.formats.onnx import Dimension, OnnxGraph
-from samovar.frontends.caffe import onnx_values
 from samovar.frontends.caffe.layers.base import Layer
 from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
 from samovar.frontends.caffe.layers.inner_product import InnerProduct
 from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
 from samovar.frontends.caffe.layers.pooling import Pooling
 from samovar.frontends.caffe.layers.random_layer import Dropout
-from samovar.frontends.caffe.loading import AnyPath
-from samovar.frontends.caffe.module import Net
-from samovar.frontends.caffe.onnx_values import Floats, Scope
+from samovar.frontends.caffe.module import AnyPath, Net
+from samovar.frontends.caffe.onnx_values import TRANSLATIONS, Floats, Scope, Translation
 from samovar.frontends.caffe.spec import Shape
 
-Translation: TypeAlias = Callable[..., list[str]]  # (scope, layer, *bottoms) -> tops
 _Pads: TypeAlias = tuple[int, int, int, int]  # above, left, below, right
 
 
@@ -50,28 +47,28 @@ def convolution(scope: Scope, layer: Convolution, *bottoms: str) -> list[str]:
     ]
 
 
-def inner_product(scope: Scope, layer: InnerProduct, x: str) -> list[str]:
+def inner_product(scope: Scope, layer: InnerProduct, x: str) -> str:
     shape = scope.shapes[x]
     rows = x if layer.axis == 1 and len(shape) == 2 else scope.op("Flatten", x, axis=layer.axis)
     parameters = [scope.parameter(index) for index in range(len(layer.parameter_names))]
     y = scope.op("Gemm", rows, *parameters, transB=0 if layer.transpose else 1)
     if layer.axis == 1:
-        return [y]
+        return y
     sizes = (-1, *shape[1 : layer.axis], layer.num_output) if layer.axis else (layer.num_output,)
-    return [scope.op("Reshape", y, scope.integers(sizes))]
+    return scope.op("Reshape", y, scope.integers(sizes))
 
 
-def pooling(scope: Scope, layer: Pooling, x: str) -> list[str]:
+def pooling(scope: Scope, layer: Pooling, x: str) -> str:
     if layer.with_index:
         raise layer.spec.error("a second top (the index of the maximum) cannot be exported to ONNX; remove it", "top")
     pads = _pads(layer, scope.shapes[x][2:])
     if layer.is_stochastic:
-        return [_expected(scope, layer, x, pads)]
+        return _expected(scope, layer, x, pads)
     if layer.is_global:
-        return [scope.op("GlobalMaxPool" if layer.is_max else "GlobalAveragePool", x)]
+        return scope.op("GlobalMaxPool" if layer.is_max else "GlobalAveragePool", x)
     if layer.is_max:
-        return [scope.op("MaxPool", x, kernel_shape=layer.kernel, strides=layer.stride, pads=pads)]
-    return [_mean(scope, layer, x, pads)]
+        return scope.op("MaxPool", x, kernel_shape=layer.kernel, strides=layer.stride, pads=pads)
+    return _mean(scope, layer, x, pads)
 
 
 def _mean(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
@@ -105,41 +102,41 @@ def _window_sizes(layer: Pooling, beyond: int, axis: int) -> Floats:
     return (kernel - np.maximum(overshoot, 0)).astype(np.float32)
 
 
-def batch_norm(scope: Scope, layer: BatchNorm, x: str) -> list[str]:
+def batch_norm(scope: Scope, layer: BatchNorm, x: str) -> str:
     if not layer.uses_global:
         raise _in_training(layer, "it normalizes by its batch's own statistics")
     mean, variance, count = (scope.array(index) for index in range(3))
     scale = 0.0 if count[0] == 0 else 1 / count[0]
     statistics = scope.constant(mean * scale), scope.constant(variance * scale)
     ones, zeros = scope.constant(np.ones_like(mean)), scope.constant(np.zeros_like(mean))
-    return [scope.op("BatchNormalization", x, ones, zeros, *statistics, epsilon=layer.eps)]
+    return scope.op("BatchNormalization", x, ones, zeros, *statistics, epsilon=layer.eps)
 
 
-def lrn(scope: Scope, layer: LRN, x: str) -> list[str]:
+def lrn(scope: Scope, layer: LRN, x: str) -> str:
     if not layer.is_within:
-        return [scope.op("LRN", x, size=layer.size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)]
+        return scope.op("LRN", x, size=layer.size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)
     squares, window = scope.op("Mul", x, x), (layer.size, layer.size)
     pads = (layer.size // 2,) * 4
     mean = scope.op("AveragePool", squares, kernel_shape=window, strides=(1, 1), pads=pads, count_include_pad=1)
     base = scope.op("Add", scope.op("Mul", mean, scope.constant(layer.alpha)), scope.constant(1))
-    return [scope.op("Div", x, scope.op("Pow", base, scope.constant(layer.beta)))]
+    return scope.op("Div", x, scope.op("Pow", base, scope.constant(layer.beta)))
 
 
-def mvn(scope: Scope, layer: MVN, x: str) -> list[str]:
+def mvn(scope: Scope, layer: MVN, x: str) -> str:
     axes = tuple(range(layer.num_lead, len(scope.shapes[x])))
     if not axes:
         raise layer.spec.error("normalizes single values to 0, which is not exported to ONNX")
     y = scope.op("Sub", x, scope.op("ReduceMean", x, axes=axes, keepdims=1))
     if not layer.normalizes_variance:
-        return [y]
+        return y
     variance = scope.op("ReduceMean", scope.op("Mul", y, y), axes=axes, keepdims=1)
-    return [scope.op("Div", y, scope.op("Add", scope.op("Sqrt", variance), scope.constant(layer.eps)))]
+    return scope.op("Div", y, scope.op("Add", scope.op("Sqrt", variance), scope.constant(layer.eps)))
 
 
-def dropout(_scope: Scope, layer: Dropout, x: str) -> list[str]:
+def dropout(_scope: Scope, layer: Dropout, x: str) -> str:
     if layer.is_random:
         raise _in_training(layer, "it drops values")
-    return [x]
+    return x
 
 
 def _in_training(layer: Layer, how: str) -> InputError:
@@ -157,10 +154,7 @@ def export_onnx(net: Net, path: AnyPath, batch_size: int | None = None) -> None:
     where the file cannot be written; it is then as it was before."""
     target = Path(path)
     content = encode_onnx(net, batch_size)
-    try:
-        publish_file(target, [content])
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}; give another name") from error
+    write_whole(target, content)
 
 
 def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
@@ -183,10 +177,11 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
     for step in caffe_net.steps:
         scope.enter(step.layer)
         bottoms = [scope.value_of(blob) for blob in step.bottoms]
-        tops = _translation(step.layer)(scope, step.layer, *bottoms)
+        made = _translation(step.layer)(scope, step.layer, *bottoms)
+        tops = [made] if isinstance(made, str) else made
         for blob, value, shape in zip(step.tops, tops, step.layer.top_shapes, strict=True):
             scope.set_value(blob, value, shape)
-    built_for = _first_input_shape(net.input_shapes)
+    built_for = next(iter(net.input_shapes.values()), ())
     for name in caffe_net.output_names:
         scope.add_output(name, _sizes(scope.shapes[scope.value_of(name)], built_for, batch))
     return graph.encode()
@@ -196,10 +191,6 @@ def _sizes(shape: Shape, built_for: Shape, batch: Dimension) -> Sequence[Dimensi
     """`shape` with the batch's size where the net was built with another."""
     follows = bool(shape) and bool(built_for) and shape[0] == built_for[0]
     return (batch, *shape[1:]) if follows else shape
-
-
-def _first_input_shape(shapes: Mapping[str, Shape]) -> Shape:
-    return next(iter(shapes.values()), ())
 
 
 def _translation(layer: Layer) -> Translation:
@@ -213,52 +204,13 @@ def _translation(layer: Layer) -> Translation:
     return _TRANSLATIONS[kind]
 
 
-def _plain(operator: str) -> Translation:
-    """A layer that is one operator without settings."""
-
-    def translate(scope: Scope, _layer: Layer, x: str) -> list[str]:
-        return [scope.op(operator, x)]
-
-    return translate
-
-
-_TRANSLATIONS: dict[str, Translation] = {
-    "AbsVal": _plain("Abs"),
-    "ArgMax": onnx_values.arg_max,
-    "BNLL": _plain("Softplus"),
+_TRANSLATIONS: dict[str, Translation] = TRANSLATIONS | {
     "BatchNorm": batch_norm,
-    "Bias": onnx_values.bias,
-    "Clip": onnx_values.clip,
-    "Concat": onnx_values.concat,
     "Convolution": convolution,
-    "Crop": onnx_values.crop,
     "Deconvolution": convolution,
     "Dropout": dropout,
-    "DummyData": onnx_values.dummy_data,
-    "ELU": onnx_values.elu,
-    "Eltwise": onnx_values.eltwise,
-    "Embed": onnx_values.embed,
-    "Exp": onnx_values.exp,
-    "Flatten": onnx_values.flatten,
     "InnerProduct": inner_product,
     "LRN": lrn,
-    "Log": onnx_values.log,
     "MVN": mvn,
-    "PReLU": onnx_values.prelu,
-    "Parameter": onnx_values.parameter,
     "Pooling": pooling,
-    "Power": onnx_values.power,
-    "ReLU": onnx_values.relu,
-    "Reduction": onnx_values.reduction,
-    "Reshape": onnx_values.reshape,
-    "Scale": onnx_values.scale,
-    "Sigmoid": _plain("Sigmoid"),
-    "Silence": onnx_values.silence,
-    "Slice": onnx_values.slice_,
-    "Softmax": onnx_values.softmax,
-    "Split": onnx_values.split,
-    "Swish": onnx_values.swish,
-    "TanH": _plain("Tanh"),
-    "Threshold": onnx_values.threshold,
-    "Tile": onnx_values.tile,
 }

@@ -1,32 +1,22 @@
 """Layers that work value by value, move values or bring many into fewer, as ONNX operators."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from samovar.formats.onnx import Attribute, Dimension, OnnxGraph
-from samovar.frontends.caffe.layers.activations import ELU, PReLU, ReLU, Softmax, Swish
+from samovar.frontends.caffe.layers.activations import Log, Power, PReLU
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.combining import (
-    ArgMax,
-    Bias,
-    Clip,
-    Eltwise,
-    Exp,
-    Log,
-    Power,
-    Reduction,
-    Scale,
-    Threshold,
-)
-from samovar.frontends.caffe.layers.inner_product import Embed, Parameter
-from samovar.frontends.caffe.layers.inputs import DummyData
-from samovar.frontends.caffe.layers.shaping import Concat, Crop, Flatten, Reshape, Slice, Split, Tile
+from samovar.frontends.caffe.layers.combining import ArgMax, Bias, Eltwise, Reduction, Scale
+from samovar.frontends.caffe.layers.ends import DummyData
+from samovar.frontends.caffe.layers.inner_product import Embed
+from samovar.frontends.caffe.layers.shaping import Crop
 from samovar.frontends.caffe.spec import Shape
 from samovar.frontends.caffe.wiring import Step
 
@@ -67,7 +57,6 @@ class Scope:
         self._graph.add_output(value, list(sizes))
 
     def enter(self, layer: Layer) -> None:
-        """What comes now belongs to `layer`."""
         self.layer = layer
         self._made = set()
 
@@ -75,7 +64,6 @@ class Scope:
         return self._values[blob]
 
     def set_value(self, blob: str, value: str, shape: Shape) -> None:
-        """`blob` holds `value` from here on."""
         self._writes_left[blob] -= 1
         if value in self._made and value not in self._names:
             name = f"{blob}@{self.layer.spec.name}" if self._writes_left[blob] else blob
@@ -85,11 +73,9 @@ class Scope:
         self.shapes[value] = shape
 
     def op(self, operator: str, *inputs: str, **attributes: Attribute) -> str:
-        """A new operator with one output; gives its value."""
         return self.ops(operator, 1, *inputs, **attributes)[0]
 
     def ops(self, operator: str, num_outputs: int, *inputs: str, **attributes: Attribute) -> list[str]:
-        """A new operator with several outputs."""
         name = self._unique(f"{self.layer.spec.name}/{operator}")
         outputs = [self._unique(f"{name}:{index}") for index in range(num_outputs)]
         self._graph.add_node(name, operator, inputs, outputs, **attributes)
@@ -139,65 +125,25 @@ _ELTWISE = ("Mul", "Add", "Max")  # by EltwiseOp
 _SUM, _MEAN = 1, 4  # ReductionOp
 _REDUCTIONS = {2: "ReduceL1", 3: "ReduceSumSquare", _MEAN: "ReduceMean"}
 
-
-def relu(scope: Scope, layer: ReLU, x: str) -> list[str]:
-    if layer.negative_slope:
-        return [scope.op("LeakyRelu", x, alpha=layer.negative_slope)]
-    return [scope.op("Relu", x)]
+Translation: TypeAlias = Callable[..., str | list[str]]  # (scope, layer, *bottoms) -> top, or tops
 
 
-def prelu(scope: Scope, _layer: PReLU, x: str) -> list[str]:
+def _prelu(scope: Scope, _layer: PReLU, x: str) -> str:
     slope = scope.array(0)
     tail = (1,) * (len(scope.shapes[x]) - 2) if slope.size > 1 else ()
-    return [scope.op("PRelu", x, scope.constant(slope.reshape(-1, *tail)))]
+    return scope.op("PRelu", x, scope.constant(slope.reshape(-1, *tail)))
 
 
-def elu(scope: Scope, layer: ELU, x: str) -> list[str]:
-    return [scope.op("Elu", x, alpha=layer.alpha)]
-
-
-def swish(scope: Scope, layer: Swish, x: str) -> list[str]:
-    return [scope.op("Mul", x, scope.op("Sigmoid", _times(scope, x, layer.beta)))]
-
-
-def softmax(scope: Scope, layer: Softmax, x: str) -> list[str]:
-    return [scope.op("Softmax", x, axis=layer.axis)]
-
-
-def clip(scope: Scope, layer: Clip, x: str) -> list[str]:
-    return [scope.op("Clip", x, scope.constant(layer.least), scope.constant(layer.most))]
-
-
-def exp(scope: Scope, layer: Exp, x: str) -> list[str]:
-    return [_times(scope, scope.op("Exp", _times(scope, x, layer.inner_scale)), layer.outer_scale)]
-
-
-def log(scope: Scope, layer: Log, x: str) -> list[str]:
-    inner = _plus(scope, _times(scope, x, layer.scale), layer.shift)
-    return [_times(scope, scope.op("Log", inner), layer.base_scale)]
-
-
-def power(scope: Scope, layer: Power, x: str) -> list[str]:
+def _power(scope: Scope, layer: Power, x: str) -> str:
     if layer.is_constant:
-        return [_plus(scope, scope.op("Mul", x, scope.constant(0)), layer.constant)]
+        return _plus(scope, scope.op("Mul", x, scope.constant(0)), layer.constant)
     base = _plus(scope, _times(scope, x, layer.scale), layer.shift)
-    return [base if layer.power == 1 else scope.op("Pow", base, scope.constant(layer.power))]
+    return base if layer.power == 1 else scope.op("Pow", base, scope.constant(layer.power))
 
 
-def threshold(scope: Scope, layer: Threshold, x: str) -> list[str]:
-    return [scope.op("Cast", scope.op("Greater", x, scope.constant(layer.threshold)), to=_FLOAT)]
-
-
-def scale(scope: Scope, layer: Scale, *bottoms: str) -> list[str]:
+def _scale(scope: Scope, layer: Scale, *bottoms: str) -> str:
     y = scope.op("Mul", bottoms[0], _operand(scope, layer, bottoms))
-    if layer.bias is None:
-        return [y]
-    last = len(layer.parameter_names) - 1
-    return [scope.op("Add", y, _spread(scope, layer, last))]
-
-
-def bias(scope: Scope, layer: Bias, *bottoms: str) -> list[str]:
-    return [scope.op("Add", bottoms[0], _operand(scope, layer, bottoms))]
+    return y if layer.bias is None else scope.op("Add", y, _spread(scope, layer, len(layer.parameter_names) - 1))
 
 
 def _operand(scope: Scope, layer: Scale | Bias, bottoms: tuple[str, ...]) -> str:
@@ -214,92 +160,49 @@ def _spread(scope: Scope, layer: Scale | Bias, index: int) -> str:
     return scope.constant(array.reshape(*array.shape, *(1,) * layer.tail))
 
 
-def embed(scope: Scope, layer: Embed, x: str) -> list[str]:
-    y = scope.op("Gather", scope.parameter(0), scope.op("Cast", x, to=_INT64))
-    return [y if layer.bias is None else scope.op("Add", y, scope.parameter(1))]
-
-
-def parameter(scope: Scope, _layer: Parameter) -> list[str]:
-    return [scope.parameter(0)]
-
-
-def dummy_data(scope: Scope, layer: DummyData) -> list[str]:
+def _dummy_data(scope: Scope, layer: DummyData) -> list[str]:
     if layer.is_random:
         raise layer.spec.error("draws its values, which cannot be exported to ONNX; use an Input layer")
     return [scope.constant(value) for value in layer.constants]
 
 
-def concat(scope: Scope, layer: Concat, *bottoms: str) -> list[str]:
-    return [scope.op("Concat", *bottoms, axis=layer.axis)]
-
-
-def slice_(scope: Scope, layer: Slice, x: str) -> list[str]:
-    return scope.ops("Split", len(layer.sizes), x, scope.integers(layer.sizes), axis=layer.axis)
-
-
-def split(_scope: Scope, layer: Split, x: str) -> list[str]:
-    return [x] * len(layer.top_shapes)
-
-
-def silence(_scope: Scope, _layer: object, *_bottoms: str) -> list[str]:
-    return []
-
-
-def flatten(scope: Scope, layer: Flatten, x: str) -> list[str]:
-    sizes = (*[0] * layer.first, -1, *scope.shapes[x][layer.last + 1 :])
-    return [scope.op("Reshape", x, scope.integers(sizes))]
-
-
-def reshape(scope: Scope, layer: Reshape, x: str) -> list[str]:
-    sizes = (*[0] * layer.start, *layer.sizes, *scope.shapes[x][layer.end :])
-    return [scope.op("Reshape", x, scope.integers(sizes))]
-
-
-def tile(scope: Scope, layer: Tile, x: str) -> list[str]:
-    return [scope.op("Tile", x, scope.integers(layer.repeats))]
-
-
-def crop(scope: Scope, layer: Crop, x: str, like: str) -> list[str]:
+def _crop(scope: Scope, layer: Crop, x: str, like: str) -> str:
     axes = range(layer.axis, len(scope.shapes[x]))
     ends = [offset + scope.shapes[like][axis] for axis, offset in zip(axes, layer.offsets, strict=True)]
-    bounds = (scope.integers(values) for values in (layer.offsets, ends, list(axes)))
-    return [scope.op("Slice", x, *bounds)]
+    return scope.op("Slice", x, *(scope.integers(values) for values in (layer.offsets, ends, list(axes))))
 
 
-def eltwise(scope: Scope, layer: Eltwise, *bottoms: str) -> list[str]:
+def _eltwise(scope: Scope, layer: Eltwise, *bottoms: str) -> str:
     factors = layer.coefficients or [1.0] * len(bottoms)
     is_sum = _ELTWISE[layer.operation] == "Add"
     parts = [_times(scope, x, factor) for x, factor in zip(bottoms, factors, strict=True)] if is_sum else bottoms
-    return [reduce(lambda one, other: scope.op(_ELTWISE[layer.operation], one, other), parts)]
+    return reduce(lambda one, other: scope.op(_ELTWISE[layer.operation], one, other), parts)
 
 
-def reduction(scope: Scope, layer: Reduction, x: str) -> list[str]:
+def _reduction(scope: Scope, layer: Reduction, x: str) -> str:
     axes = tuple(range(layer.axis, len(scope.shapes[x])))
     if layer.operation == _SUM:
         y = scope.op("ReduceSum", x, scope.integers(axes), keepdims=0)
     else:
         y = scope.op(_REDUCTIONS[layer.operation], x, axes=axes, keepdims=0)
-    return [_times(scope, y, layer.coefficient)]
+    return _times(scope, y, layer.coefficient)
 
 
-def arg_max(scope: Scope, layer: ArgMax, x: str) -> list[str]:
+def _arg_max(scope: Scope, layer: ArgMax, x: str) -> str:
     shape = scope.shapes[x]
     if layer.axis is not None:
         values, indices = _best(scope, layer, x, layer.axis, shape[layer.axis])
-        return [values if layer.with_values else indices]
+        return values if layer.with_values else indices
     values, indices = _best(scope, layer, scope.op("Flatten", x, axis=1), 1, prod(shape[1:]))
     rows = scope.op("Concat", indices, values, axis=1) if layer.with_values else indices
-    sizes = (-1, *layer.top_shapes[0][1:])
-    return [scope.op("Reshape", rows, scope.integers(sizes))]
+    return scope.op("Reshape", rows, scope.integers((-1, *layer.top_shapes[0][1:])))
 
 
 def _best(scope: Scope, layer: ArgMax, x: str, axis: int, size: int) -> tuple[str, str]:
     """The largest values and their indices: backwards through x, as Caffe takes the last of equal ones first."""
-    least = int(np.iinfo(np.int64).min)
-    bounds = (scope.integers([bound]) for bound in (-1, least, axis, -1))
+    bounds = (scope.integers([bound]) for bound in (-1, int(np.iinfo(np.int64).min), axis, -1))
     values, indices = scope.ops("TopK", 2, scope.op("Slice", x, *bounds), scope.integers([layer.top_k]), axis=axis)
-    forward = scope.op("Sub", scope.constant(size - 1), scope.op("Cast", indices, to=_FLOAT))
-    return values, forward
+    return values, scope.op("Sub", scope.constant(size - 1), scope.op("Cast", indices, to=_FLOAT))
 
 
 def _times(scope: Scope, x: str, factor: float) -> str:
@@ -308,3 +211,54 @@ def _times(scope: Scope, x: str, factor: float) -> str:
 
 def _plus(scope: Scope, x: str, term: float) -> str:
     return scope.op("Add", x, scope.constant(term)) if term else x
+
+
+def _reshaped(s: Scope, x: str, start: int, sizes: Iterable[int], end: int) -> str:
+    """The axes from `start` to `end` as others of these sizes."""
+    return s.op("Reshape", x, s.integers((*[0] * start, *sizes, *s.shapes[x][end:])))
+
+
+def _log(s: Scope, layer: Log, x: str) -> str:
+    inner = _plus(s, _times(s, x, layer.scale), layer.shift)
+    return _times(s, s.op("Log", inner), layer.base_scale)
+
+
+def _embed(s: Scope, layer: Embed, x: str) -> str:
+    y = s.op("Gather", s.parameter(0), s.op("Cast", x, to=_INT64))
+    return y if layer.bias is None else s.op("Add", y, s.parameter(1))
+
+
+TRANSLATIONS: dict[str, Translation] = {
+    "AbsVal": lambda s, _, x: s.op("Abs", x),
+    "ArgMax": _arg_max,
+    "BNLL": lambda s, _, x: s.op("Softplus", x),
+    "Bias": lambda s, layer, *bottoms: s.op("Add", bottoms[0], _operand(s, layer, bottoms)),
+    "Clip": lambda s, layer, x: s.op("Clip", x, s.constant(layer.least), s.constant(layer.most)),
+    "Concat": lambda s, layer, *bottoms: s.op("Concat", *bottoms, axis=layer.axis),
+    "Crop": _crop,
+    "DummyData": _dummy_data,
+    "ELU": lambda s, layer, x: s.op("Elu", x, alpha=layer.alpha),
+    "Eltwise": _eltwise,
+    "Embed": _embed,
+    "Exp": lambda s, layer, x: _times(s, s.op("Exp", _times(s, x, layer.inner_scale)), layer.outer_scale),
+    "Flatten": lambda s, layer, x: _reshaped(s, x, layer.first, (-1,), layer.last + 1),
+    "Log": _log,
+    "PReLU": _prelu,
+    "Parameter": lambda s, _: s.parameter(0),
+    "Power": _power,
+    "ReLU": lambda s, layer, x: (
+        s.op("LeakyRelu", x, alpha=slope) if (slope := layer.negative_slope) else s.op("Relu", x)
+    ),
+    "Reduction": _reduction,
+    "Reshape": lambda s, layer, x: _reshaped(s, x, layer.start, layer.sizes, layer.end),
+    "Scale": _scale,
+    "Sigmoid": lambda s, _, x: s.op("Sigmoid", x),
+    "Silence": lambda _s, _layer, *_bottoms: [],
+    "Slice": lambda s, layer, x: s.ops("Split", len(layer.sizes), x, s.integers(layer.sizes), axis=layer.axis),
+    "Softmax": lambda s, layer, x: s.op("Softmax", x, axis=layer.axis),
+    "Split": lambda _, layer, x: [x] * len(layer.top_shapes),
+    "Swish": lambda s, layer, x: s.op("Mul", x, s.op("Sigmoid", _times(s, x, layer.beta))),
+    "TanH": lambda s, _, x: s.op("Tanh", x),
+    "Threshold": lambda s, layer, x: s.op("Cast", s.op("Greater", x, s.constant(layer.threshold)), to=_FLOAT),
+    "Tile": lambda s, layer, x: s.op("Tile", x, s.integers(layer.repeats)),
+}

@@ -1,16 +1,125 @@
-"""Caffe's solver file."""
+"""Caffe's solver file: the nets that it names, its settings, and the same solver for larger steps (`--large-batch`)."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from samovar.core.errors import InputError
-from samovar.formats.caffe.text import TextMessage, field_names, read_text
-from samovar.frontends.caffe.paths import find_named
+from samovar.core.large_batch import LargeBatch
+from samovar.formats.caffe.schema import Message
+from samovar.formats.caffe.text import TextMessage, TextPlace, field_names, read_text
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS, check_solver, only_for_caffe, solver_warnings
-from samovar.frontends.caffe.solver_nets import NetSource, TestNet, test_nets, train_net
+from samovar.frontends.caffe.spec import PHASES, Phase, find_named
 from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
+
+_TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
+
+
+@dataclass(frozen=True, slots=True)
+class NetSource:
+    """Where a net stands, and the state that the solver gives it.
+
+    `text` is a net that stands in the solver file itself (then `path`), None one in a file of its own. `level` None
+    leaves the net's own level; `stages` come beside the net's own. `origin` are Caffe's words for where it stands.
+    """
+
+    path: Path
+    origin: str
+    text: TextMessage | None = None
+    level: int | None = None
+    stages: tuple[str, ...] = ()
+
+    def name(self) -> str:
+        """The net's name, else its file's; raises InputError where the file is no net."""
+        text = self.text if self.text is not None else read_text(self.path, "NetParameter", FOREIGN_FIELDS)
+        return text.message.name or self.path.stem
+
+
+@dataclass(frozen=True, slots=True)
+class TestNet:
+    """A net to test, over `num_batches` batches (Caffe's test_iter)."""
+
+    source: NetSource
+    num_batches: int
+
+
+def train_net(text: TextMessage) -> NetSource:
+    """The net to train; InputError unless exactly one is given."""
+    given = [field for field in _TRAIN_FIELDS if text.message.HasField(field)]
+    if len(given) != 1:
+        line = text.places.line_of(given[-1] if given else "net")
+        what = f"{' and '.join(given)} are both given" if given else "net and train_net are both missing"
+        raise InputError(f"{text.path}:{line}: {what}; give one")
+    (source,) = _sources(text, given[0])
+    return _with_state(text, source, "TRAIN", "train_state", 0)
+
+
+def test_nets(text: TextMessage) -> tuple[TestNet, ...]:
+    """Those of test_net_param, then those of test_net; `net` once for each test_iter that is left.
+    Raises InputError where test_iter or test_state do not come once for each of them."""
+    solver = text.message
+    sources = [*_sources(text, "test_net_param"), *_sources(text, "test_net")]
+    counts = list(solver.test_iter)
+    generic = next((field for field in ("net", "net_param") if solver.HasField(field)), None)
+    if generic is not None:
+        sources += list(_sources(text, generic)) * (len(counts) - len(sources))
+    if len(sources) != len(counts):
+        raise _wrong_count(text, len(sources), len(counts))
+    if len(solver.test_state) not in (0, len(sources)):
+        raise InputError(
+            f"{text.path}:{text.places.line_of('test_state')}: test_state: is given {len(solver.test_state)} times for "
+            f"{len(sources)} test nets; give one for each, or none"
+        )
+    return tuple(
+        TestNet(_with_state(text, source, "TEST", "test_state", index), count)
+        for index, (source, count) in enumerate(zip(sources, counts, strict=True))
+    )
+
+
+def _wrong_count(text: TextMessage, num_nets: int, num_counts: int) -> InputError:
+    field = "test_iter" if num_counts else "test_net" if text.message.test_net else "test_net_param"
+    where = f"{text.path}:{text.places.line_of(field)}: {field}: "
+    if not num_nets:
+        return InputError(f"{where}is given, but train_net has no test net; add test_net, or use net")
+    if not num_counts:
+        return InputError(f"{where}needs test_iter, the number of test batches; add it")
+    return InputError(f"{where}is given {num_counts} times for {num_nets} test nets; give one for each")
+
+
+def _sources(text: TextMessage, field: str) -> Iterator[NetSource]:
+    value = getattr(text.message, field)
+    repeated = field in ("test_net", "test_net_param")
+    places = text.places.fields.get(field, [])
+    for index, item in enumerate(value if repeated else [value]):
+        place = places[index] if index < len(places) else text.places
+        if isinstance(item, str):
+            path = find_named(item, text.path, f"{text.path}:{place.line}: {field}")
+            yield NetSource(path, f"{'test_net' if field == 'test_net' else 'net'} file: {item}")
+        else:
+            yield NetSource(text.path, field, TextMessage(text.path, item, place))
+
+
+def _with_state(text: TextMessage, source: NetSource, phase: Phase, field: str, index: int) -> NetSource:
+    """`source` in the state that the solver's `field` asks for."""
+    state, place = _state(text, field, index)
+    if state is None:
+        return source
+    if state.HasField("phase") and state.phase != PHASES[phase]:
+        raise InputError(f"{text.path}:{place.line_of('phase')}: {field}: its phase must be {phase}; leave phase out")
+    level = state.level if state.HasField("level") else None
+    return NetSource(source.path, source.origin, source.text, level, tuple(state.stage))
+
+
+def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, TextPlace]:
+    places = text.places.fields.get(field, [])
+    place = places[index] if index < len(places) else text.places
+    if field == "train_state":
+        return (text.message.train_state if text.message.HasField(field) else None), place
+    states = text.message.test_state
+    return (states[index] if len(states) else None), place
+
 
 SnapshotFormat: TypeAlias = Literal["BINARYPROTO", "HDF5"]
 
@@ -71,7 +180,6 @@ class CaffeSolver:
 
     @property
     def net_path(self) -> Path:
-        """The file that holds the training net."""
         return self.net.path
 
     @property
@@ -82,10 +190,9 @@ class CaffeSolver:
 
 def load_solver(path: Path) -> CaffeSolver:
     """Read a solver's prototxt; InputError with file and line for what is missing, wrong or not supported.
-
-    Fields that only NVCaffe or Intel Caffe have are skipped with a warning.
-    """
-    _require_no_net(path)
+    Fields that only NVCaffe or Intel Caffe have are skipped with a warning."""
+    if not {"layer", "layers"}.isdisjoint(field_names(path)):
+        raise InputError(f"{path}: is a net (it has layers), not a solver; give the solver whose net: names it")
     text = read_text(path, "SolverParameter", FOREIGN_FIELDS)
     solver = text.message
     check_solver(text)
@@ -106,47 +213,20 @@ def load_solver(path: Path) -> CaffeSolver:
         warnings=solver_warnings(text),
         only_for_caffe=only_for_caffe(text),
     )
-    _check_config(text, loaded)
+    try:
+        solver_config(loaded)
+    except InputError as error:
+        field = str(error).partition(":")[0]
+        raise InputError(f"{text.path}:{text.places.line_of(field)}: {error}") from None
     return loaded
-
-
-def _require_no_net(path: Path) -> None:
-    if not {"layer", "layers"}.isdisjoint(field_names(path)):
-        raise InputError(f"{path}: is a net (it has layers), not a solver; give the solver whose net: names it")
 
 
 def solver_config(solver: CaffeSolver) -> SolverConfig:
     """What updates the weights; raises InputError "field: reason"."""
-    policy = PolicyConfig(
-        solver.lr_policy,
-        solver.base_lr,
-        solver.gamma,
-        solver.power,
-        solver.stepsize,
-        solver.stepvalue,
-        solver.max_iter,
-        solver.warm_up_steps,
-    )
-    return SolverConfig(
-        type=solver.type,
-        policy=policy,
-        momentum=solver.momentum,
-        momentum2=solver.momentum2,
-        rms_decay=solver.rms_decay,
-        delta=solver.delta,
-        weight_decay=solver.weight_decay,
-        regularization_type=solver.regularization_type,
-        clip_gradients=solver.clip_gradients,
-        iter_size=solver.iter_size,
-    )
-
-
-def _check_config(text: TextMessage, solver: CaffeSolver) -> None:
-    try:
-        solver_config(solver)
-    except InputError as error:
-        field = str(error).partition(":")[0]
-        raise InputError(f"{text.path}:{text.places.line_of(field)}: {error}") from None
+    schedule = (solver.lr_policy, solver.base_lr, solver.gamma, solver.power, solver.stepsize, solver.stepvalue)
+    names = [field.name for field in fields(SolverConfig) if field.name != "policy"]
+    policy = PolicyConfig(*schedule, solver.max_iter, solver.warm_up_steps)
+    return SolverConfig(policy=policy, **{name: getattr(solver, name) for name in names})
 
 
 def _weights(text: TextMessage) -> Iterator[Path]:
@@ -164,3 +244,67 @@ def _snapshot_prefix(text: TextMessage) -> Path:
         return text.path.with_suffix("")
     prefix = Path(text.message.snapshot_prefix)
     return prefix / text.path.stem if prefix.is_dir() else prefix
+
+
+_INTERVALS = ("stepsize", "display", "average_loss", "test_interval", "snapshot")
+_SHOWN = ("base_lr", "max_iter", "gamma", "stepsize", "stepvalue", *_INTERVALS[1:])
+
+
+def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> tuple[CaffeSolver, str]:
+    """`caffe`, made for parts of `batch_size` samples, for steps of `large.batch_size`; and what was changed, in words.
+
+    With k times as many samples a step, whatever counts steps is divided by k: max_iter (rounded up), stepsize,
+    stepvalue, the intervals of display, test and snapshot, and gamma where it acts once a step. Momentum and
+    weight decay stay. Raises InputError where the step would be smaller, or cannot be cut into iter_size parts.
+    """
+    own = batch_size * caffe.iter_size
+    if large.batch_size < own:
+        raise InputError(
+            f"--large-batch {large.batch_size}: is smaller than the solver's own step of {own} samples; "
+            f"give more than {own}, or leave it out"
+        )
+    if large.batch_size % caffe.iter_size:
+        raise InputError(
+            f"--large-batch {large.batch_size}: cannot be cut into iter_size {caffe.iter_size} equal parts; "
+            f"give a multiple of {caffe.iter_size}"
+        )
+    times = large.batch_size / own
+    max_iter = math.ceil(caffe.max_iter / times)
+    warm_up_steps = math.ceil(max_iter / 10) if large.warm_up_steps is None else large.warm_up_steps
+    intervals: dict[str, Any] = {name: _fewer(getattr(caffe, name), times) for name in _INTERVALS}
+    changed = replace(
+        caffe,
+        base_lr=caffe.base_lr * large.rate_factor(times),
+        gamma=_gamma(caffe, times),
+        max_iter=max_iter,
+        stepvalue=tuple(_fewer(value, times) for value in caffe.stepvalue),
+        warm_up_steps=warm_up_steps,
+        **intervals,
+    )
+    words = ", ".join([*_changes(caffe, changed), f"warm-up over {warm_up_steps:,} steps"])
+    return changed, f"{large.batch_size:,} samples a step instead of {own:,}, the same epochs: {words}"
+
+
+def _gamma(caffe: CaffeSolver, times: float) -> float:
+    """What acts once a step acts k times as much; at drops it stays."""
+    if caffe.lr_policy in ("inv", "sigmoid"):
+        return caffe.gamma * times
+    return float(caffe.gamma**times) if caffe.lr_policy == "exp" else caffe.gamma
+
+
+def _fewer(steps: int, times: float) -> int:
+    """So many steps of the larger kind: at least one, 0 stays never."""
+    return max(1, round(steps / times)) if steps > 0 else steps
+
+
+def _changes(before: CaffeSolver, after: CaffeSolver) -> Iterator[str]:
+    for name in _SHOWN:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{name} {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: float | int | tuple[int, ...]) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(_shown, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,34 +1,25 @@
 """What can be wrong, or without effect, in a solver file; the constants of the update are checked by the solver."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message
 from samovar.formats.caffe.text import Skipped, TextMessage, nearest
 from samovar.solver.policy import POLICIES, TYPES
 
-_LEAST = {
-    "max_iter": 0,
-    "display": 0,
-    "test_interval": 0,
-    "snapshot": 0,
-    "average_loss": 1,
-    "iter_size": 1,
-}
+_LEAST = {"max_iter": 0, "display": 0, "test_interval": 0, "snapshot": 0, "average_loss": 1, "iter_size": 1}
 # Constants by the types, or the policies, that they belong to.
-_OF_TYPES = {
-    "delta": ("AdaGrad", "RMSProp", "AdaDelta", "Adam"),
-    "momentum2": ("Adam",),
-    "rms_decay": ("RMSProp",),
-}
+_OF_TYPES = {"delta": ("AdaGrad", "RMSProp", "AdaDelta", "Adam"), "momentum2": ("Adam",), "rms_decay": ("RMSProp",)}
 _OF_POLICIES = {"stepvalue": ("multistep",)}
 
 
 def check_solver(text: TextMessage) -> None:
     """Raises InputError with file and line for the first thing that is missing, wrong or not supported."""
-    for check in _CHECKS:
-        check(text)
+    _check_type(text)
+    _check_missing(text)
+    _check_numbers(text)
+    _check_test(text)
 
 
 def solver_warnings(text: TextMessage) -> tuple[str, ...]:
@@ -86,14 +77,6 @@ def _check_test(text: TextMessage) -> None:
             raise _error(text, "test_iter", f"{count}; it must be at least 1")
     if solver.test_iter and not solver.test_interval:
         raise _error(text, "test_iter", "needs test_interval, the iterations between two tests; add it")
-
-
-_CHECKS: tuple[Callable[[TextMessage], None], ...] = (
-    _check_type,
-    _check_missing,
-    _check_numbers,
-    _check_test,
-)
 
 
 def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
@@ -159,6 +142,5 @@ FOREIGN_FIELDS = {
 
 
 def foreign_sentence(field: Skipped) -> str:
-    """What a warning says of a field."""
     owner = FOREIGN_FIELDS[field.message][field.name]
     return f"{field.name} is a field of {owner} that BVLC Caffe does not have; it has no effect here"

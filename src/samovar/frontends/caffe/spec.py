@@ -1,4 +1,4 @@
-"""A layer as a prototxt describes it, with the place it stands at for error messages."""
+"""A layer as a prototxt describes it, with the place it stands at for error messages, and the files it names."""
 
 import math
 from dataclasses import dataclass
@@ -50,11 +50,12 @@ class LayerSpec:
         return self.phase == "TRAIN"
 
     def error(self, reason: str, *fields: str) -> InputError:
-        """An error `file:line: layer 'name': reason`, at the line of the field `fields` leads to."""
+        """An error `file:line: layer 'name': reason`, at the line that `fields` ("data_param.source") lead to."""
         return InputError(f"{self.where(*fields)}: {reason}")
 
     def where(self, *fields: str) -> str:
-        return f"{self.path}:{self.place.line_of(*fields)}: layer '{self.name}'"
+        names = [name for field in fields for name in field.split(".")]
+        return f"{self.path}:{self.place.line_of(*names)}: layer '{self.name}'"
 
     def finite(self, owner: str, field: str) -> float:
         """The number `field` of the settings `owner`; InputError for NaN and infinity."""
@@ -85,3 +86,24 @@ def checked(spec: LayerSpec, shape: Shape, what: str) -> Shape:
 def text(shape: Shape) -> str:
     """`64 x 20 x 12 x 12`, for messages."""
     return " x ".join(map(str, shape)) or "()"
+
+
+def find_named(written: str, prototxt: Path, where: str) -> Path:
+    """The file or folder `written` in `prototxt`; `where` ("file:line: field") starts the error's message.
+    Raises InputError, naming both places, where neither has it."""
+    if not written:
+        raise InputError(f"{where} is empty; give a path")
+    beside = prototxt.parent / written
+    for candidate in (Path(written), beside):
+        if is_there(candidate):
+            return candidate
+    places = str(beside) if Path(written).is_absolute() else f"{Path.cwd() / written} and {beside.absolute()}"
+    raise InputError(f"{where}: '{written}' does not exist; looked for {places}")
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder; False also for a name that no file can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

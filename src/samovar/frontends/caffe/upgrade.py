@@ -4,37 +4,34 @@ Three generations: V0 (`layers { layer { type: "conv" } }`), V1 (`layers { type:
 (`layer { type: "Convolution" }`). The rules are those of Caffe's own upgrade tools.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.formats.caffe.text import TextMessage, TextPlace
 
-V0_TYPES = {
-    "accuracy": "Accuracy",
-    "bnll": "BNLL",
-    "concat": "Concat",
-    "conv": "Convolution",
-    "data": "Data",
-    "dropout": "Dropout",
-    "euclidean_loss": "EuclideanLoss",
-    "flatten": "Flatten",
-    "hdf5_data": "HDF5Data",
-    "hdf5_output": "HDF5Output",
-    "im2col": "Im2col",
-    "images": "ImageData",
-    "infogain_loss": "InfogainLoss",
-    "innerproduct": "InnerProduct",
-    "lrn": "LRN",
-    "multinomial_logistic_loss": "MultinomialLogisticLoss",
-    "pool": "Pooling",
-    "relu": "ReLU",
-    "sigmoid": "Sigmoid",
-    "softmax": "Softmax",
-    "softmax_loss": "SoftmaxWithLoss",
-    "split": "Split",
-    "tanh": "TanH",
-    "window_data": "WindowData",
+# Names of types in V1 whose names today are spelled otherwise than in title case.
+_TYPES = {"NONE": "", "ABSVAL": "AbsVal", "ARGMAX": "ArgMax", "BNLL": "BNLL", "HDF5_DATA": "HDF5Data"}
+_TYPES |= {"HDF5_OUTPUT": "HDF5Output", "IM2COL": "Im2col", "LRN": "LRN", "MVN": "MVN", "RELU": "ReLU"}
+_TYPES |= {"SOFTMAX_LOSS": "SoftmaxWithLoss", "TANH": "TanH"}
+_V1_NAMES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type.values_by_name
+
+
+def _named_as_type(v1_name: str) -> str:
+    return _TYPES.get(v1_name, v1_name.title().replace("_", ""))
+
+
+# Names of types in V0: some of their own, others as in V1, in lower case.
+V0_TYPES = {"conv": "Convolution", "images": "ImageData", "innerproduct": "InnerProduct", "pool": "Pooling"}
+V0_TYPES |= {
+    name: _named_as_type(name.upper())
+    for name in (
+        *("accuracy", "bnll", "concat", "data", "dropout", "euclidean_loss", "flatten", "hdf5_data", "hdf5_output"),
+        *("im2col", "infogain_loss", "lrn", "multinomial_logistic_loss", "relu", "sigmoid", "softmax", "softmax_loss"),
+        *("split", "tanh", "window_data"),
+    )
 }
 
 # Where the settings of a type went: new message, then old names with their new ones where they differ.
@@ -68,16 +65,11 @@ def from_v0(connection: Message) -> Message:
         name=old.name, type=V0_TYPES.get(old.type, old.type), bottom=connection.bottom, top=connection.top
     )
     layer.blobs.extend(old.blobs)
-    for index in range(max(len(old.blobs_lr), len(old.weight_decay))):
-        param = layer.param.add()
-        if index < len(old.blobs_lr):
-            param.lr_mult = old.blobs_lr[index]
-        if index < len(old.weight_decay):
-            param.decay_mult = old.weight_decay[index]
+    _add_params(layer, {"lr_mult": old.blobs_lr, "decay_mult": old.weight_decay})
     owner, names = _MOVED_FROM_V0.get(old.type, ("", {}))
     for name, new_name in names.items():
         if old.HasField(name):
-            _set(getattr(layer, owner), new_name or name, getattr(old, name))
+            _copy(getattr(layer, owner), new_name or name, getattr(old, name))
     for name, new_name in _TRANSFORM.items():
         if old.HasField(name):
             setattr(layer.transform_param, new_name, getattr(old, name))
@@ -86,21 +78,9 @@ def from_v0(connection: Message) -> Message:
     return layer
 
 
-def _set(settings: Message, name: str, value: Message) -> None:
-    target = getattr(settings, name)
-    if hasattr(target, "append"):
-        target.append(value)
-    elif hasattr(target, "CopyFrom"):
-        target.CopyFrom(value)
-    else:
-        setattr(settings, name, value)
-
-
 def without_padding(path: Path, layers: list[tuple[Message, TextPlace]]) -> list[tuple[Message, TextPlace]]:
     """The layers without those of type padding: the convolution or pooling after one pads by itself.
-
-    Raises InputError where another layer reads a padded blob.
-    """
+    Raises InputError where another layer reads a padded blob."""
     kept, padded = [], {}
     for connection, place in layers:
         if connection.layer.type == _PADDING:
@@ -126,21 +106,6 @@ def without_padding(path: Path, layers: list[tuple[Message, TextPlace]]) -> list
 
 PlacedLayer = tuple[Message, TextPlace]
 
-_TYPES = {
-    "NONE": "",
-    "ABSVAL": "AbsVal",
-    "ARGMAX": "ArgMax",
-    "BNLL": "BNLL",
-    "HDF5_DATA": "HDF5Data",
-    "HDF5_OUTPUT": "HDF5Output",
-    "IM2COL": "Im2col",
-    "LRN": "LRN",
-    "MVN": "MVN",
-    "RELU": "ReLU",
-    "SOFTMAX_LOSS": "SoftmaxWithLoss",
-    "TANH": "TanH",
-}
-_V1_NAMES = message_class("V1LayerParameter").DESCRIPTOR.fields_by_name["type"].enum_type.values_by_name
 _SAME = ("name", "bottom", "top", "include", "exclude", "loss_weight", "blobs")
 _TRANSFORMED = ("data_param", "image_data_param", "window_data_param")
 _MOVED = ("scale", "mean_file", "crop_size", "mirror")
@@ -149,9 +114,7 @@ _NUM_STATISTICS = 3  # of a BatchNorm layer
 
 def layers_of(text: TextMessage) -> list[PlacedLayer]:
     """All layers of a net in today's format, in file order, the net's own `input` fields first.
-
-    Raises InputError for a file that mixes generations, or whose old fields contradict each other.
-    """
+    Raises InputError for a file that mixes generations, or whose old fields contradict each other."""
     net, places = text.message, text.places.fields
     if net.layers and net.layer:
         raise InputError(
@@ -177,10 +140,6 @@ def type_today(name: str) -> str:
     return _named_as_type(name) if name in _V1_NAMES else name
 
 
-def _named_as_type(v1_name: str) -> str:
-    return _TYPES.get(v1_name, v1_name.title().replace("_", ""))
-
-
 def _from_v1(old: Message) -> Message:
     layer = message_class("LayerParameter")()
     for field, value in old.ListFields():
@@ -188,29 +147,25 @@ def _from_v1(old: Message) -> Message:
             _copy(layer, field.name, value)
     name = old.DESCRIPTOR.fields_by_name["type"].enum_type.values_by_number[old.type].name
     layer.type = _named_as_type(name)
-    _add_params(layer, old)
+    names = {"name": old.param, "share_mode": old.blob_share_mode}
+    _add_params(layer, names | {"lr_mult": old.blobs_lr, "decay_mult": old.weight_decay})
     _move_transforms(layer)
     return layer
 
 
-def _copy(layer: Message, name: str, value: Message) -> None:
-    target = getattr(layer, name)
+def _copy(settings: Message, name: str, value: Any) -> None:
+    """Set a field; a single value for a field that is a list today becomes its only one."""
+    target = getattr(settings, name)
     if hasattr(target, "extend"):
-        target.extend(value)
+        target.extend(value if hasattr(value, "extend") else [value])
     elif hasattr(target, "CopyFrom"):
         target.CopyFrom(value)
     else:
-        setattr(layer, name, value)
+        setattr(settings, name, value)
 
 
-def _add_params(layer: Message, old: Message) -> None:
+def _add_params(layer: Message, lists: Mapping[str, Sequence[Any]]) -> None:
     """Names, share modes and multipliers of parameters, which stood in lists of their own."""
-    lists = {
-        "name": old.param,
-        "share_mode": old.blob_share_mode,
-        "lr_mult": old.blobs_lr,
-        "decay_mult": old.weight_decay,
-    }
     for index in range(max(map(len, lists.values()))):
         param = layer.param.add()
         for field, values in lists.items():

@@ -1,6 +1,6 @@
 """Weights of a `.caffemodel` for the parameters of a net, matched by layer name as Caffe does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,9 @@ import torch
 
 from samovar.core.errors import InputError
 from samovar.formats.caffe.caffemodel import Weights, read_caffemodel
-from samovar.frontends.caffe.naming import as_weights
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.spec import Shape, text
-from samovar.frontends.caffe.state_files import is_named_file, read_named
+from samovar.frontends.caffe.weight_files import by_layer, is_named_file, read_named, require_finite
 from samovar.frontends.caffe.wiring import LayerOutline
 
 
@@ -70,12 +69,7 @@ def _match_layer(
                 f"{path}: layer '{outline.name}', array {index} has shape {text(array.shape)}, but "
                 f"{text(shape)} in the net; rename the layer in the prototxt to start it from its filler"
             )
-        if not np.isfinite(array).all():
-            bad = int(array.size - np.isfinite(array).sum())
-            raise InputError(
-                f"{path}: layer '{outline.name}', array {index} has {bad} values that are NaN or infinite; "
-                "take an earlier snapshot"
-            )
+        require_finite(path, outline.name, index, array)
         matched[name] = array.reshape(owners)
     return matched
 
@@ -94,17 +88,13 @@ def _some(names: list[str]) -> str:
 
 def read_weights(path: Path, net: CaffeNet) -> Weights:
     """The arrays of each layer: of a caffemodel in any form, a safetensors file or a torch state_dict of `net`.
-
-    Raises InputError, naming the file, where it is none of these or is damaged.
-    """
+    Raises InputError, naming the file, where it is none of these or is damaged."""
     return as_weights(net, read_named(path), path) if is_named_file(path) else read_caffemodel(path)
 
 
 def read_into(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
     """Put the files' arrays into the net, those of later files over those of earlier ones; notices as sentences.
-
-    Raises InputError, with the net unchanged, where a file fits nowhere or differs in shape.
-    """
+    Raises InputError, with the net unchanged, where a file fits nowhere or differs in shape."""
     matched = [match_weights(net, read_weights(path, net), path) for path in paths]
     arrays = {name: array for match in matched for name, array in match.arrays.items()}
     with torch.no_grad():
@@ -114,3 +104,21 @@ def read_into(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
     missing = [layer for layer in matched[0].missing if all(layer in match.missing for match in matched)]
     files = ", ".join(map(str, paths))
     return (f"{files}: has no layers {missing}; they start from their fillers",) if missing else ()
+
+
+def as_weights(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]], path: Path) -> Weights:
+    """Arrays by name, as a caffemodel would hold them, for a net that is there: also those of a user's layers.
+    What the net lacks is kept under its own name. Raises InputError where some of a layer's arrays are missing."""
+    places = {
+        f"{layer.spec.name}.{attribute}": (layer.spec.name, index)
+        for layer in net.layers
+        for index, attribute in enumerate(layer.attribute_names)
+    }
+    numbered = {f"{layer}/{index}": (layer, index) for layer, index in places.values()}
+    placed = {places.get(name) or numbered.get(name) or (name, 0): array for name, array in arrays.items()}
+    layers = {layer for layer, _ in placed}
+    for name, place in places.items():
+        if place[0] in layers and place not in placed:
+            advice = "give all of the layer or none"
+            raise InputError(f"{path}: has arrays of layer '{place[0]}', but no '{name}'; {advice}")
+    return by_layer(placed)

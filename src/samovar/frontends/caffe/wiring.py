@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samovar.formats.caffe.text import nearest
-from samovar.frontends.caffe.footprint import Footprint
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.inputs import input_shapes
+from samovar.frontends.caffe.layers.ends import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class
-from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.parameters import Footprint, ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 _AUTOMATIC = "(automatic)"
@@ -20,9 +19,7 @@ _NUM_TOPS = {"Data": (1, 2), "ImageData": (2, 2), "MemoryData": (2, 2), "WindowD
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
     """A layer as a `.caffemodel` lists it; `parameter_names` in Caffe's order, as in `ParameterInfo`.
-
-    `parameter_shapes` are this layer's, where that which owns a shared array may have another.
-    """
+    `parameter_shapes` are this layer's, where that which owns a shared array may have another."""
 
     name: str
     type: str
@@ -143,8 +140,7 @@ class Wiring:
     def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
         if bottom not in self._shapes:
             raise spec.error(
-                f"bottom '{bottom}' is the top of no layer above; {nearest(bottom, list(self._shapes))}",
-                "bottom",
+                f"bottom '{bottom}' is the top of no layer above; {nearest(bottom, list(self._shapes))}", "bottom"
             )
         return self._shapes[bottom]
 

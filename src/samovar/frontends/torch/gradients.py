@@ -31,9 +31,7 @@ def gradient_buckets(
     layout: Layout, bucket_size_bytes: int | None, *, counts_apart: bool, num_apart: int = 0
 ) -> tuple[Bucket, ...]:
     """The buckets of a `gradient_layout`: one for each of the first `num_apart` gradients, then the others'.
-
-    The counts are a bucket of their own where they must lie apart.
-    """
+    The counts are a bucket of their own where they must lie apart."""
     others = Layout(layout.learned[num_apart:], layout.num_elements).buckets(bucket_size_bytes)
     lengths = [*[1] * num_apart, *(len(bucket.entries) for bucket in others)]
     if counts_apart and lengths[-1] > 1:
@@ -43,11 +41,8 @@ def gradient_buckets(
 
 @dataclass(slots=True)
 class _Slot:
-    """A parameter, its place in the flat buffer, and its bucket.
-
-    Of the backward pass under way: whether a part of the gradient stands in the buffer, whether all of it does, and how
-    many products it awaits.
-    """
+    """A parameter, its place in the flat buffer, and its bucket. Of the backward pass under way: whether a part of the
+    gradient stands in the buffer, whether all of it does, and how many products it awaits."""
 
     name: str
     parameter: nn.Parameter

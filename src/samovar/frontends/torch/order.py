@@ -57,9 +57,7 @@ def deal(items: Iterable[_Item], group: Group) -> Iterator[_Item]:
 @contextmanager
 def seeded(seed: int, epoch: int) -> Iterator[int]:
     """Python's, NumPy's and torch's generators start from (seed, epoch), and go on as before afterwards.
-
-    Gives the number they start from. DataLoader samplers draw from one of them, or from a generator of their own.
-    """
+    Gives the number they start from. DataLoader samplers draw from one of them, or from a generator of their own."""
     start = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -118,7 +116,8 @@ class EpochOrder:
             self._own = list(deal(order, self._group))
         else:
             self._own = rank_batches(order, self._batches.batch_size, self._batches.drop_last, self._group)
-        return _fingerprint(order)
+        digest = hashlib.sha256(repr(order).encode()).digest()
+        return float(int.from_bytes(digest[:6], "big"))  # 48 bits, which a float64 holds exactly
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._own)
@@ -156,8 +155,3 @@ def _check(loader: object) -> None:
         )
     if isinstance(loader.sampler, DistributedSampler):
         raise InputError("shard: the loader's DistributedSampler divides the data already; give the sampler it wraps")
-
-
-def _fingerprint(order: list[Any]) -> float:
-    """48 bits of a hash, which a float64 holds exactly."""
-    return float(int.from_bytes(hashlib.sha256(repr(order).encode()).digest()[:6], "big"))

@@ -1,6 +1,7 @@
 """Which parameters of a module take part in an exchange, and which modules cannot."""
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -67,7 +68,13 @@ def claim(parameters: Mapping[str, nn.Parameter]) -> None:
 
 def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> Layout:
     """The layout in the order in which backward usually finishes them (the reverse of the model's), then `extra`."""
-    specs = [ParameterSpec(name, tuple(p.shape), _is_channels_last(p)) for name, p in parameters.items()]
+    last = torch.channels_last
+    specs = [
+        ParameterSpec(
+            name, tuple(p.shape), p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=last)
+        )
+        for name, p in parameters.items()
+    ]
     return Layout.pack([*reversed(specs), *extra])
 
 
@@ -75,12 +82,6 @@ def description(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> lis
     """What must be equal on all ranks besides the layout: types, and the whole of what is sent at the start."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return [[name, list(t.shape), str(t.dtype), name in parameters] for name, t in tensors.items()]
-
-
-def _is_channels_last(parameter: nn.Parameter) -> bool:
-    if parameter.dim() != 4 or parameter.is_contiguous():
-        return False
-    return parameter.is_contiguous(memory_format=torch.channels_last)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -91,7 +92,7 @@ def _check_model(model: nn.Module) -> None:
         raise InputError(
             f"replicate: the model is wrapped in {wrappers[0]}, which exchanges itself; give what it wraps"
         )
-    for name, tensor in _tensors(model):
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise InputError(f"replicate: {name!r} has no shape yet (a lazy module); run one forward pass before")
         if tensor.device.type not in DEVICE_TYPES:
@@ -99,11 +100,6 @@ def _check_model(model: nn.Module) -> None:
                 f"replicate: {name!r} is on {tensor.device}; models are trained on {' or '.join(DEVICE_TYPES)} here: "
                 "move it, or take DistributedDataParallel"
             )
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.core.errors import InputError
+from samovar.frontends.caffe.costs import NetTimer
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.net import CaffeNet, build_net
-from samovar.frontends.caffe.timing import NetTimer
 from samovar.model import products
 from tests.fake_device import AWAY, Away, away_mode
 from tests.unit.frontends.caffe.conftest import BuildNet

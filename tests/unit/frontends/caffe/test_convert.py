@@ -14,8 +14,8 @@ import torch
 import samovar
 from samovar.core.errors import InputError
 from samovar.files.conversion import convert
+from samovar.formats.caffe.blob import encode_mean
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, read_caffemodel
-from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.schema import message_class
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate
 from samovar.frontends.caffe.definition import load_net

@@ -10,8 +10,8 @@ import torch
 from samovar.core.errors import InputError
 from samovar.files.conversion import convert
 from samovar.files.inspection import Wanted, describe
+from samovar.formats.caffe.blob import encode_mean
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, encode_caffemodel_hdf5
-from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
 
 NUM_MUTATIONS = 60  # of each kind of file

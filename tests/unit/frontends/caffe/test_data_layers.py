@@ -10,7 +10,7 @@ from samovar.core.errors import InputError
 from samovar.data.config import Hdf5DataConfig, ImageDataConfig, TransformConfig, WindowDataConfig
 from samovar.formats.caffe.text import TextMessage, parse_text
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, net_from_message
-from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
+from samovar.frontends.caffe.layers.ends import HDF5Output
 from samovar.frontends.caffe.net import CaffeNet, build_net
 
 Definition = Callable[[str], CaffeNetDefinition]

@@ -14,8 +14,8 @@ from samovar.checkpoint.store import SnapshotStore
 from samovar.core.errors import InputError
 from samovar.files.inspection import Wanted, describe, inspect
 from samovar.files.inspection_runs import Description, TextTable, show
+from samovar.formats.caffe.blob import encode_mean
 from samovar.formats.caffe.datum import encode_datum
-from samovar.formats.caffe.mean import encode_mean
 from samovar.formats.caffe.solverstate import SolverState, encode_solverstate, encode_solverstate_hdf5
 from samovar.formats.lmdb_file import write_lmdb
 from samovar.report.result import write_result

@@ -7,8 +7,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
-from samovar.frontends.caffe.large_batch import with_large_batch
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config, with_large_batch
 
 POLICIES = [
     'lr_policy: "fixed"',

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samovar.core.errors import InputError
-from samovar.frontends.caffe import footprint, parameters
+from samovar.frontends.caffe import parameters
 from samovar.frontends.caffe.net import CaffeNet
 
 BuildNet = Callable[..., CaffeNet]
@@ -98,7 +98,7 @@ def test_an_infogain_matrix_that_is_missing_or_of_another_size(net_of: BuildNet)
 
 
 def test_more_weights_than_the_machine_has_memory(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(parameters, "available_bytes", lambda: 64 << 20)
     layer = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "data" top: "{0}" {1} }}'
     one, other = (layer.format(name, "inner_product_param { num_output: 100000 }") for name in "xy")
 
@@ -108,7 +108,7 @@ def test_more_weights_than_the_machine_has_memory(net_of: BuildNet, monkeypatch:
 
 
 def test_blobs_count_in_training_and_for_every_worker(net_of: BuildNet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(parameters, "available_bytes", lambda: 64 << 20)
     text = 'layer { name: "t" type: "Tile" bottom: "data" top: "t" tile_param { tiles: 60000 } }'  # 23 MB of its top
     again = 'layer { name: "p" type: "Power" bottom: "t" top: "p" }'
 
@@ -130,6 +130,6 @@ def test_no_tensor_is_made_before_all_shapes_are_known(net_of: BuildNet, monkeyp
 
 
 def test_an_address_space_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "available_bytes", lambda: 64 << 20)
-    monkeypatch.setattr(footprint, "address_space_left", lambda: 1 << 20)
-    assert footprint._free_bytes(2) == 2 << 20
+    monkeypatch.setattr(parameters, "available_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(parameters, "address_space_left", lambda: 1 << 20)
+    assert parameters._free_bytes(2) == 2 << 20

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from samovar.frontends.caffe.costs import NetTimer
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.timing import NetTimer
 from samovar.model.half import use_half
 
 CONVOLUTION = """

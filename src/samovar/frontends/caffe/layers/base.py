@@ -1,7 +1,6 @@
 """What every layer type offers to the net."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import ClassVar
 
@@ -18,9 +17,9 @@ PLAIN, KEPT, CHANNELS_LAST = "plain", "kept", "channels last"
 class Layer(nn.Module):
     """A layer: checks its settings and the shapes of its bottoms when built, computes its tops when called.
 
-    A subclass sets `top_shapes` (those of the first bottom, if it does not) and makes its parameters with
-    `add_parameter`, in Caffe's order. Shapes are those of the batch the net is built for; `forward` takes any
-    batch size.
+    A subclass says in `build` what it is and in `forward(*bottoms)` what it computes, a tuple of its tops. `build` sets
+    `top_shapes` (those of the first bottom, if it does not) and makes the parameters with `add_parameter`, in Caffe's
+    order. Shapes are those of the batch the net is built for; `forward` takes any batch size.
     """
 
     num_bottoms: ClassVar[tuple[int, int]] = (1, 1)  # least and most
@@ -37,6 +36,8 @@ class Layer(nn.Module):
     takes_scores: ClassVar[bool] = False  # a layer with weights right before it computes in float32 in any case
     settings: ClassVar[tuple[str, ...]] = ()  # the fields of LayerParameter that this type reads, main one first
 
+    bias: nn.Parameter | None  # of the layers that `add_bias`
+
     def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
         super().__init__()
         self.spec = spec
@@ -49,14 +50,21 @@ class Layer(nn.Module):
         self.overwrites_bottom = False  # set by the net where the top may be written over the bottom
         self.is_shared = False  # set by the net where another layer uses these parameters too
         self._store = store
+        self.build(spec, bottom_shapes)
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], /) -> None:
+        """Check settings and shapes, raising InputError; set `top_shapes`, make the parameters."""
 
     def add_parameter(self, attribute: str, shape: Shape, filler_field: str = "", default: float = 0.0) -> None:
         """Make the next parameter as `self.<attribute>`.
-
-        Its filler is a field of the first of `settings`; without one, all values are `default`.
-        """
+        Its filler is a field of the first of `settings`; without one, all values are `default`."""
         field = (self.settings[0], filler_field) if filler_field else ()
         self.add(attribute, shape, Filling(field, default), is_statistic=False)
+
+    def add_bias(self, shape: Shape, is_wanted: bool) -> None:
+        self.register_parameter("bias", None)
+        if is_wanted:
+            self.add_parameter("bias", shape, "bias_filler")
 
     def add_statistic(self, attribute: str, shape: Shape) -> None:
         """Make the next parameter as `self.<attribute>`: zeros, kept up to date by forward, not learned."""
@@ -74,6 +82,27 @@ class Layer(nn.Module):
         self.attribute_names.append(attribute)
         if is_statistic:
             self.statistic_names.append(attribute)
+
+    def at_numbers(
+        self, numbers: torch.Tensor, count: int, look_up: Callable[[], torch.Tensor], refusal: str
+    ) -> torch.Tensor:
+        """What `look_up` gives for numbers of 0 .. count - 1; InputError, by `refusal`, where one is another.
+
+        torch says so itself, but on a GPU by ending the process: there they are looked at before.
+        """
+        if numbers.device.type != "cpu":
+            self.check_numbers(numbers, count, refusal)
+        try:
+            return look_up()
+        except (RuntimeError, IndexError):
+            self.check_numbers(numbers, count, refusal)
+            raise
+
+    def check_numbers(self, numbers: torch.Tensor, count: int, refusal: str) -> None:
+        """InputError, by `refusal` with {least} and {most}, where a number is not 0 .. count - 1."""
+        least, most = int(numbers.min()), int(numbers.max())
+        if not 0 <= least <= most < count:
+            raise self.spec.error(refusal.format(least=least, most=most)) from None
 
     def taken(self, bottom: torch.Tensor) -> torch.Tensor:
         """The bottom as this layer takes it: float32 where it takes neither integers nor bfloat16."""
@@ -105,7 +134,3 @@ class Layer(nn.Module):
     def _set_parameter(self, attribute: str, parameter: nn.Parameter) -> None:
         owner, _, name = attribute.rpartition(".")
         self.get_submodule(owner).register_parameter(name, parameter)
-
-    @abstractmethod
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tops, one tensor each."""

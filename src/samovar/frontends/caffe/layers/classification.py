@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss and Accuracy: class scores against labels."""
+"""SoftmaxWithLoss and Accuracy: class scores against labels; and what a loss is divided by."""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +11,44 @@ from torch.autograd.function import once_differentiable
 
 from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.normalizer import VALID, LossNormalizer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
+
+FULL, VALID, BATCH_SIZE, NONE = 0, 1, 2, 3  # LossParameter.NormalizationMode
+
+
+@dataclass(frozen=True, slots=True)
+class LossNormalizer:
+    """VALID: the number of labels that are not `ignore_label`; FULL: of all; BATCH_SIZE: of samples; NONE: 1.
+    Never less than 1. The older field `normalize` stands for VALID (true) or BATCH_SIZE (false)."""
+
+    mode: int
+    ignore_label: int | None
+
+    @classmethod
+    def of(cls, spec: LayerSpec, default: int) -> "LossNormalizer":
+        settings = spec.message.loss_param
+        mode = default
+        if settings.HasField("normalization"):
+            mode = settings.normalization
+        elif settings.HasField("normalize"):
+            mode = VALID if settings.normalize else BATCH_SIZE
+        return cls(mode, settings.ignore_label if settings.HasField("ignore_label") else None)
+
+    def valid(self, labels: torch.Tensor) -> torch.Tensor | None:
+        """Which labels count; None for all of them."""
+        return None if self.ignore_label is None else labels != self.ignore_label
+
+    def of_labels(self, num_samples: int, num_labels: int, valid: torch.Tensor | None) -> float:
+        num_valid = num_labels if valid is None or self.mode != VALID else int(valid.sum())
+        return self.of_counts(num_samples, num_labels, num_valid)
+
+    def of_counts(self, num_samples: int, num_labels: int, num_valid: int) -> float:
+        if self.mode == VALID:
+            return max(1.0, float(num_valid))
+        if self.mode == FULL:
+            return float(num_labels)
+        return float(num_samples) if self.mode == BATCH_SIZE else 1.0
+
 
 _LOG_FLOAT_MIN = math.log(torch.finfo(torch.float32).tiny)  # Caffe takes no logarithm of anything smaller
 
@@ -46,26 +81,19 @@ class Classification(Layer):
 
     def at_label(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The value of each label's class; InputError for a label that is no class."""
-        self.check_before(labels, values)
-        try:
-            return values.gather(1, labels)
-        except RuntimeError:
-            self.check_range(labels, values.shape[1])
-            raise
-
-    def check_before(self, labels: torch.Tensor, values: torch.Tensor) -> None:
-        """`check_range` where torch would only say so by ending the process: on a GPU."""
-        if values.device.type != "cpu":
-            self.check_range(labels, values.shape[1])
+        count = values.shape[1]
+        return self.at_numbers(labels, count, lambda: values.gather(1, labels), _no_class(count))
 
     def check_range(self, labels: torch.Tensor, num_classes: int) -> None:
         """InputError where a label is no class."""
-        least, most = int(labels.min()), int(labels.max())
-        if not 0 <= least <= most < num_classes:
-            raise self.spec.error(
-                f"labels are {least} to {most}, but the scores have {num_classes} classes, counted from 0; num_output "
-                "of the layer before it must be the number of classes"
-            ) from None
+        self.check_numbers(labels, num_classes, _no_class(num_classes))
+
+
+def _no_class(num_classes: int) -> str:
+    return (
+        f"labels are {{least}} to {{most}}, but the scores have {num_classes} classes, counted from 0; num_output "
+        "of the layer before it must be the number of classes"
+    )
 
 
 class SoftmaxWithLoss(Classification):
@@ -79,16 +107,15 @@ class SoftmaxWithLoss(Classification):
     default_loss_weight = 1.0
     settings = ("softmax_param", "loss_param")
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         self.axis = spec.axis(bottom_shapes[0], spec.message.softmax_param.axis, "softmax_param", "axis")
         self.mixes_samples = self.axis == 0
         self.check_labels(spec, *bottom_shapes)
         self.normalizer = LossNormalizer.of(spec, default=VALID)
         self.top_shapes = [()]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = self.split(*bottoms)
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores, labels = self.split(scores, labels)
         if kernels.takes_scores(scores, labels):
             return (self._native_loss(scores, labels),)
         labels, valid = self._split_labels(labels)
@@ -96,9 +123,9 @@ class SoftmaxWithLoss(Classification):
         at_label = self.at_label(log_probabilities, labels).clamp_min(_LOG_FLOAT_MIN)
         if valid is not None:
             at_label = at_label * valid
-        scale = -1.0 / self.normalizer.of_labels(len(labels), labels.numel(), valid)
-        saved = _SavedLoss(log_probabilities, labels, valid, scale)
-        loss: torch.Tensor = _SoftmaxLoss.apply(scores, at_label.sum() * scale, saved)  # type: ignore[no-untyped-call]
+        scale = 1.0 / self.normalizer.of_labels(len(labels), labels.numel(), valid)
+        gradient = _gradient(log_probabilities, labels, valid) if scores.requires_grad else None
+        loss: torch.Tensor = _KnownLoss.apply(scores, at_label.sum() * -scale, gradient, scale)  # type: ignore[no-untyped-call]
         return (loss,)
 
     def _split_labels(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -113,50 +140,30 @@ class SoftmaxWithLoss(Classification):
             raise AssertionError("a label that is a class was refused")
         total, num_valid, gradient = found
         scale = 1.0 / self.normalizer.of_counts(len(labels), labels.numel(), num_valid)
-        loss: torch.Tensor = _KnownLoss.apply(scores, total * scale, gradient, scale)  # type: ignore[no-untyped-call]
+        value = scores.new_full((), total * scale)
+        loss: torch.Tensor = _KnownLoss.apply(scores, value, gradient, scale)  # type: ignore[no-untyped-call]
         return loss
+
+
+def _gradient(log_probabilities: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+    """softmax(x) - one_hot(label) at valid labels, else 0; overwrites the logarithms."""
+    result = log_probabilities.exp_()
+    result.scatter_add_(1, labels, result.new_full((), -1.0).expand(labels.shape))
+    return result if valid is None else result.mul_(valid)
 
 
 class _KnownLoss(torch.autograd.Function):
     """A loss whose gradient is known; backward gives it times `scale`."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, loss: float, gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    def forward(ctx: Any, _scores: torch.Tensor, loss: torch.Tensor, gradient: torch.Tensor, scale: float) -> Any:
         ctx.gradient, ctx.scale = gradient, scale
-        return scores.new_full((), loss)
+        return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return ctx.gradient * (upstream * ctx.scale), None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedLoss:
-    log_probabilities: torch.Tensor
-    labels: torch.Tensor
-    valid: torch.Tensor | None
-    scale: float  # -1 / normalizer
-
-
-class _SoftmaxLoss(torch.autograd.Function):
-    """Passes the loss on; backward gives (softmax(x) - one_hot(label)) / normalizer at valid labels."""
-
-    @staticmethod
-    def forward(ctx: Any, _scores: torch.Tensor, loss: torch.Tensor, saved: _SavedLoss) -> torch.Tensor:
-        ctx.saved = saved
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        saved: _SavedLoss = ctx.saved
-        result = saved.log_probabilities.exp()
-        minus_one = result.new_full((), -1.0).expand(saved.labels.shape)
-        result.scatter_add_(1, saved.labels, minus_one)
-        if saved.valid is not None:
-            result *= saved.valid
-        return result.mul_(gradient * -saved.scale), None, None
 
 
 class Accuracy(Classification):
@@ -171,16 +178,14 @@ class Accuracy(Classification):
     has_gradient = False
     settings = ("accuracy_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, scores = spec.message.accuracy_param, bottom_shapes[0]
         self.axis = spec.axis(scores, settings.axis, "accuracy_param", "axis")
         self.top_k = settings.top_k
         if not 1 <= self.top_k <= scores[self.axis]:
             raise spec.error(
                 f"top_k: {self.top_k} of {scores[self.axis]} classes; allowed are 1 to {scores[self.axis]}",
-                "accuracy_param",
-                "top_k",
+                "accuracy_param.top_k",
             )
         self.check_labels(spec, *bottom_shapes)
         self.ignore_label = settings.ignore_label if settings.HasField("ignore_label") else None
@@ -188,8 +193,8 @@ class Accuracy(Classification):
         self.top_shapes = [(), (scores[self.axis],)][: len(spec.tops)]
 
     @torch.no_grad()
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = self.split(*bottoms)
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores, labels = self.split(scores, labels)
         valid = torch.ones_like(labels, dtype=torch.bool)
         if self.ignore_label is not None:
             valid = labels != self.ignore_label

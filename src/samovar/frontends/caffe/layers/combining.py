@@ -1,6 +1,5 @@
-"""Many values into fewer: Eltwise, Reduction, ArgMax."""
+"""Many values into fewer (Eltwise, Reduction, ArgMax), and an operand spread over the axes it lacks (Scale, Bias)."""
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 from math import prod
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 from samovar.frontends.caffe.layers.base import KEPT, Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
 _PROD, _SUM, _MAX = 0, 1, 2  # EltwiseParameter.EltwiseOp
@@ -18,17 +16,14 @@ _ASUM, _SUMSQ, _MEAN = 2, 3, 4  # ReductionParameter.ReductionOp; 1 is the sum
 
 class Eltwise(Layer):
     """Product, sum (each bottom times its `coeff`) or maximum of bottoms of one shape, value by value.
-
-    Where bottoms tie for the maximum, one of them gets the gradient: of the first two the second, then the earlier.
-    """
+    Where bottoms tie for the maximum, one of them gets the gradient: of the first two the second, then the earlier."""
 
     num_bottoms = (2, 1 << 16)
     memory_order = KEPT
     takes_half = True
     settings = ("eltwise_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings = spec.message.eltwise_param
         for shape in bottom_shapes[1:]:
             if shape != bottom_shapes[0]:
@@ -37,12 +32,11 @@ class Eltwise(Layer):
                 )
         self.operation, self.coefficients = settings.operation, list(settings.coeff)
         if self.coefficients and self.operation == _PROD:
-            raise spec.error("coeff belongs to operation: SUM; a product takes none", "eltwise_param", "coeff")
+            raise spec.error("coeff belongs to operation: SUM; a product takes none", "eltwise_param.coeff")
         if self.coefficients and len(self.coefficients) != len(bottom_shapes):
             raise spec.error(
                 f"coeff is given {len(self.coefficients)} times for {len(bottom_shapes)} bottoms; give each one",
-                "eltwise_param",
-                "coeff",
+                "eltwise_param.coeff",
             )
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -71,8 +65,7 @@ class Reduction(Layer):
 
     settings = ("reduction_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape = bottom_shapes[0]
         self.operation = spec.message.reduction_param.operation
         self.coefficient = spec.finite("reduction_param", "coeff")
@@ -80,8 +73,8 @@ class Reduction(Layer):
         self.mixes_samples = self.axis == 0
         self.top_shapes = [shape[: self.axis]]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x = bottoms[0].flatten(self.axis)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.flatten(self.axis)
         if self.operation == _ASUM:
             x = x.abs()
         elif self.operation == _SUMSQ:
@@ -100,14 +93,13 @@ class ArgMax(Layer):
     has_gradient = False
     settings = ("argmax_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.argmax_param, bottom_shapes[0]
         self.top_k, self.with_values = settings.top_k, settings.out_max_val
         self.axis = spec.axis(shape, settings.axis, "argmax_param", "axis") if settings.HasField("axis") else None
         size = prod(shape[1:]) if self.axis is None else shape[self.axis]
         if not 1 <= self.top_k <= size:
-            raise spec.error(f"top_k: {self.top_k} of {size} values; allowed are 1 to {size}", "argmax_param", "top_k")
+            raise spec.error(f"top_k: {self.top_k} of {size} values; allowed are 1 to {size}", "argmax_param.top_k")
         if self.axis is None:
             self.tail = (1,) * (len(shape) - 3)
             self.top_shapes = [(shape[0], 2 if self.with_values else 1, self.top_k, *self.tail)]
@@ -115,8 +107,7 @@ class ArgMax(Layer):
             self.top_shapes = [(*shape[: self.axis], self.top_k, *shape[self.axis + 1 :])]
 
     @torch.no_grad()
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.axis is not None:
             values, indices = self._best(x, self.axis)
             return (values if self.with_values else indices,)
@@ -128,116 +119,6 @@ class ArgMax(Layer):
         values, order = torch.sort(x.flip(axis), dim=axis, descending=True, stable=True)
         indices = (x.shape[axis] - 1 - order).to(x.dtype)
         return values.narrow(axis, 0, self.top_k), indices.narrow(axis, 0, self.top_k)
-
-
-_NATURAL = -1.0  # the value of `base` that stands for e
-
-
-class AbsVal(Layer):
-    """y = |x|; the gradient at 0 is 0."""
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (bottoms[0].abs(),)
-
-
-class Clip(Layer):
-    """y = x brought to min .. max; on the limits themselves the gradient passes."""
-
-    settings = ("clip_param",)
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        if not spec.message.HasField("clip_param"):
-            raise spec.error("clip_param is missing; give its min and max")
-        self.least, self.most = spec.finite("clip_param", "min"), spec.finite("clip_param", "max")
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (bottoms[0].clamp(self.least, self.most),)
-
-
-class Exp(Layer):
-    """y = base^(shift + scale x); base -1 stands for e."""
-
-    settings = ("exp_param",)
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        log_base = _log_base(spec, "exp_param")
-        self.inner_scale = log_base * spec.finite("exp_param", "scale")
-        try:
-            self.outer_scale = math.exp(log_base * spec.finite("exp_param", "shift"))
-        except OverflowError:
-            raise spec.error("base^shift is too large for a float; make shift smaller", "exp_param", "shift") from None
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = torch.exp(bottoms[0] if self.inner_scale == 1 else bottoms[0] * self.inner_scale)
-        return (y if self.outer_scale == 1 else y * self.outer_scale,)
-
-
-class Log(Layer):
-    """y = log_base(shift + scale x); base -1 stands for e."""
-
-    settings = ("log_param",)
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        log_base = _log_base(spec, "log_param")
-        if log_base == 0:
-            raise spec.error("base: 1 has no logarithm; give another base, or -1 for e", "log_param", "base")
-        self.base_scale = 1 / log_base
-        self.scale, self.shift = spec.finite("log_param", "scale"), spec.finite("log_param", "shift")
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        y = torch.log(_affine(bottoms[0], self.scale, self.shift))
-        return (y if self.base_scale == 1 else y * self.base_scale,)
-
-
-class Power(Layer):
-    """y = (shift + scale x)^power; a constant without gradient where power or scale is 0."""
-
-    settings = ("power_param",)
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        self.power, self.scale, self.shift = (spec.finite("power_param", f) for f in ("power", "scale", "shift"))
-        self.is_constant = self.power * self.scale == 0
-        self.constant = float(torch.tensor(self.shift) ** self.power)
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
-        if self.is_constant:
-            return (torch.where(torch.zeros_like(x, dtype=torch.bool), x, self.constant),)
-        base = _affine(x, self.scale, self.shift)
-        return (base if self.power == 1 else base**self.power,)
-
-
-class Threshold(Layer):
-    """y = 1 where x > threshold, else 0. No gradient."""
-
-    has_gradient = False
-    settings = ("threshold_param",)
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        self.threshold = spec.finite("threshold_param", "threshold")
-
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return ((bottoms[0] > self.threshold).to(bottoms[0].dtype),)
-
-
-def _log_base(spec: LayerSpec, owner: str) -> float:
-    base = spec.finite(owner, "base")
-    if base == _NATURAL:
-        return 1.0
-    if base <= 0:
-        raise spec.error(f"base: {base}; it must be above 0, or -1 for e", owner, "base")
-    return math.log(base)
-
-
-def _affine(x: torch.Tensor, scale: float, shift: float) -> torch.Tensor:
-    if scale != 1:
-        x = x * scale
-    return x + shift if shift else x
 
 
 class _Broadcast(Layer):
@@ -277,24 +158,17 @@ class _Broadcast(Layer):
 
 class Scale(_Broadcast):
     """y = s x (+ b), s and b repeated over the axes they lack.
-
-    s is the second bottom, or a parameter that starts at 1; with `bias_term`, b is a parameter of its shape.
-    """
+    s is the second bottom, or a parameter that starts at 1; with `bias_term`, b is a parameter of its shape."""
 
     memory_order = KEPT
     settings = ("scale_param",)
-
     scale: nn.Parameter
-    bias: nn.Parameter | None
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape = self.operand(bottom_shapes)
         if len(bottom_shapes) == 1:
             self.add_parameter("scale", shape, "filler", default=1.0)
-        self.register_parameter("bias", None)
-        if spec.message.scale_param.bias_term:
-            self.add_parameter("bias", shape, "bias_filler")
+        self.add_bias(shape, spec.message.scale_param.bias_term)
 
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scale = self.broadcast(bottoms[1] if len(bottoms) == 2 else self.scale)
@@ -308,11 +182,9 @@ class Bias(_Broadcast):
 
     memory_order = KEPT
     settings = ("bias_param",)
-
     bias: nn.Parameter
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, _spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape = self.operand(bottom_shapes)
         if len(bottom_shapes) == 1:
             self.add_parameter("bias", shape, "filler")

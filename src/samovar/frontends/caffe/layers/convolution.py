@@ -1,4 +1,4 @@
-"""Convolution and Deconvolution."""
+"""Convolution and Deconvolution, and Im2col, the columns that Caffe makes of an image for them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from samovar.frontends.caffe.layers.base import CHANNELS_LAST, PLAIN, Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 from samovar.model.convolution import ConvolutionWindow, convolution
 from samovar.model.half import stays_full
@@ -67,12 +66,9 @@ class Convolution(Layer):
     forgets_output = True
     settings = ("convolution_param",)
     operations: ClassVar[dict[int, _Operation]] = _CONVOLUTIONS
-
     weight: nn.Parameter
-    bias: nn.Parameter | None
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.convolution_param, bottom_shapes[0]
         if len(spec.tops) != len(bottom_shapes):
             raise spec.error(f"{len(bottom_shapes)} bottoms but {len(spec.tops)} tops; give each its top", "top")
@@ -95,9 +91,7 @@ class Convolution(Layer):
         self.top_shapes = [checked(spec, top_shape, "the output")] * len(bottom_shapes)
         channels = self._weight_channels(shape[self.channel_axis], num_output)
         self.add_parameter("weight", (*channels, *window.kernel), "weight_filler")
-        self.register_parameter("bias", None)
-        if settings.bias_term:
-            self.add_parameter("bias", (num_output,), "bias_filler")
+        self.add_bias((num_output,), settings.bias_term)
 
     def _weight_channels(self, channels: int, num_output: int) -> Shape:
         return num_output, channels // self.groups
@@ -167,8 +161,7 @@ def _num_output(spec: LayerSpec, channels: int) -> int:
         if settings.group < 1 or count % settings.group:
             raise spec.error(
                 f"group: {settings.group} does not divide {what}: {count}; both must be multiples of it",
-                "convolution_param",
-                "group",
+                "convolution_param.group",
             )
     return num_output
 
@@ -205,3 +198,24 @@ def _spatial(spec: LayerSpec, name: str, num_axes: int, default: int, least: int
             f"{name}: {' '.join(map(str, values))}; allowed are {least} to {MAX_VALUES}", "convolution_param"
         )
     return values
+
+
+class Im2col(Layer):
+    """Each window of (N, C, H, W) as the C x kernel values at its position: (N, C kernel_h kernel_w, H', W')."""
+
+    settings = ("convolution_param",)
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        shape = bottom_shapes[0]
+        axis = spec.axis(shape, spec.message.convolution_param.axis, "convolution_param", "axis") if shape else 0
+        if len(shape) != 4 or axis != 1:
+            raise spec.error(f"input has shape {text(shape)}; Im2col takes 4 axes (N, C, H, W)", "bottom")
+        self.window = window_settings(spec, 2)
+        self.outputs = self.window.output_sizes(spec, shape[2:])
+        channels = shape[1] * self.window.kernel[0] * self.window.kernel[1]
+        self.top_shapes = [checked(spec, (shape[0], channels, *self.outputs), "the output")]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        w = self.window
+        columns = F.unfold(x, w.kernel, w.dilation, w.padding, w.stride)
+        return (columns.reshape(*columns.shape[:2], *self.outputs),)

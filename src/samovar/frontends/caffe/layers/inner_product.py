@@ -1,4 +1,4 @@
-"""InnerProduct."""
+"""Learned tables and products with them: InnerProduct, Embed, Parameter."""
 
 from collections.abc import Sequence
 from math import prod
@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked
 from samovar.model.direct import linear
 from samovar.model.half import stays_full
@@ -16,18 +15,13 @@ from samovar.model.half import stays_full
 
 class InnerProduct(Layer):
     """y = x W^T + b, x with all axes from `axis` on taken as one of length K, in C, H, W order.
-
-    Weight (num_output, K), or (K, num_output) with `transpose`; bias (num_output).
-    """
+    Weight (num_output, K), or (K, num_output) with `transpose`; bias (num_output)."""
 
     forgets_output = True
     settings = ("inner_product_param",)
-
     weight: nn.Parameter
-    bias: nn.Parameter | None
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.inner_product_param, bottom_shapes[0]
         if settings.num_output < 1:
             raise spec.error("num_output is missing or 0; give the number of outputs", "inner_product_param")
@@ -39,16 +33,13 @@ class InnerProduct(Layer):
         num_inputs = prod(shape[self.axis :])
         weight_shape = (num_inputs, self.num_output) if self.transpose else (self.num_output, num_inputs)
         self.add_parameter("weight", weight_shape, "weight_filler")
-        self.register_parameter("bias", None)
-        if settings.bias_term:
-            self.add_parameter("bias", (self.num_output,), "bias_filler")
+        self.add_bias((self.num_output,), settings.bias_term)
 
     @property
     def takes_half(self) -> bool:  # type: ignore[override]
         return not (self.transpose or self.is_shared or stays_full(self.weight))
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         lead = x.shape[: self.axis]
         if len(lead) != 1 or x.dim() != 2:
             x = x.reshape(prod(lead), -1)
@@ -63,18 +54,13 @@ class InnerProduct(Layer):
 
 class Embed(Layer):
     """y = W[x] + b: a row of W for each number of x, from 0 to input_dim - 1; x gets no gradient.
-
-    Weight (input_dim, num_output), bias (num_output); output: the input's shape with num_output added.
-    """
+    Weight (input_dim, num_output), bias (num_output); output: the input's shape with num_output added."""
 
     takes_integers = True
     settings = ("embed_param",)
-
     weight: nn.Parameter
-    bias: nn.Parameter | None
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings = spec.message.embed_param
         for field in ("num_output", "input_dim"):
             if getattr(settings, field) < 1:
@@ -82,27 +68,13 @@ class Embed(Layer):
         self.input_dim = settings.input_dim
         self.top_shapes = [checked(spec, (*bottom_shapes[0], settings.num_output), "the output")]
         self.add_parameter("weight", (self.input_dim, settings.num_output), "weight_filler")
-        self.register_parameter("bias", None)
-        if settings.bias_term:
-            self.add_parameter("bias", (settings.num_output,), "bias_filler")
+        self.add_bias((settings.num_output,), settings.bias_term)
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        numbers = bottoms[0].long()
-        if numbers.device.type != "cpu":  # a GPU would end the process instead of raising IndexError
-            self._check_range(numbers)
-        try:
-            y = F.embedding(numbers, self.weight)
-        except IndexError:
-            self._check_range(numbers)
-            raise
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        numbers = x.long()
+        refusal = f"input has values {{least}} to {{most}}; allowed are 0 to {self.input_dim - 1} (input_dim - 1)"
+        y = self.at_numbers(numbers, self.input_dim, lambda: F.embedding(numbers, self.weight), refusal)
         return (y if self.bias is None else y + self.bias,)
-
-    def _check_range(self, numbers: torch.Tensor) -> None:
-        least, most = int(numbers.min()), int(numbers.max())
-        if not 0 <= least <= most < self.input_dim:
-            raise self.spec.error(
-                f"input has values {least} to {most}; allowed are 0 to {self.input_dim - 1} (input_dim - 1)"
-            ) from None
 
 
 class Parameter(Layer):
@@ -110,16 +82,14 @@ class Parameter(Layer):
 
     num_bottoms = (0, 0)
     settings = ("parameter_param",)
-
     value: nn.Parameter
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
         shape = tuple(spec.message.parameter_param.shape.dim)
         if not spec.message.parameter_param.HasField("shape"):
             raise spec.error("shape is missing; give the parameter's", "parameter_param")
         self.top_shapes = [shape]
         self.add_parameter("value", shape)
 
-    def forward(self, *_bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self) -> tuple[torch.Tensor, ...]:
         return (self.value,)

@@ -51,9 +51,7 @@ def max_pool(x: torch.Tensor, pool: _native.MaxPool, output: tuple[int, int]) ->
 
 def normalized(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x - mean) / sqrt(variance + eps) for each channel of (N, C, H, W), channels last; also mean and variance (C).
-
-    Sums are in double precision: the error of mean and variance is 1e-7 of their size.
-    """
+    Sums are in double precision: the error of mean and variance is 1e-7 of their size."""
     y, mean, variance = _Normalize.apply(x, eps)  # type: ignore[no-untyped-call]
     return y, mean, variance
 
@@ -62,9 +60,7 @@ def softmax_loss(
     scores: torch.Tensor, labels: torch.Tensor, ignored: int | None, least_log: float
 ) -> tuple[float, int, torch.Tensor] | None:
     """Sum of -log softmax(scores)[label], the number of labels that count, and the sum's gradient.
-
-    None where a label is no class.
-    """
+    None where a label is no class."""
     gradient = torch.empty_like(scores, requires_grad=False)
     rows, classes = scores.shape
     addresses = scores.data_ptr(), labels.data_ptr(), gradient.data_ptr()
@@ -75,7 +71,8 @@ def softmax_loss(
 def _is_plain(x: torch.Tensor) -> bool:
     """A tensor with memory of its own: no subclass, and nobody traces what is done with it."""
     return (
-        not (torch.compiler.is_compiling() or _is_exported() or _is_traced())
+        not (torch.compiler.is_compiling() or _is_exported())
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
         and type(x) is torch.Tensor
         and x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -88,10 +85,6 @@ def _is_exported() -> bool:
     """Whether torch writes an ONNX file; not asked of torch.onnx before somebody imports it, which takes 0.4 s."""
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and bool(onnx.is_in_onnx_export())
-
-
-def _is_traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _like(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

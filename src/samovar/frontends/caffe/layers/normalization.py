@@ -15,7 +15,6 @@ from torch.autograd.function import once_differentiable
 from samovar import _native
 from samovar.frontends.caffe.layers import kernels
 from samovar.frontends.caffe.layers.base import KEPT, Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, text
 
 _WITHIN_CHANNEL = 1  # LRNParameter.NormRegion
@@ -32,13 +31,11 @@ class BatchNorm(Layer):
 
     memory_order = KEPT
     settings = ("batch_norm_param",)
-
     mean: nn.Parameter
     variance: nn.Parameter
     count: nn.Parameter
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.batch_norm_param, bottom_shapes[0]
         if len(shape) < 2:
             raise spec.error(f"input has shape {text(shape)}; BatchNorm takes at least 2 axes (N, C, ...)", "bottom")
@@ -54,8 +51,7 @@ class BatchNorm(Layer):
         if not self.spec.message.batch_norm_param.HasField("use_global_stats"):
             self.uses_global = not is_training
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.uses_global:
             count = float(self.count.detach())
             scale = 0.0 if count == 0 else 1 / count
@@ -85,14 +81,13 @@ class LRN(Layer):
     memory_order = KEPT
     settings = ("lrn_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.lrn_param, bottom_shapes[0]
         if len(shape) != 4:
             raise spec.error(f"input has shape {text(shape)}; LRN takes 4 axes (N, C, H, W)", "bottom")
         self.size = settings.local_size
         if self.size % 2 == 0 or self.size > _MAX_SIZE:
-            raise spec.error(f"local_size: {self.size}; it must be odd, 1 to {_MAX_SIZE}", "lrn_param", "local_size")
+            raise spec.error(f"local_size: {self.size}; it must be odd, 1 to {_MAX_SIZE}", "lrn_param.local_size")
         self.alpha, self.beta, self.k = (spec.finite("lrn_param", field) for field in ("alpha", "beta", "k"))
         self.is_within = settings.norm_region == _WITHIN_CHANNEL
         self.rectifies_bottom = False  # set by the net where this layer does the work of a ReLU before it
@@ -104,8 +99,7 @@ class LRN(Layer):
         divisor, k = (self.size**2, 1.0) if self.is_within else (self.size, self.k)
         return _native.Response(self.size, self.alpha / divisor, self.beta, k, self.rectifies_bottom)
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if kernels.takes(x) and (response := self._response()) is not None:
             return (kernels.respond(x, response, self.is_within),)
         if self.rectifies_bottom:
@@ -122,14 +116,11 @@ _ROOTS = (0.75, 0.5, 1.0)
 
 class MVN(Layer):
     """y = (x - mean) / (sqrt(variance) + eps) over each channel of each sample, or (`across_channels`) each sample.
-
-    With `normalize_variance: false` y = x - mean.
-    """
+    With `normalize_variance: false` y = x - mean."""
 
     settings = ("mvn_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings, shape = spec.message.mvn_param, bottom_shapes[0]
         if not 1 <= len(shape) <= 4:
             raise spec.error(f"input has shape {text(shape)}; MVN takes 1 to 4 axes (N, C, H, W)", "bottom")
@@ -137,8 +128,7 @@ class MVN(Layer):
         self.normalizes_variance = settings.normalize_variance
         self.eps = spec.finite("mvn_param", "eps")
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = x.reshape(prod(x.shape[: self.num_lead]), -1)
         if self.normalizes_variance:
             y, _, _ = _normalized(rows, (1,), self.eps, eps_in_root=False)
@@ -151,9 +141,7 @@ def _normalized(
     x: torch.Tensor, axes: tuple[int, ...], eps: float, eps_in_root: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(x - mean) / deviation over `axes`, with mean and variance; the deviation is sqrt(v + eps) or sqrt(v) + eps.
-
-    Error of mean and variance 2e-7 of their size; torch's own batch norm, on channels-last images, has up to 3e-5.
-    """
+    Error of mean and variance 2e-7 of their size; torch's own batch norm, on channels-last images, has up to 3e-5."""
     y, mean, variance = _Normalized.apply(x, axes, eps, eps_in_root)  # type: ignore[no-untyped-call]
     return y, mean, variance
 

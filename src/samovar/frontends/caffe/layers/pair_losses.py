@@ -1,4 +1,4 @@
-"""Losses of values against values: EuclideanLoss, HingeLoss, SigmoidCrossEntropyLoss, ContrastiveLoss.
+"""Losses of values against values (EuclideanLoss, HingeLoss, ...) and of probabilities (InfogainLoss, ...).
 
 Legend: N samples (the first axis).
 """
@@ -14,11 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from samovar.formats.caffe.blob import read_blob
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.classification import Classification
-from samovar.frontends.caffe.layers.normalizer import BATCH_SIZE, VALID, LossNormalizer
-from samovar.frontends.caffe.parameters import ParameterStore
-from samovar.frontends.caffe.paths import find_named
-from samovar.frontends.caffe.spec import LayerSpec, Shape, text
+from samovar.frontends.caffe.layers.classification import BATCH_SIZE, VALID, Classification, LossNormalizer
+from samovar.frontends.caffe.spec import LayerSpec, Shape, find_named, text
 
 _LEAST_PROBABILITY = 1e-20  # below it Caffe takes no logarithm
 
@@ -29,8 +26,7 @@ class MultinomialLogisticLoss(Classification):
     makes_own_top = True
     default_loss_weight = 1.0
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         probabilities, labels = bottom_shapes
         if not probabilities or math.prod(labels) != probabilities[0]:
             raise spec.error(
@@ -38,9 +34,9 @@ class MultinomialLogisticLoss(Classification):
             )
         self.top_shapes = [()]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        probabilities = bottoms[0].flatten(1)
-        at_label = self.at_label(probabilities, bottoms[1].long().reshape(-1, 1))
+    def forward(self, probabilities: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        probabilities = probabilities.flatten(1)
+        at_label = self.at_label(probabilities, labels.long().reshape(-1, 1))
         return (-_floored(at_label, _LEAST_PROBABILITY).log().sum() / len(probabilities),)
 
 
@@ -56,8 +52,7 @@ class InfogainLoss(Classification):
     default_loss_weight = 1.0
     settings = ("infogain_loss_param", "softmax_param", "loss_param")
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         scores = bottom_shapes[0]
         self.axis = spec.axis(scores, spec.message.infogain_loss_param.axis, "infogain_loss_param", "axis")
         self.check_labels(spec, scores, bottom_shapes[1])
@@ -78,7 +73,7 @@ class InfogainLoss(Classification):
         spec = self.spec
         if not spec.message.infogain_loss_param.HasField("source"):
             raise spec.error("no infogain matrix; give a third bottom, or source", "infogain_loss_param")
-        where = f"{spec.where('infogain_loss_param', 'source')}: source"
+        where = f"{spec.where('infogain_loss_param.source')}: source"
         path = find_named(spec.message.infogain_loss_param.source, spec.path, where)
         return torch.from_numpy(read_blob(path, "infogain matrix"))
 
@@ -112,8 +107,7 @@ class _PairLoss(Layer):
     default_loss_weight = 1.0
     takes_scores = True
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         self.top_shapes = [()]
         first = bottom_shapes[0]
         for shape in bottom_shapes:
@@ -135,12 +129,11 @@ class _PairLoss(Layer):
 class EuclideanLoss(_PairLoss):
     """loss = sum((a - b)^2) / (2 N), with a gradient for both."""
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         self.check_counts(bottom_shapes)
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        a, b = bottoms
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
         difference = a - b.reshape(a.shape)
         return (difference.square().sum() / (2 * len(a)),)
 
@@ -151,51 +144,37 @@ class HingeLoss(_PairLoss):
     takes_integers = True
     settings = ("hinge_loss_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         scores, labels = bottom_shapes
         if prod(labels) != labels[0]:
             raise spec.error(f"labels of shape {text(labels)}; each of {scores[0]} samples has one", "bottom")
         self.is_squared = spec.message.hinge_loss_param.norm == _L2
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scores, labels = bottoms[0].flatten(1), bottoms[1].long().reshape(-1, 1)
-        signs = torch.ones_like(scores)
-        if labels.device.type != "cpu":  # a GPU would end the process instead of raising RuntimeError
-            self._check_range(labels, scores.shape[1])
-        try:
-            signs.scatter_(1, labels, -1.0)
-        except RuntimeError:
-            self._check_range(labels, scores.shape[1])
-            raise
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scores, labels = scores.flatten(1), labels.long().reshape(-1, 1)
+        count = scores.shape[1]
+        no_class = f"labels are {{least}} to {{most}}, but there are {count} classes, counted from 0"
+        signs = self.at_numbers(labels, count, lambda: torch.ones_like(scores).scatter_(1, labels, -1.0), no_class)
         margins = torch.relu(1 + signs * scores)
         if self.is_squared:
             margins = margins.square()
         return (margins.sum() / len(scores),)
 
-    def _check_range(self, labels: torch.Tensor, num_classes: int) -> None:
-        least, most = int(labels.min()), int(labels.max())
-        if not 0 <= least <= most < num_classes:
-            raise self.spec.error(
-                f"labels are {least} to {most}, but there are {num_classes} classes, counted from 0"
-            ) from None
-
 
 class SigmoidCrossEntropyLoss(_PairLoss):
     """loss = -sum(t log p + (1 - t) log(1 - p)) / normalizer, p = 1 / (1 + exp(-x)), without overflow.
-
-    Targets t that are `ignore_label` are left out. normalizer: BATCH_SIZE (N) unless told otherwise.
-    """
+    Targets t that are `ignore_label` are left out. normalizer: BATCH_SIZE (N) unless told otherwise."""
 
     settings = ("sigmoid_param", "loss_param")
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         self.check_counts(bottom_shapes)
         self.normalizer = LossNormalizer.of(spec, default=BATCH_SIZE)
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x, targets = bottoms[0], bottoms[1].detach().reshape(bottoms[0].shape)
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        targets = targets.detach().reshape(x.shape)
         valid = self.normalizer.valid(targets.int())
         terms = F.binary_cross_entropy_with_logits(x, targets, reduction="none")
         if valid is not None:
@@ -205,15 +184,13 @@ class SigmoidCrossEntropyLoss(_PairLoss):
 
 class ContrastiveLoss(_PairLoss):
     """loss = sum(y d^2 + (1 - y) max(margin - d, 0)^2) / (2 N), d = |a - b| of each sample, y = 1 for a like pair.
-
-    `legacy_version`: max(margin - d^2, 0) for unlike pairs. Reference: Hadsell, Chopra, LeCun, 2006.
-    """
+    `legacy_version`: max(margin - d^2, 0) for unlike pairs. Reference: Hadsell, Chopra, LeCun, 2006."""
 
     num_bottoms = (3, 3)
     settings = ("contrastive_loss_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         a, b, similar = bottom_shapes
         if a != b or prod(a[2:]) != 1 or prod(similar) != a[0]:
             raise spec.error(
@@ -222,10 +199,8 @@ class ContrastiveLoss(_PairLoss):
         self.margin = spec.finite("contrastive_loss_param", "margin")
         self.is_legacy = spec.message.contrastive_loss_param.legacy_version
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        difference = (bottoms[0] - bottoms[1]).flatten(1)
-        is_like = bottoms[2].reshape(-1) != 0
-        args = difference, is_like, self.margin, self.is_legacy
+    def forward(self, a: torch.Tensor, b: torch.Tensor, similar: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args = (a - b).flatten(1), similar.reshape(-1) != 0, self.margin, self.is_legacy
         loss: torch.Tensor = _Contrast.apply(*args)  # type: ignore[no-untyped-call]
         return (loss,)
 

@@ -1,15 +1,17 @@
-"""Pooling (MAX, AVE, STOCHASTIC)."""
+"""Pooling (MAX, AVE, STOCHASTIC), and SPP, a pyramid of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 
 import torch
 import torch.nn.functional as F
 
 from samovar import _native
+from samovar.formats.caffe.schema import message_class
 from samovar.frontends.caffe.layers import kernels
-from samovar.frontends.caffe.layers.base import KEPT
-from samovar.frontends.caffe.layers.random_layer import RandomLayer, drawn, expected, windows_of
-from samovar.frontends.caffe.parameters import ParameterStore
+from samovar.frontends.caffe.layers.base import KEPT, Layer
+from samovar.frontends.caffe.layers.random_layer import RandomLayer
 from samovar.frontends.caffe.spec import MAX_VALUES, LayerSpec, Shape, checked, text
 
 _MAX, _AVE, _STOCHASTIC = 0, 1, 2  # PoolingParameter.PoolMethod
@@ -32,8 +34,8 @@ class Pooling(RandomLayer):
     memory_order = KEPT
     settings = ("pooling_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         settings, shape = spec.message.pooling_param, bottom_shapes[0]
         if len(shape) != 4:
             raise spec.error(f"input has shape {text(shape)}; pooling takes 4 axes (N, C, H, W)", "bottom")
@@ -61,7 +63,7 @@ class Pooling(RandomLayer):
 
     def _check(self, spec: LayerSpec) -> None:
         if self.is_stochastic and self.pad != (0, 0):
-            raise spec.error("pool: STOCHASTIC takes no pad; remove it, or use MAX or AVE", "pooling_param", "pad")
+            raise spec.error("pool: STOCHASTIC takes no pad; remove it, or use MAX or AVE", "pooling_param.pad")
         if self.is_global and (self.pad != (0, 0) or self.stride != (1, 1)):
             raise spec.error("global_pooling takes no pad and stride 1; remove pad and stride", "pooling_param")
         for pad, kernel, stride in zip(self.pad, self.kernel, self.stride, strict=True):
@@ -93,8 +95,7 @@ class Pooling(RandomLayer):
     def work_as(self, is_training: bool) -> None:
         self.is_random = self.is_stochastic and is_training
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.is_stochastic:
             return (self._stochastic(x),)
         if not self.is_max:
@@ -165,3 +166,77 @@ def _pair(spec: LayerSpec, name: str) -> tuple[int, int]:
 
 def _both(value: int) -> tuple[int, int]:
     return value, value
+
+
+_MAX_HEIGHT = 16
+
+
+class SPP(Layer):
+    """Spatial pyramid pooling: pooling into 1 x 1, 2 x 2, 4 x 4 ... bins (`pyramid_height` levels), side by side.
+
+    Flattened to (N, values), except with a single level: (N, C, 1, 1).
+    Level l has windows of ceil(size / 2^l), as many apart, and pads what is missing on the near side.
+    Reference: He et al., Spatial pyramid pooling in deep convolutional networks, 2014.
+    """
+
+    settings = ("spp_param",)
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        settings, shape = spec.message.spp_param, bottom_shapes[0]
+        if len(shape) != 4:
+            raise spec.error(f"input has shape {text(shape)}; SPP takes 4 axes (N, C, H, W)", "bottom")
+        if not 1 <= settings.pyramid_height <= _MAX_HEIGHT:
+            raise spec.error(
+                f"pyramid_height: {settings.pyramid_height}; it must be 1 to {_MAX_HEIGHT}", "spp_param.pyramid_height"
+            )
+        self.levels = [self._level(level, shape) for level in range(settings.pyramid_height)]
+        outputs = [pooling.top_shapes[0] for pooling in self.levels]
+        size = sum(prod(output[1:]) for output in outputs)
+        self.top_shapes = [checked(spec, (shape[0], size), "the output")] if len(outputs) > 1 else outputs
+
+    def _level(self, level: int, shape: Shape) -> Pooling:
+        message = message_class("LayerParameter")(name=f"{self.spec.name} level {level}", top=["level"])
+        settings, num_bins = message.pooling_param, 1 << level
+        settings.pool = self.spec.message.spp_param.pool
+        for letter, size in zip("hw", shape[2:], strict=True):
+            kernel = -(-size // num_bins)
+            pad = (kernel * num_bins - size + 1) // 2
+            if pad >= kernel:
+                raise self.spec.error(
+                    f"level {level} would cut {size} values into {num_bins} bins, of which some are empty; make "
+                    "pyramid_height smaller",
+                    "spp_param.pyramid_height",
+                )
+            for name, value in (("kernel", kernel), ("stride", kernel), ("pad", pad)):
+                setattr(settings, f"{name}_{letter}", value)
+        return Pooling(replace(self.spec, message=message), [shape], self._store)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        levels = [pooling.forward(x)[0] for pooling in self.levels]
+        return (levels[0] if len(levels) == 1 else torch.cat([level.flatten(1) for level in levels], 1),)
+
+
+_LEAST = torch.finfo(torch.float32).tiny
+
+
+def windows_of(
+    x: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int], output: tuple[int, int]
+) -> torch.Tensor:
+    """(N, C, K, L): the values of each window in row-major order, zeros where it leaves the image (N, C, H, W)."""
+    needed = [(out - 1) * step + size for out, step, size in zip(output, stride, kernel, strict=True)]
+    below, right = (max(0, need - have) for need, have in zip(needed, x.shape[2:], strict=True))
+    padded = F.pad(x, (0, right, 0, below))[:, :, : needed[0], : needed[1]]
+    columns = F.unfold(padded, kernel, stride=stride)
+    return columns.reshape(len(x), x.shape[1], kernel[0] * kernel[1], -1)
+
+
+def drawn(windows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """(N, C, L): of each window the first value at which the sum so far reaches `uniforms` (N, C, L) of the whole."""
+    sums = windows.detach().cumsum(2)
+    index = (sums < uniforms[:, :, None] * sums[:, :, -1:]).sum(2, keepdim=True)
+    return windows.gather(2, index.clamp_max(windows.shape[2] - 1)).squeeze(2)
+
+
+def expected(windows: torch.Tensor) -> torch.Tensor:
+    """(N, C, L): sum(v^2) / sum(v) of each window, the mean of what training draws; 0 of a window of zeros."""
+    return windows.square().sum(2) / (windows.sum(2) + _LEAST)

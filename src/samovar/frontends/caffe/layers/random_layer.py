@@ -1,4 +1,4 @@
-"""Random numbers that depend on the seed, the layer's name and the sample alone.
+"""Random numbers that depend on the seed, the layer's name and the sample alone; Dropout.
 
 So a sample meets the same draws on whichever worker, in whichever batch it is computed, and at every repetition.
 """
@@ -10,10 +10,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
 from samovar.frontends.caffe.layers.base import KEPT, Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape
 
 Words = npt.NDArray[np.uint32]
@@ -23,23 +21,18 @@ _WORDS_PER_BLOCK = 8  # one step of Philox's counter gives four words of 64 bits
 
 class RandomLayer(Layer):
     """A layer that draws in forward; the net sets `sample_numbers` (global counters, int64 (N,)) before each.
+    A sample's counter rises over the whole run, so (seed, layer, counter) tells every draw of every step apart."""
 
-    A sample's counter rises over the whole run, so (seed, layer, counter) tells every draw of every step apart.
-    """
-
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
-        digest = hashlib.sha256(f"{store.seed} {spec.name} draws".encode()).digest()
-        self.seed = store.seed
+    def build(self, spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
+        self.seed = self._store.seed
+        digest = hashlib.sha256(f"{self.seed} {spec.name} draws".encode()).digest()
         self._key = np.frombuffer(digest[:16], "<u8").copy()
         self.is_random = True  # whether this layer draws at all, in the phase it is built for
         self.sample_numbers = torch.zeros(1, dtype=torch.int64)
 
     def words(self, shape: Shape) -> Words:
         """Random words, uint32 of `shape`, whose first axis holds equally many rows of every sample.
-
-        Where it does not, all words follow from the first sample. Cost: 1 ns a word (Philox).
-        """
+        Where it does not, all words follow from the first sample. Cost: 1 ns a word (Philox)."""
         numbers = self.sample_numbers.numpy()
         count = prod(shape)
         if not shape or shape[0] % len(numbers):
@@ -53,11 +46,8 @@ class RandomLayer(Layer):
 
 
 def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], count: int) -> Words:
-    """uint32 (len(numbers), count): row i is a function of (key, numbers[i]) alone.
-
-    Sample n owns `blocks` steps of Philox's counter from n * blocks on, so runs of consecutive samples are
-    drawn at once.
-    """
+    """uint32 (len(numbers), count): row i is a function of (key, numbers[i]) alone. Sample n owns `blocks` steps of
+    Philox's counter from n * blocks on, so runs of consecutive samples are drawn at once."""
     blocks = -(-count // _WORDS_PER_BLOCK)
     rows = np.empty((len(numbers), count), np.uint32)
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -74,22 +64,19 @@ def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], co
 
 class Dropout(RandomLayer):
     """In training each value is kept with probability 1 - ratio and then divided by it, else 0; elsewhere y = x.
-
-    Reference: Srivastava et al., Dropout, 2014.
-    """
+    Reference: Srivastava et al., Dropout, 2014."""
 
     memory_order = KEPT
     takes_half = True
     settings = ("dropout_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        super().build(spec, bottom_shapes)
         ratio = spec.finite("dropout_param", "dropout_ratio")
         if not 0 < ratio < 1:
             raise spec.error(
                 f"dropout_ratio: {ratio:g}; it must lie between 0 and 1 (for 0 remove the layer)",
-                "dropout_param",
-                "dropout_ratio",
+                "dropout_param.dropout_ratio",
             )
         self.is_random = spec.is_training
         self.threshold = np.uint32(min(round(ratio * 2**32), 2**32 - 1))
@@ -98,36 +85,9 @@ class Dropout(RandomLayer):
     def work_as(self, is_training: bool) -> None:
         self.is_random = is_training
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if not self.is_random:
             return (x,)
         kept = self.words(tuple(x.shape)) >= self.threshold
         mask = torch.from_numpy(kept).to(x.device, x.dtype).mul_(self.scale)
         return (x * mask,)
-
-
-_LEAST = torch.finfo(torch.float32).tiny
-
-
-def windows_of(
-    x: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int], output: tuple[int, int]
-) -> torch.Tensor:
-    """(N, C, K, L): the values of each window in row-major order, zeros where it leaves the image (N, C, H, W)."""
-    needed = [(out - 1) * step + size for out, step, size in zip(output, stride, kernel, strict=True)]
-    below, right = (max(0, need - have) for need, have in zip(needed, x.shape[2:], strict=True))
-    padded = F.pad(x, (0, right, 0, below))[:, :, : needed[0], : needed[1]]
-    columns = F.unfold(padded, kernel, stride=stride)
-    return columns.reshape(len(x), x.shape[1], kernel[0] * kernel[1], -1)
-
-
-def drawn(windows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """(N, C, L): of each window the first value at which the sum so far reaches `uniforms` (N, C, L) of the whole."""
-    sums = windows.detach().cumsum(2)
-    index = (sums < uniforms[:, :, None] * sums[:, :, -1:]).sum(2, keepdim=True)
-    return windows.gather(2, index.clamp_max(windows.shape[2] - 1)).squeeze(2)
-
-
-def expected(windows: torch.Tensor) -> torch.Tensor:
-    """(N, C, L): sum(v^2) / sum(v) of each window, the mean of what training draws; 0 of a window of zeros."""
-    return windows.square().sum(2) / (windows.sum(2) + _LEAST)

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
 
 State = list[torch.Tensor]
@@ -33,14 +32,12 @@ class _Recurrent(Layer):
     mixes_samples = True  # axis 0 is time
     num_states: ClassVar[int]
     num_gates: ClassVar[int]  # rows of the input's weights, in multiples of D
-
     input_weight: nn.Parameter
     input_bias: nn.Parameter
     static_weight: nn.Parameter | None
     state_weight: nn.Parameter
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         settings = spec.message.recurrent_param
         self.num_output = settings.num_output
         if self.num_output < 1:
@@ -116,14 +113,11 @@ class _Recurrent(Layer):
 
 
 class RNN(_Recurrent):
-    """h = tanh(W_xh x + b_h (+ W_sh s) + W_hh (cont h)); y = tanh(W_ho h + b_o).
-
-    Parameters in this order: W_xh (D, I), b_h (D), W_sh (D, S) with static values, W_hh (D, D), W_ho (D, D), b_o (D).
-    """
+    """h = tanh(W_xh x + b_h (+ W_sh s) + W_hh (cont h)); y = tanh(W_ho h + b_o). Parameters in this order: W_xh (D, I),
+    b_h (D), W_sh (D, S) with static values, W_hh (D, D), W_ho (D, D), b_o (D)."""
 
     num_states = 1
     num_gates = 1
-
     output_weight: nn.Parameter
     output_bias: nn.Parameter
 

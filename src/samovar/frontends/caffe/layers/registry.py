@@ -1,42 +1,84 @@
-"""Layer types by the name a prototxt uses."""
+"""Layer types by the name a prototxt uses: those of Caffe, and any torch module that a user registers."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import nn
 
 from samovar.formats.caffe.text import nearest
-from samovar.frontends.caffe.layers.activations import BNLL, ELU, PReLU, ReLU, Sigmoid, Softmax, Swish, TanH
+from samovar.frontends.caffe.layers import (
+    activations,
+    classification,
+    combining,
+    convolution,
+    ends,
+    inner_product,
+    normalization,
+    pair_losses,
+    pooling,
+    random_layer,
+    recurrent,
+    shaping,
+)
 from samovar.frontends.caffe.layers.base import Layer
-from samovar.frontends.caffe.layers.classification import Accuracy, SoftmaxWithLoss
-from samovar.frontends.caffe.layers.combining import (
-    AbsVal,
-    ArgMax,
-    Bias,
-    Clip,
-    Eltwise,
-    Exp,
-    Log,
-    Power,
-    Reduction,
-    Scale,
-    Threshold,
-)
-from samovar.frontends.caffe.layers.convolution import Convolution, Deconvolution
-from samovar.frontends.caffe.layers.hdf5_output import HDF5Output
-from samovar.frontends.caffe.layers.inner_product import Embed, InnerProduct, Parameter
-from samovar.frontends.caffe.layers.inputs import DummyData
-from samovar.frontends.caffe.layers.normalization import LRN, MVN, BatchNorm
-from samovar.frontends.caffe.layers.pair_losses import (
-    ContrastiveLoss,
-    EuclideanLoss,
-    HingeLoss,
-    InfogainLoss,
-    MultinomialLogisticLoss,
-    SigmoidCrossEntropyLoss,
-)
-from samovar.frontends.caffe.layers.picking import SPP, BatchReindex, Filter, Im2col
-from samovar.frontends.caffe.layers.pooling import Pooling
-from samovar.frontends.caffe.layers.random_layer import Dropout
-from samovar.frontends.caffe.layers.recurrent import LSTM, RNN
-from samovar.frontends.caffe.layers.shaping import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
-from samovar.frontends.caffe.layers.user_layer import ModuleFactory, UserLayer
-from samovar.frontends.caffe.spec import LayerSpec
+from samovar.frontends.caffe.parameters import Filling
+from samovar.frontends.caffe.spec import LayerSpec, Shape
+
+ModuleFactory: TypeAlias = Callable[[dict[str, Any], list[Shape]], nn.Module]
+
+
+class UserLayer(Layer):
+    """A module of the user's, made by `factory(settings, bottom_shapes)`.
+
+    `settings` is the JSON object in python_param's param_str, empty without one. The module takes the bottoms and
+    gives one tensor, or a tuple of them; its parameters, in the order of `named_parameters`, are the layer's blobs.
+    """
+
+    num_bottoms = (0, 1 << 16)
+    num_tops = (0, 1 << 16)
+    settings = ("python_param",)
+    factory: ClassVar[ModuleFactory]
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        digest = hashlib.sha256(f"{self._store.seed} {spec.name}".encode()).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            self.module = type(self).factory(_settings(spec), list(bottom_shapes))
+            if not isinstance(self.module, nn.Module):
+                raise TypeError(f"the factory of layer type {spec.type} gave {self.module!r}, which is no nn.Module")
+            for name, parameter in list(self.module.named_parameters()):
+                self.add(f"module.{name}", tuple(parameter.shape), Filling(value=parameter.detach().clone()))
+            with torch.no_grad():
+                self.module.eval()
+                tops = self.forward(*(torch.zeros(shape) for shape in bottom_shapes))
+            self.top_shapes = [tuple(top.shape) for top in tops]
+        self.module.train(spec.is_training)
+        if len(self.top_shapes) != len(spec.tops):
+            raise spec.error(
+                f"{len(spec.tops)} tops, but the module of type {spec.type} gives {len(self.top_shapes)}", "top"
+            )
+
+    def work_as(self, is_training: bool) -> None:
+        self.module.train(is_training)
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tops = self.module(*bottoms)
+        return (tops,) if isinstance(tops, torch.Tensor) else tuple(tops)
+
+
+def _settings(spec: LayerSpec) -> dict[str, Any]:
+    text = spec.message.python_param.param_str
+    try:
+        settings = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise spec.error("param_str must be a JSON object, as in '{\"size\": 3}'", "python_param.param_str")
+    return settings
+
 
 DATA_TYPES = {
     "Data": ("data_param", "transform_param"),
@@ -48,61 +90,18 @@ DATA_TYPES = {
 INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
 """Layers whose tops the caller of the net provides."""
 
+_MODULES = (
+    *(activations, classification, combining, convolution, ends, inner_product, normalization),
+    *(pair_losses, pooling, random_layer, recurrent, shaping),
+)
+_BASES = ("Classification", "Layer", "RandomLayer")
 _LAYERS: dict[str, type[Layer]] = {
-    "AbsVal": AbsVal,
-    "Accuracy": Accuracy,
-    "ArgMax": ArgMax,
-    "BNLL": BNLL,
-    "BatchNorm": BatchNorm,
-    "BatchReindex": BatchReindex,
-    "Bias": Bias,
-    "Clip": Clip,
-    "Concat": Concat,
-    "ContrastiveLoss": ContrastiveLoss,
-    "Convolution": Convolution,
-    "Crop": Crop,
-    "Deconvolution": Deconvolution,
-    "Dropout": Dropout,
-    "DummyData": DummyData,
-    "ELU": ELU,
-    "Eltwise": Eltwise,
-    "Embed": Embed,
-    "EuclideanLoss": EuclideanLoss,
-    "Exp": Exp,
-    "Filter": Filter,
-    "Flatten": Flatten,
-    "HDF5Output": HDF5Output,
-    "HingeLoss": HingeLoss,
-    "Im2col": Im2col,
-    "InfogainLoss": InfogainLoss,
-    "InnerProduct": InnerProduct,
-    "LRN": LRN,
-    "LSTM": LSTM,
-    "Log": Log,
-    "MVN": MVN,
-    "MultinomialLogisticLoss": MultinomialLogisticLoss,
-    "PReLU": PReLU,
-    "Parameter": Parameter,
-    "Pooling": Pooling,
-    "Power": Power,
-    "RNN": RNN,
-    "ReLU": ReLU,
-    "Reduction": Reduction,
-    "Reshape": Reshape,
-    "SPP": SPP,
-    "Scale": Scale,
-    "Sigmoid": Sigmoid,
-    "SigmoidCrossEntropyLoss": SigmoidCrossEntropyLoss,
-    "Silence": Silence,
-    "Slice": Slice,
-    "Softmax": Softmax,
-    "SoftmaxWithLoss": SoftmaxWithLoss,
-    "Split": Split,
-    "Swish": Swish,
-    "TanH": TanH,
-    "Threshold": Threshold,
-    "Tile": Tile,
+    name: kind
+    for module in _MODULES
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Layer) and not name.startswith("_") and name not in _BASES
 }
+"""Every public layer class of these modules, under its own name: Caffe's."""
 SUPPORTED = tuple(sorted((*_LAYERS, *DATA_TYPES, *INPUT_TYPES)))
 _WAYS_OUT = {
     "LSTMUnit": "is a part of Caffe's own LSTM; write a layer of type LSTM",
@@ -131,9 +130,7 @@ def register_layer(name: str, factory: ModuleFactory) -> None:
 
 def layer_class(spec: LayerSpec) -> type[Layer]:
     """The module class of the layer's type; InputError for a type that is unknown or not supported.
-
-    A layer of type Python is of the type that a program registered under its `python_param { layer: "NAME" }`.
-    """
+    A layer of type Python is of the type that a program registered under its `python_param { layer: "NAME" }`."""
     name = str(spec.message.python_param.layer) if spec.type == "Python" else spec.type
     kind = _LAYERS.get(name)
     if kind is not None and (spec.type != "Python" or issubclass(kind, UserLayer)):

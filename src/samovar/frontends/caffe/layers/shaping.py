@@ -1,4 +1,4 @@
-"""Layers that move values and change none: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, Silence."""
+"""Layers that move values and change none: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, Silence, Filter ..."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,7 +7,6 @@ from math import prod
 import torch
 
 from samovar.frontends.caffe.layers.base import KEPT, Layer
-from samovar.frontends.caffe.parameters import ParameterStore
 from samovar.frontends.caffe.spec import LayerSpec, Shape, checked, text
 
 _MANY = 1 << 16
@@ -21,8 +20,7 @@ class Concat(Layer):
     takes_half = True
     settings = ("concat_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         first = bottom_shapes[0]
         self.axis = axis = _axis(spec, first, "concat_param", "concat_dim")
         self.mixes_samples = axis == 0
@@ -46,8 +44,7 @@ class Slice(Layer):
     takes_half = True
     settings = ("slice_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape = bottom_shapes[0]
         self.axis = axis = _axis(spec, shape, "slice_param", "slice_dim")
         self.mixes_samples = axis == 0
@@ -60,15 +57,14 @@ class Slice(Layer):
         spec, num_tops = self.spec, len(self.spec.tops)
         if len(points) != num_tops - 1:
             raise spec.error(
-                f"{len(points)} slice_points for {num_tops} tops; give one less than tops", "slice_param", "slice_point"
+                f"{len(points)} slice_points for {num_tops} tops; give one less than tops", "slice_param.slice_point"
             )
         edges = [0, *points, size]
         sizes = [after - before for before, after in pairwise(edges)]
         if min(sizes) < 1:
             raise spec.error(
                 f"slice_points {', '.join(map(str, points))} must rise and lie between 1 and {size - 1}",
-                "slice_param",
-                "slice_point",
+                "slice_param.slice_point",
             )
         return sizes
 
@@ -80,8 +76,7 @@ class Slice(Layer):
             )
         return [size // num_tops] * num_tops
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (x,) = bottoms
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.is_even:
             return torch.tensor_split(x, len(self.sizes), self.axis)
         return torch.split(x, self.sizes, self.axis)
@@ -89,17 +84,14 @@ class Slice(Layer):
 
 class Crop(Layer):
     """The part of the first bottom that has the second's size on the axes from `axis` on, starting at `offset`.
-
-    `offset` is given once, or once for each of these axes. The second bottom gets no gradient.
-    """
+    `offset` is given once, or once for each of these axes. The second bottom gets no gradient."""
 
     num_bottoms = (2, 2)
     memory_order = KEPT
     takes_half = True
     settings = ("crop_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape, wanted = bottom_shapes
         if len(shape) != len(wanted):
             raise spec.error(f"bottoms of shapes {text(shape)} and {text(wanted)}; both need as many axes", "bottom")
@@ -110,21 +102,18 @@ class Crop(Layer):
             raise spec.error(
                 f"offset is given {len(offsets)} times; allowed are once, or {num_axes} times for axis {self.axis} to "
                 "the last",
-                "crop_param",
-                "offset",
+                "crop_param.offset",
             )
         self.offsets = offsets * num_axes if len(offsets) == 1 else offsets
         for axis, offset in enumerate(self.offsets, self.axis):
             if offset + wanted[axis] > shape[axis]:
                 raise spec.error(
                     f"{wanted[axis]} values from {offset} on are more than the {shape[axis]} of axis {axis}",
-                    "crop_param",
-                    "offset",
+                    "crop_param.offset",
                 )
         self.top_shapes = [(*shape[: self.axis], *wanted[self.axis :])]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x, like = bottoms
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for axis, offset in enumerate(self.offsets, self.axis):
             x = x.narrow(axis, offset, like.shape[axis])
         return (x,)
@@ -137,19 +126,18 @@ class Flatten(Layer):
     takes_half = True
     settings = ("flatten_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape, settings = bottom_shapes[0], spec.message.flatten_param
         self.first = spec.axis(shape, settings.axis, "flatten_param", "axis")
         self.mixes_samples = self.first == 0
         self.last = spec.axis(shape, settings.end_axis, "flatten_param", "end_axis")
         if self.last < self.first:
-            raise spec.error(f"end_axis {self.last} lies before axis {self.first}", "flatten_param", "end_axis")
+            raise spec.error(f"end_axis {self.last} lies before axis {self.first}", "flatten_param.end_axis")
         middle = prod(shape[self.first : self.last + 1])
         self.top_shapes = [(*shape[: self.first], middle, *shape[self.last + 1 :])]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (bottoms[0].flatten(self.first, self.last),)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.flatten(self.first, self.last),)
 
 
 class Reshape(Layer):
@@ -163,27 +151,24 @@ class Reshape(Layer):
     takes_half = True
     settings = ("reshape_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape, settings = bottom_shapes[0], spec.message.reshape_param
         self.sizes = tuple(settings.shape.dim)
         if min(self.sizes, default=0) < -1 or self.sizes.count(-1) > 1:
-            raise spec.error("sizes may be above 0, 0 (keep), and once -1 (what is left)", "reshape_param", "shape")
+            raise spec.error("sizes may be above 0, 0 (keep), and once -1 (what is left)", "reshape_param.shape")
         num_axes = len(shape)
         self.start = settings.axis if settings.axis >= 0 else num_axes + settings.axis + 1
         if not 0 <= self.start <= num_axes:
             raise spec.error(
                 f"axis {settings.axis} of an input of shape {text(shape)}; allowed are {-num_axes - 1} to {num_axes}",
-                "reshape_param",
-                "axis",
+                "reshape_param.axis",
             )
         self.end = num_axes if settings.num_axes == -1 else self.start + settings.num_axes
         if settings.num_axes < -1 or self.end > num_axes:
             raise spec.error(
                 f"num_axes: {settings.num_axes} from axis {self.start} of an input of shape {text(shape)}; allowed are "
                 f"-1 (to the last) to {num_axes - self.start}",
-                "reshape_param",
-                "num_axes",
+                "reshape_param.num_axes",
             )
         self.top_shapes = [checked(spec, self._target(shape), "the output")]
         self.mixes_samples = self.top_shapes[0][:1] != shape[:1]
@@ -196,8 +181,7 @@ class Reshape(Layer):
                     raise self.spec.error(
                         f"size {index} is 0 (keep), but an input of shape {text(shape)} has no axis "
                         f"{self.start + index}",
-                        "reshape_param",
-                        "shape",
+                        "reshape_param.shape",
                     )
                 sizes[index] = shape[self.start + index]
         before, after = shape[: self.start], shape[self.end :]
@@ -209,13 +193,12 @@ class Reshape(Layer):
             wanted = text((*before, *self.sizes, *after))
             raise self.spec.error(
                 f"input of shape {text(shape)} has {prod(shape)} values, which do not fit {wanted}",
-                "reshape_param",
-                "shape",
+                "reshape_param.shape",
             )
         return target
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (bottoms[0].reshape(self._target(tuple(bottoms[0].shape))),)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.reshape(self._target(tuple(x.shape))),)
 
 
 class Tile(Layer):
@@ -223,19 +206,18 @@ class Tile(Layer):
 
     settings = ("tile_param",)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         shape, settings = bottom_shapes[0], spec.message.tile_param
         self.axis = spec.axis(shape, settings.axis, "tile_param", "axis")
         self.mixes_samples = self.axis == 0
         if settings.tiles < 1:
-            raise spec.error(f"tiles: {settings.tiles}; give the number of copies, at least 1", "tile_param", "tiles")
+            raise spec.error(f"tiles: {settings.tiles}; give the number of copies, at least 1", "tile_param.tiles")
         self.repeats = [settings.tiles if axis == self.axis else 1 for axis in range(len(shape))]
         sizes = tuple(size * count for size, count in zip(shape, self.repeats, strict=True))
         self.top_shapes = [checked(spec, sizes, "the output")]
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (bottoms[0].repeat(self.repeats),)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.repeat(self.repeats),)
 
 
 class Split(Layer):
@@ -244,12 +226,11 @@ class Split(Layer):
     takes_integers = True
     num_tops = (1, _MANY)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
         self.top_shapes = [bottom_shapes[0]] * len(spec.tops)
 
-    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return bottoms * len(self.top_shapes)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x,) * len(self.top_shapes)
 
 
 class Silence(Layer):
@@ -259,8 +240,7 @@ class Silence(Layer):
     num_bottoms = (1, _MANY)
     num_tops = (0, 0)
 
-    def __init__(self, spec: LayerSpec, bottom_shapes: Sequence[Shape], store: ParameterStore) -> None:
-        super().__init__(spec, bottom_shapes, store)
+    def build(self, _spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
         self.top_shapes = []
 
     def forward(self, *_bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -279,3 +259,56 @@ def _axis(spec: LayerSpec, shape: Shape, owner: str, old_field: str) -> int:
 
 def _without(shape: Shape, axis: int) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
+
+
+class BatchReindex(Layer):
+    """y[i] = x[index[i]], x being the first bottom and index (M) the second, which gets no gradient."""
+
+    num_bottoms = (2, 2)
+    takes_integers = True
+    mixes_samples = True
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        x, index = bottom_shapes
+        if not x or len(index) != 1:
+            raise spec.error(
+                f"bottoms of shapes {text(x)} and {text(index)}; the second is a list of numbers", "bottom"
+            )
+        self.top_shapes = [(index[0], *x[1:])]
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        index = index.long()
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(x):
+            raise self.spec.error(
+                f"indices are {int(index.min())} to {int(index.max())}, but there are {len(x)} samples, counted from 0"
+            )
+        return (x.index_select(0, index),)
+
+
+class Filter(Layer):
+    """The samples of all bottoms but the last at which the last, (N), is not 0; one top for each of them.
+    Dropped samples get gradient 0. How many are left is known in forward only."""
+
+    num_bottoms = (2, 1 << 16)
+    mixes_samples = True
+    num_tops = (1, 1 << 16)
+    takes_integers = True
+
+    def build(self, spec: LayerSpec, bottom_shapes: Sequence[Shape]) -> None:
+        *shapes, selector = bottom_shapes
+        if len(spec.tops) != len(shapes):
+            raise spec.error(
+                f"{len(shapes)} bottoms before the selector but {len(spec.tops)} tops; give each its top", "top"
+            )
+        count = selector[0] if selector else 0
+        if prod(selector) != count or any(not shape or shape[0] != count for shape in shapes):
+            raise spec.error(
+                f"bottoms of shapes {', '.join(map(text, bottom_shapes))}; the last holds one number a sample, and all "
+                "have as many samples",
+                "bottom",
+            )
+        self.top_shapes = shapes
+
+    def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kept = bottoms[-1].reshape(-1).nonzero().flatten()
+        return tuple(bottom.index_select(0, kept) for bottom in bottoms[:-1])

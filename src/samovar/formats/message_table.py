@@ -1,68 +1,22 @@
-"""Files as published: plain, gzip or xz, told apart by their first bytes."""
+"""Protobuf messages from a table of text: their classes are made at run time, no generated code."""
 
-import gzip
-import lzma
 import re
-import zlib
-from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from samovar.core.errors import InputError
-
-SUFFIXES = ("", ".gz", ".xz")
-_GZIP_MAGIC = b"\x1f\x8b"
-_XZ_MAGIC = b"\xfd7zXZ\x00"
-_MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` asks for 65 MB; a header may declare 4 GB
-
-
-def read_unpacked(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, unpacked where it is a gzip or xz file, whatever its name.
-
-    Raises: InputError where it cannot be read or unpacked, or holds more than `max_bytes`.
-    """
-    try:
-        with path.open("rb") as file:
-            content = _unpacked(file, max_bytes + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise InputError(f"{path}: the packed file is damaged ({error}). Download it again.") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}.") from error
-    if len(content) > max_bytes:
-        raise InputError(f"{path}: holds more than the {max_bytes} bytes expected. Download it again.")
-    return content
-
-
-def _unpacked(file: BinaryIO, limit: int) -> bytes:
-    """At most `limit` bytes of what is in the file."""
-    magic = file.read(len(_XZ_MAGIC))
-    file.seek(0)
-    if magic.startswith(_GZIP_MAGIC):
-        return gzip.GzipFile(fileobj=file).read(limit)
-    if magic == _XZ_MAGIC:
-        return _unpacked_xz(file, limit)
-    return file.read(limit)
-
-
-def _unpacked_xz(file: BinaryIO, limit: int) -> bytes:
-    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
-    content = bytearray()
-    while not unpacker.eof and len(content) < limit:
-        packed = file.read(1 << 20) if unpacker.needs_input else b""
-        if unpacker.needs_input and not packed:
-            raise EOFError("it ends before its content does")
-        content += unpacker.decompress(packed, limit - len(content))
-    return bytes(content)
-
-
 Message: TypeAlias = Any  # protobuf's classes are made at run time and carry no types
+
 MessageClass: TypeAlias = Any
 
 _FIELD = re.compile(r"(\d+) (\w+) (\w+)([*+!]?)(?: = (\S+))?")
+
 _Field = descriptor_pb2.FieldDescriptorProto
+
 _SCALAR_NAMES = ("double", "float", "int64", "int32", "uint32", "bool", "string", "bytes")
+
 _SCALARS = {name: getattr(_Field, f"TYPE_{name.upper()}") for name in _SCALAR_NAMES}
+
 _LABELS = {
     "": _Field.LABEL_OPTIONAL,
     "!": _Field.LABEL_REQUIRED,
@@ -73,6 +27,10 @@ _LABELS = {
 
 class MessageTable:
     """The messages of one table, in a pool of their own.
+
+    A line `message NAME: ENTRY; ...` begins a message, and the lines behind it go on with its entries. An entry is a
+    field, `NUMBER NAME TYPE [= DEFAULT]`, or `enum NAME VALUE=N ...`, which before all messages belongs to none. A type
+    ends with `*` (repeated), `+` (repeated and packed) or `!` (required).
 
     With `packed_as_bytes`, packed float and double fields are lists of raw little-endian byte runs.
     """
@@ -97,13 +55,15 @@ class MessageTable:
         return self._classes[name]
 
     def _add_line(self, file: Any, line: str) -> None:
+        entries = line
         if line.startswith("message "):
-            file.message_type.add(name=line.split()[1])
-        elif line.startswith("enum "):
-            _add_enum(file.message_type[-1] if file.message_type else file, line)
-        else:
-            for text in line.split("; "):
-                self._add_field(file, text)
+            name, _, entries = line.removeprefix("message ").partition(":")
+            file.message_type.add(name=name)
+        for entry in filter(None, entries.strip().split("; ")):
+            if entry.startswith("enum "):
+                _add_enum(file.message_type[-1] if file.message_type else file, entry)
+            else:
+                self._add_field(file, entry)
 
     def _add_field(self, file: Any, text: str) -> None:
         match = _FIELD.fullmatch(text)

@@ -1,10 +1,13 @@
-"""Files of named tensors, safetensors and torch's own, read without running anything in them."""
+"""Files of weights (caffemodel, safetensors, torch's own), read without running anything in them, and written.
+
+In a file of named tensors array 0 of layer "conv1" is "conv1.weight", as in a torch `state_dict`.
+"""
 
 import io
 import json
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,7 +30,6 @@ from samovar.formats.caffe.caffemodel import (
 from samovar.formats.caffe.files import HDF5_MAGIC, read_file
 from samovar.formats.caffe.text import nearest
 from samovar.frontends.caffe.definition import CaffeNetDefinition
-from samovar.frontends.caffe.naming import grouped, named_arrays
 from samovar.frontends.caffe.spec import LayerSpec
 from samovar.frontends.caffe.upgrade import type_today
 
@@ -67,7 +69,6 @@ def read_named(path: Path) -> NamedArrays:
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """The texts beside a safetensors file's tensors."""
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return dict(file.metadata() or {})
@@ -134,14 +135,8 @@ def _state_dict(path: Path, found: object) -> dict[str, torch.Tensor]:
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise InputError(f"{path}: {name!r} is a {type(value).__name__}; a state_dict holds tensors by name")
-    cut: Callable[[str], str] = str
-    if all(name.startswith(_WRAPPER_PREFIX) for name in found):
-        cut = _without_wrapper
-    return {cut(name): value for name, value in found.items()}
-
-
-def _without_wrapper(name: str) -> str:
-    return name.removeprefix(_WRAPPER_PREFIX)
+    is_wrapped = all(name.startswith(_WRAPPER_PREFIX) for name in found)
+    return {name.removeprefix(_WRAPPER_PREFIX) if is_wrapped else name: value for name, value in found.items()}
 
 
 def _as_float32(path: Path, name: str, tensor: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -178,16 +173,13 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     layers = [_today(record) for record in stored.layers]
     name = stored.name if model is None else model.name
     stored = StoredNet(name, layers if model is None else _as_in(model, layers, path))
-    for record in stored.layers:
-        require_finite(record, path)
+    require_finite_layers(stored, path)
     return stored
 
 
 def encode_stored(stored: StoredNet, kind: str, path: Path) -> bytes:
     """The bytes of a file of this `kind`: caffemodel, caffemodel.h5, safetensors or pt; `path` is where it came from.
-
-    Raises InputError for what the kind cannot hold.
-    """
+    Raises InputError for what the kind cannot hold."""
     if kind == "caffemodel":
         return encode_caffemodel(stored.name, stored.layers)
     if kind == "caffemodel.h5":
@@ -206,15 +198,18 @@ def encode_named(arrays: Mapping[str, npt.NDArray[np.float32]], stored: StoredNe
     return content.getvalue()
 
 
-def require_finite(record: LayerRecord, path: Path) -> None:
-    """InputError where an array of the layer holds a value that is NaN or infinite."""
-    for index, array in enumerate(record.blobs):
-        bad = array.size - int(np.isfinite(array).sum())
-        if bad:
-            raise InputError(
-                f"{path}: layer '{record.name}', array {index} has {bad} values that are NaN or infinite; "
-                "take an earlier snapshot"
-            )
+def require_finite(path: Path, layer: str, index: int, array: npt.NDArray[np.float32]) -> None:
+    """InputError where the layer's array holds a value that is NaN or infinite."""
+    if bad := array.size - int(np.isfinite(array).sum()):
+        what = f"layer '{layer}', array {index} has {bad} values that are NaN or infinite"
+        raise InputError(f"{path}: {what}; take an earlier snapshot")
+
+
+def require_finite_layers(stored: StoredNet, path: Path) -> None:
+    """As `require_finite`, of all arrays."""
+    for record in stored.layers:
+        for index, array in enumerate(record.blobs):
+            require_finite(path, record.name, index, array)
 
 
 def _today(record: LayerRecord) -> LayerRecord:
@@ -246,7 +241,7 @@ def _with_metadata(weights: Weights, path: Path) -> StoredNet:
     try:
         outline = json.loads(text)
         layers = [
-            LayerRecord(str(name), str(kind), _strings(bottoms), _strings(tops), weights.get(name, []))
+            LayerRecord(str(name), str(kind), tuple(map(str, bottoms)), tuple(map(str, tops)), weights.get(name, []))
             for name, kind, bottoms, tops in outline["layers"]
         ]
         listed = StoredNet(str(outline["name"]), layers)
@@ -255,12 +250,7 @@ def _with_metadata(weights: Weights, path: Path) -> StoredNet:
     return listed if {layer.name for layer in layers if layer.blobs} == weights.keys() else plain
 
 
-def _strings(values: Sequence[object]) -> tuple[str, ...]:
-    return tuple(map(str, values))
-
-
 def _as_in(model: CaffeNetDefinition, layers: Sequence[LayerRecord], path: Path) -> list[LayerRecord]:
-    """All layers of the model, in its order, with the arrays of the file."""
     specs = {spec.name: spec for spec in model.layers}
     with_arrays = {record.name: record for record in layers if record.blobs}
     for name in with_arrays:
@@ -272,3 +262,84 @@ def _as_in(model: CaffeNetDefinition, layers: Sequence[LayerRecord], path: Path)
 def _record(spec: LayerSpec, with_arrays: Mapping[str, LayerRecord]) -> LayerRecord:
     blobs = with_arrays[spec.name].blobs if spec.name in with_arrays else ()
     return _today(LayerRecord(spec.name, spec.type, spec.bottoms, spec.tops, blobs))
+
+
+_WEIGHT_AND_BIAS = ("weight", "bias")
+_NAMES = {
+    "BatchNorm": ("mean", "variance", "count"),
+    "Bias": ("bias",),
+    "Convolution": _WEIGHT_AND_BIAS,
+    "Deconvolution": _WEIGHT_AND_BIAS,
+    "Embed": _WEIGHT_AND_BIAS,
+    "InnerProduct": _WEIGHT_AND_BIAS,
+    "LSTM": ("input_weight", "input_bias", "state_weight"),
+    "PReLU": ("slope",),
+    "Parameter": ("value",),
+    "RNN": ("input_weight", "input_bias", "state_weight", "output_weight", "output_bias"),
+    "Scale": ("scale", "bias"),
+}
+_STATIC = "static_weight"  # of a recurrent layer with a third bottom; before state_weight
+_ORDER = (
+    *("weight", "scale", "slope", "value", "bias", "mean", "variance", "count"),
+    *("input_weight", "input_bias", _STATIC, "state_weight", "output_weight", "output_bias"),
+)
+
+
+def array_names(record: LayerRecord, path: Path) -> tuple[str, ...]:
+    """The names of a stored layer's arrays, those of `samovar.caffe.load`'s modules; by its type and their number.
+    Raises InputError for a layer without a type, of another type, or with another number of arrays."""
+    if not record.blobs:
+        return ()
+    names, count = _NAMES.get(record.type, ()), len(record.blobs)
+    if record.type in ("LSTM", "RNN") and count == len(names) + 1:
+        names = (*names[:2], _STATIC, *names[2:])
+    if record.type == "Scale" and count == 1 and len(record.bottoms) == 2:
+        names = names[1:]  # its factor is the other bottom
+    if not record.type:
+        raise InputError(f"{path}: does not say of which type layer '{record.name}' is; give the net with --model")
+    if not names or count > len(names) or (count < len(names) and names[-1] != "bias"):
+        raise InputError(
+            f"{path}: layer '{record.name}' of type {record.type} has {count} arrays, which have no names here; "
+            f"known are {', '.join(_NAMES)}"
+        )
+    return names[:count]
+
+
+def named_arrays(layers: Sequence[LayerRecord], path: Path) -> dict[str, npt.NDArray[np.float32]]:
+    """All arrays by name, in the file's order. Raises InputError where two layers have one name."""
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for record in layers:
+        for name, array in zip(array_names(record, path), record.blobs, strict=True):
+            key = f"{record.name}.{name}"
+            if key in found:
+                raise InputError(f"{path}: two layers have the name '{record.name}'; names must tell them apart")
+            found[key] = array
+    return found
+
+
+def grouped(arrays: NamedArrays, path: Path) -> Weights:
+    """Arrays by name as layers with theirs in Caffe's order: "conv1.weight", or "conv1/0" as in snapshots.
+    Raises InputError for other names, and where one of a layer's arrays is missing."""
+    return by_layer({_place(name, path): array for name, array in arrays.items()})
+
+
+def by_layer(placed: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> Weights:
+    """Arrays by layer and place, as lists in the order of places; layers in the order in which they came."""
+    found: Weights = {layer: [] for layer, _ in placed}
+    for layer, place in sorted(placed, key=lambda key: key[1]):
+        found[layer].append(placed[layer, place])
+    return found
+
+
+def _place(name: str, path: Path) -> tuple[str, int]:
+    """Layer, and a number by which its arrays are put into order."""
+    layer, _, ending = name.rpartition(".")
+    if layer and ending in _ORDER:
+        return layer, _ORDER.index(ending)
+    layer, _, ending = name.rpartition("/")
+    if layer and ending.isdecimal() and len(ending) <= 3:
+        return layer, int(ending)
+    raise InputError(
+        f"{path}: no array of a Caffe layer is called '{name}'; names are LAYER.weight, LAYER.bias and the like "
+        f"({', '.join(_ORDER)}), or LAYER/0. Rename those of another net to its layers' first"
+    )

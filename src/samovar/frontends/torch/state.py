@@ -1,0 +1,250 @@
+"""The state of any module in flat buffers: its weights, tensors that no optimizer updates, its optimizer's state."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from samovar.collectives.engine import Collectives
+from samovar.core.buffer import FlatBuffer, StagedBuffer
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, SamovarError
+from samovar.frontends.torch.gradients import REACHED
+from samovar.frontends.torch.parameters import device_of
+from samovar.transports.base import Array
+
+
+class FlatWeights:
+    """Parameters of float32 become views of the buffer; the Parameter objects stay what they are.
+
+    Others (bfloat16, float16) keep their memory: `gather` copies them into the buffer and `scatter` back, rounded. On
+    a GPU parameters are views of a copy of the buffer there, which `gather` and `scatter` copy too.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer) -> None:
+        _require_apart(parameters)
+        self._flat = flat
+        self._adopted = {name: p for name, p in parameters.items() if p.dtype == torch.float32}
+        self._mirrored = {name: p for name, p in parameters.items() if p.dtype != torch.float32}
+        self._staged = StagedBuffer(flat, device_of(parameters))
+        self._near = self._staged.near
+        for name, parameter in self._adopted.items():
+            view = self._near.view(name)
+            view.copy_(parameter.data)
+            parameter.data = view
+        self.gather()
+
+    def gather(self) -> None:
+        """Bring the buffer up to date with parameters of other types, or on a GPU."""
+        for name, parameter in self._mirrored.items():
+            self._near.view(name).copy_(parameter.data)
+        self._staged.store()
+
+    def scatter(self) -> None:
+        """Bring parameters of other types, or on a GPU, up to date with the buffer."""
+        self._staged.fetch()
+        for name, parameter in self._mirrored.items():
+            parameter.data.copy_(self._near.view(name))
+
+    @contextmanager
+    def in_buffer(self) -> Iterator[None]:
+        """What changes in the buffer inside, without gradients, changes the parameters."""
+        with torch.no_grad():
+            self.gather()
+            yield
+            self.scatter()
+
+    def require_in_place(self) -> None:
+        """SamovarError where somebody gave a parameter other memory, which an exchange would not see."""
+        for name, parameter in self._adopted.items():
+            if parameter.data_ptr() != self._near.view(name).data_ptr():
+                raise SamovarError(
+                    f"parameter {name!r} was given other memory after replicate(); write into it instead "
+                    "(load_state_dict without assign=True, no .to(), no p.data = ...)"
+                )
+
+    @contextmanager
+    def replaced(self, values_N: npt.NDArray[np.float32]) -> Iterator[None]:
+        """The model has other weights, given as the buffer holds them, until the context ends."""
+        self.gather()
+        own = self._flat.array_N.copy()
+        self._set(values_N)
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    def named(self, values_N: npt.NDArray[np.float32]) -> dict[str, torch.Tensor]:
+        flat = FlatBuffer(self._flat.layout, values_N.copy())
+        return {entry.spec.name: flat.view(entry.spec.name) for entry in self._flat.layout.entries}
+
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        for name in [entry.spec.name for entry in self._flat.layout.entries]:
+            self._flat.view(name).copy_(named[name])
+        self.scatter()
+
+    def _set(self, values_N: npt.NDArray[np.float32]) -> None:
+        self._flat.array_N[:] = values_N
+        self.scatter()
+
+
+def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
+    places: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        other = places.setdefault(parameter.data_ptr(), name)
+        if other != name:
+            raise InputError(
+                f"replicate: parameters {other!r} and {name!r} share memory but are two Parameter objects; tie them "
+                "by using one Parameter object in both places"
+            )
+
+
+def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
+    """Buffers that have a mean over ranks, each once: those of a floating type. Counters have none."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+
+
+class BufferMean:
+    """Copies buffers into `array` (float32, at least their number of elements), and their sum's mean back."""
+
+    def __init__(self, model: nn.Module, array: Array) -> None:
+        self._model = model
+        self._flat = torch.from_numpy(array)
+
+    def gather(self) -> None:
+        for buffer, place in self._pairs():
+            place.copy_(buffer.detach().reshape(-1))
+
+    @contextmanager
+    def replaced(self, scale: float) -> Iterator[None]:
+        """The model's buffers are `scale` times what stands in the array, until the context ends."""
+        kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
+        for buffer, place in self._pairs():
+            buffer.detach().copy_((place * scale).view_as(buffer))
+        try:
+            yield
+        finally:
+            for (buffer, _), own in zip(self._pairs(), kept, strict=True):
+                buffer.detach().copy_(own)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        start = 0
+        for buffer in mean_buffers(self._model):
+            yield buffer, self._flat[start : start + buffer.numel()]
+            start += buffer.numel()
+
+
+_STAGING_BYTES = 1 << 22
+
+
+class Broadcast:
+    """Sends tensors of any type from rank 0 through a staging area of 4 MiB."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._is_alone = collectives.group.world_size == 1
+        if not self._is_alone:
+            region = collectives.region("broadcast", _STAGING_BYTES)
+            self._runner = collectives.broadcast("broadcast", region)
+            self._staging = torch.from_numpy(region.array)
+
+    @torch.no_grad()
+    def run(self, tensors: Sequence[torch.Tensor], deadline: Callable[[], Deadline]) -> None:
+        """Overwrite the tensors with those of rank 0, bit by bit; all ranks give equal shapes and types.
+        Cost: the tensors' bytes once through the staging area, a broadcast for each filling."""
+        if self._is_alone:
+            return
+        flats = [_bytes(tensor) for tensor in tensors]
+        for pieces in _fillings(flats, _STAGING_BYTES):
+            torch.cat(pieces, out=self._staging[: sum(len(piece) for piece in pieces)])
+            self._runner.run(deadline())
+            start = 0
+            for piece in pieces:
+                piece.copy_(self._staging[start : start + len(piece)])
+                start += len(piece)
+        for tensor, flat in zip(tensors, flats, strict=True):
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes in logical order: its own memory where it is contiguous, and the CPU's."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _fillings(flats: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
+    """The bytes of all tensors in pieces, gathered into lists of at most `size` bytes."""
+    pieces: list[torch.Tensor] = []
+    room = size
+    for flat in flats:
+        start = 0
+        while start < len(flat):
+            piece = flat[start : start + room]
+            pieces.append(piece)
+            start, room = start + len(piece), room - len(piece)
+            if not room:
+                yield pieces
+                pieces, room = [], size
+    if pieces:
+        yield pieces
+
+
+class OptimizerState:
+    """Momentum and the like by name: one element per element of the parameter, or one number per parameter."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        self._parameters = dict(parameters)
+
+    def quantities(self) -> list[str]:
+        """The names, in an order that is the same on all ranks."""
+        return sorted({key for _, keys in self._rows() for key in keys})
+
+    def fingerprint(self) -> float:
+        """48 bits that are equal where the same parameters have the same quantities."""
+        return float(int.from_bytes(hashlib.sha256(repr(self._rows()).encode()).digest()[:6], "big"))
+
+    def write(self, quantity: str, flat: FlatBuffer) -> None:
+        """Copy the quantity into `flat`; what has none is zero there."""
+        flat.tensor_N.zero_()
+        for place, value, _ in self._places(quantity, flat):
+            place.copy_(torch.as_tensor(value).reshape(place.shape))
+
+    def read(self, quantity: str, flat: FlatBuffer) -> None:
+        """Take the quantity back from `flat`."""
+        for place, value, state in self._places(quantity, flat):
+            if isinstance(value, torch.Tensor):
+                value.copy_(place.reshape(value.shape))
+            else:
+                state[quantity] = type(value)(place.item())
+
+    def _rows(self) -> list[tuple[str, list[str]]]:
+        """Which quantities each parameter has."""
+        return [
+            (name, sorted(key for key, value in self._of(p).items() if _can_move(value, p)))
+            for name, p in self._parameters.items()
+        ]
+
+    def _places(self, quantity: str, flat: FlatBuffer) -> Iterator[tuple[torch.Tensor, Any, dict[str, Any]]]:
+        for number, (name, parameter) in enumerate(self._parameters.items()):
+            state = self._of(parameter)
+            value = state.get(quantity)
+            if not _can_move(value, parameter):
+                continue
+            is_whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            yield flat.view(name) if is_whole else flat.view(REACHED)[number], value, state
+
+    def _of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        # Reading a missing entry of the optimizer's defaultdict would make one.
+        state: dict[str, Any] = self._optimizer.state.get(parameter, {})
+        return state
+
+
+def _can_move(value: object, parameter: nn.Parameter) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.shape == parameter.shape or value.numel() == 1
+    return isinstance(value, int | float)
