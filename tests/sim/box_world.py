@@ -2,7 +2,7 @@
 
 What they say and how they take it is the production protocol's own code.
 A seed decides everything: rates of each fault, crashes of members and of the box's server, pauses. Numbers are whole,
-so that sums are exact. The center outlives the server, as the keeper's memory does.
+so that sums are exact. The center outlives the server, as memory does that another process holds.
 """
 
 import heapq
@@ -13,11 +13,22 @@ from functools import partial
 
 import numpy as np
 
-from samovar.box.answering import answer, answer_on_board
 from samovar.box.board import Member, MemberProgress
-from samovar.box.bodies import Welcome, pack_word, unpack_word
 from samovar.box.buffers import BufferShape
-from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Shape, Status
+from samovar.box.protocol import (
+    NOBODY,
+    ON_BOARD,
+    ON_CHUNKS,
+    Kind,
+    Operation,
+    Reply,
+    Request,
+    Status,
+    Welcome,
+    pack_word,
+    unpack_word,
+)
+from samovar.box.seats import answer, answer_on_board
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from tests.sim.box_checks import check_board, check_updates
@@ -25,7 +36,7 @@ from tests.sim.box_faults import Faults
 from tests.unit.box.numpy_host import Array, NumpyCenter, NumpySeat
 
 NUM_MEMBERS, NUM_OPERATIONS = 3, 8
-SHAPE = Shape(18, 4)
+SHAPE = BufferShape(18, chunk_elements=4)
 CLAIMED_WORDS = range(3, 6)
 SET_WORDS = range(3)
 PART_BYTES = 16  # one chunk, so that an operation has several parts
@@ -127,7 +138,7 @@ class Server:
         try:
             if request.kind is Kind.ATTACH:
                 member = self._attach(request.member)
-                welcome = Welcome(BufferShape(SHAPE.num_elements, chunk_elements=SHAPE.chunk_elements), member, 1)
+                welcome = Welcome(SHAPE, member, 1)
                 return Reply.to(request).pack(), [welcome.pack()]
             if request.kind in ON_BOARD:
                 return Reply.to(request).pack(), [answer_on_board(self._seat(request), request, body)]

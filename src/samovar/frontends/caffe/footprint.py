@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from samovar.core.memory import address_space_left, available_bytes
+from samovar.core.host import address_space_left, available_bytes
 from samovar.frontends.caffe.spec import LayerSpec, Phase, Shape, text
 
 _VALUE_BYTES = 4
