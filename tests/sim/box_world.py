@@ -13,21 +13,10 @@ from functools import partial
 
 import numpy as np
 
+from samovar.box import protocol
 from samovar.box.board import Member, MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.protocol import (
-    NOBODY,
-    ON_BOARD,
-    ON_CHUNKS,
-    Kind,
-    Operation,
-    Reply,
-    Request,
-    Status,
-    Welcome,
-    pack_word,
-    unpack_word,
-)
+from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Status
 from samovar.box.seats import answer, answer_on_board
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
@@ -138,7 +127,7 @@ class Server:
         try:
             if request.kind is Kind.ATTACH:
                 member = self._attach(request.member)
-                welcome = Welcome(SHAPE, member, 1)
+                welcome = protocol.Welcome(SHAPE, member, 1)
                 return Reply.to(request).pack(), [welcome.pack()]
             if request.kind in ON_BOARD:
                 return Reply.to(request).pack(), [answer_on_board(self._seat(request), request, body)]
@@ -236,7 +225,7 @@ class Client:
         reply = Reply.unpack(header)
         if reply.kind is Kind.ATTACH:
             if reply.call == self.num_calls and reply.status is Status.DONE:
-                self._welcome(Welcome.unpack(bodies[0]).member)
+                self._welcome(protocol.Welcome.unpack(bodies[0]).member)
         elif reply.kind in ON_BOARD:
             self._take_from_board(reply, bodies)
         elif reply.status is not Status.DONE:
@@ -278,7 +267,7 @@ class Client:
                 self.board_request = kind, 0, MemberProgress(steps=number).pack()
                 self.asked.append(("post", self.member, number))
             case _:
-                self.board_request = kind, index, pack_word(number)
+                self.board_request = kind, index, protocol.pack_word(number)
                 self.asked.append(("set" if kind is Kind.SET_WORD else "claim", index, number))
         self.send_to_board()
 
@@ -303,7 +292,7 @@ class Client:
             self.join()
             return
         if self.board_request[0] is Kind.CLAIM_WORD:
-            self.claimed.append((self.board_request[1], unpack_word(bodies[0])))
+            self.claimed.append((self.board_request[1], protocol.unpack_word(bodies[0])))
         self.changed.append(self.asked[-1])
         self.board_request = None
 

@@ -217,19 +217,19 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
     with serving(box) as server:
         LocalBox(box).create("a", SHAPE, soon()).close()
         seat = BufferHost(server.buffers).attach(Attachment("a", 7), NOBODY, ORIGIN)
-        seat.accumulate(0, 1, ones, 0.0, soon())
-        seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        seat.center.accumulate_chunks(0, 1, ones, soon())
+        seat.center.exchange_chunks(0, 2, x, 0.5, soon(), seat.answers)
         assert (x == 3).all()
         member, seat_token = seat.member, seat.token
-        seat._center.close()  # as its process's death would
+        seat.center.close()  # as its process's death would
         del seat
     with serving(box) as server:
         host = BufferHost(server.buffers)
         Board(server.buffers.get("a").board).leave(member)  # what a dead process's row is: nobody's
         seat = host.attach(Attachment("a", 7, token=seat_token), member, ORIGIN)
         assert (seat.answers == 2).all()
-        assert (seat.accumulate(0, 1, ones, 0.0, soon()) == 2).all()  # it has a later one: nothing to do
-        versions = seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        assert (seat.center.accumulate_chunks(0, 1, ones, soon()) == 2).all()  # it has a later one: nothing to do
+        versions = seat.center.exchange_chunks(0, 2, x, 0.5, soon(), seat.answers)
         assert (versions == 2).all()
         assert (seat.answers == 2).all()
         with pytest.raises(RankFailed):

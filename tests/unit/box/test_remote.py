@@ -202,7 +202,7 @@ def test_a_new_connection_of_a_member_ends_its_old_one(box: ServedBox, attach: A
     first.accumulate(1, ones, in_time())
     second = attach()
     second._line.disconnect()
-    second._line.member = first.member
+    second.member = second._line.member = first.member
     second._line._attachment = first._line._attachment
     second.accumulate(2, ones, in_time())
     assert (first.accumulate(2, ones, in_time()) == 2).all(), "it comes back in turn"

@@ -53,7 +53,7 @@ class NativeHost:
 @pytest.fixture
 def host(box: ServedBox) -> Iterator[NativeHost]:
     native = NativeHost()
-    box.service._host = native  # type: ignore[assignment]
+    box.service.host = native  # type: ignore[assignment]
     yield native
     native.close()
 

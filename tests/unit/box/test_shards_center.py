@@ -106,12 +106,12 @@ class SkippedPart(ShardedCenter):
     """Planted: a try again leaves the last part out."""
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
-        every, self._parts = self._parts, self._parts[: -1 if sequence == getattr(self, "before", None) else None]
+        every, self._shards = self._shards, self._shards[: -1 if sequence == getattr(self, "before", None) else None]
         self.before = sequence
         try:
             return super().accumulate(sequence, difference, deadline, momentum)
         finally:
-            self._parts = every
+            self._shards = every
 
 
 class NewNumber(ShardedCenter):
@@ -132,7 +132,7 @@ class EarlyReturn(ShardedCenter):
     """Planted: who moves takes the first part's answer for that of all."""
 
     def _on_all(self, work: Callable[[SeatCenter, slice], Any]) -> list[Any]:
-        return [work(part, own) for part, own in self._parts[:1]]
+        return [work(part, own) for part, own in self._shards[:1]]
 
 
 def conserves(make: Make, seed: int) -> bool:
@@ -181,7 +181,7 @@ def test_planted_mistakes_are_found(make: Make) -> None:
 class Broken:
     """A part that fails."""
 
-    num_elements = SIZE
+    num_elements, chunk_elements = SIZE, CHUNK
 
     def __init__(self, error: Exception) -> None:
         self._error = error
