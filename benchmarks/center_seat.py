@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch_sides import in_time
 
 from samovar.box.buffers import BufferShape
-from samovar.box.joining import BoxSeat, create_buffer, parse_place, take_seat
+from samovar.box.joining import BoxSeat, create_buffer, parse_endpoint, take_seat
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
 from samovar.strategies.config import StrategyConfig
@@ -28,8 +28,8 @@ def open_seat(job: dict[str, Any], buffer: str, shape: BufferShape, rank: int) -
     """The first rank makes the buffer and maps it, the others come over the network with the key."""
     who = f"rank {rank}"
     if rank > 0:
-        return take_seat(parse_place(job["box"], Path(job["key"])), buffer, who, in_time())
-    place = parse_place(job["box"], None)
+        return take_seat(parse_endpoint(job["box"], Path(job["key"])), buffer, who, in_time())
+    place = parse_endpoint(job["box"], None)
     create_buffer(place, buffer, shape, who, in_time())
     return take_seat(place, buffer, who, in_time())
 

@@ -21,10 +21,10 @@ from typing import Any
 from figures import Figure, compare
 from ranks import Ranks, own_cpus
 
-from samovar.collectives.choose import choose_all_reduce, choose_between
+from samovar.collectives.cost import choose_all_reduce, choose_between
 from samovar.collectives.plan import Operation
 from samovar.collectives.plans import ALL_REDUCES
-from samovar.core.calibration import NOMINAL
+from samovar.core.machine import NOMINAL
 from samovar.launch.numa import place
 from samovar.transports.keys import KEY_FILE_NAME, make_key
 from samovar.transports.shm import create_segment
@@ -133,7 +133,7 @@ def plans(world_size: int, num_bytes: int, chosen: str) -> list[str]:
     found: dict[tuple[tuple[Operation, ...], ...], str] = {}
     for name in (chosen, *ALL_REDUCES):
         ranks = [ALL_REDUCES[name](rank, world_size) for rank in range(world_size)]
-        staging_bytes = ranks[0].num_stagings * ranks[0].largest_chunk(num_bytes) * world_size
+        staging_bytes = ranks[0].num_stagings * ranks[0].largest_cell(num_bytes) * world_size
         if staging_bytes <= MAX_STAGING_BYTES:
             found.setdefault(tuple(plan.operations for plan in ranks), name)
     return list(found.values())

@@ -26,12 +26,12 @@ from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.base import Region, Transport
-from samovar.transports.join import SegmentOffer, join_segment
 from samovar.transports.keys import KEY_FILE_NAME, read_key
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.tcp import TcpTransport
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.tcp_service import TcpConfig
+from samovar.transports.unix_sockets import SegmentOffer, join_segment
 
 TIMEOUT_S = 120.0
 # An all-reduce in place multiplies by the (power of two) world size: exact, and far from overflow.

@@ -20,7 +20,7 @@ from turns import TIMEOUT_S, answer, open_barrier, serve
 
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.data.cache import CacheSetup
 from samovar.data.config import DataConfig, TransformConfig
 from samovar.data.reader import BatchReader

@@ -25,8 +25,8 @@ from samovar import _native
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
+from samovar.core.host import keep_freed_memory
 from samovar.core.layout import Bucket
-from samovar.core.memory import keep_freed_memory
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.data.stream import Batch
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net

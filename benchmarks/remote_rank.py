@@ -17,11 +17,11 @@ from turns import answer
 
 from samovar import _native
 from samovar.box.buffers import BufferShape, NamedBuffers
-from samovar.box.host import BufferHost
 from samovar.box.line import BoxAddress
-from samovar.box.local import keeper_address
-from samovar.box.memory_holder_client import KeptMemory
+from samovar.box.local import holder_address
+from samovar.box.memory_holder import HeldMemory
 from samovar.box.remote import RemoteCenter
+from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import read_key
@@ -44,7 +44,7 @@ class Box:
         self._array = array
         self._channels: list[SecureChannel] = []
         key = read_key(Path(str(job["key"])))
-        self._memory = KeptMemory(keeper_address(f"benchmark-{os.getpid()}"), TIMEOUT_S)
+        self._memory = HeldMemory(holder_address(f"benchmark-{os.getpid()}"), TIMEOUT_S)
         self._buffers = NamedBuffers(self._memory)
         self._buffers.create("c", BufferShape(len(array)))
         self._service = Service(BufferHost(self._buffers), ServingConfig())

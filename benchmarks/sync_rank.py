@@ -29,7 +29,7 @@ from verified import digest, relative_distance
 
 from samovar import _native
 from samovar.core.group import Group
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.strategies.config import StrategyConfig, parse_bucket
 from samovar.transports.shm import ShmTransport
 

@@ -19,7 +19,7 @@ from nets_rank import Ours, task_of
 from turns import answer, serve
 
 from samovar import _native
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
 from samovar.training.in_step import last_to_arrive
 from samovar.training.step import Laps, StepTimes, Worker

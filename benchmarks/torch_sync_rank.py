@@ -28,7 +28,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from samovar.collectives.execute import open_channel
-from samovar.collectives.ring import dissemination_barrier
+from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
 

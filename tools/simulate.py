@@ -29,8 +29,7 @@ sys.path.insert(0, str(ROOT))
 from samovar.collectives.execute import Channel  # noqa: E402
 from samovar.core.machine import Link, MachineModel  # noqa: E402
 from samovar.transports.base import Region  # noqa: E402
-from samovar.transports.sim.transport import SimTransport  # noqa: E402
-from samovar.transports.sim.world import SimConfig, SimRun, simulate  # noqa: E402
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
 from tests.sim.centers import CenterCase, run_center  # noqa: E402
 from tests.sim.harness import SimCase, run_case  # noqa: E402

@@ -5,10 +5,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.device import CPU, CUDA, DEVICES, FP32, PRECISIONS, is_device
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
+from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES

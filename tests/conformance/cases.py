@@ -9,13 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
-from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.plan import Plan, PlanFunction
-from samovar.collectives.ring import dissemination_barrier, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from samovar.collectives.segment import segmented
+from samovar.collectives.plan import ChunkPlace, Plan, PlanFunction, segmented
+from samovar.collectives.plans import (
+    direct_all_reduce,
+    direct_reduce_scatter,
+    dissemination_barrier,
+    gather_parts,
+    halving_doubling_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    two_level,
+)
 from samovar.collectives.tree import kary_tree_all_reduce, server_all_reduce, tree_all_reduce, tree_broadcast
-from samovar.collectives.two_level import ChunkPlace, two_level
 from tests.conformance import orders
 from tests.conformance.orders import Array, Order
 

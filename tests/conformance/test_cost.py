@@ -6,11 +6,18 @@ from math import ceil, log2
 import pytest
 
 from samovar.collectives.cost import Cost, cost
-from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter, gather_parts
-from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
-from samovar.collectives.ring import dissemination_barrier, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from samovar.collectives.segment import segmented
+from samovar.collectives.plan import Plan, PlanFunction, Put, Wait, segmented
+from samovar.collectives.plans import (
+    direct_all_reduce,
+    direct_reduce_scatter,
+    dissemination_barrier,
+    gather_parts,
+    halving_doubling_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    two_level,
+)
 from samovar.collectives.tree import (
     chosen_arity,
     kary_tree_all_reduce,
@@ -19,7 +26,6 @@ from samovar.collectives.tree import (
     tree_all_reduce,
     tree_broadcast,
 )
-from samovar.collectives.two_level import two_level
 from tests.conformance import orders
 
 WORLD_SIZES = [*range(1, 18), 31, 32, 33, 64]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.two_level import two_level
+from samovar.collectives.plans import two_level
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.group import Group

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samovar.box.board import Board
-from samovar.box.joining import look_at, parse_place
+from samovar.box.joining import look_at, parse_endpoint
 from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
 from samovar.strategies.box_terms import BoxWord
@@ -74,5 +74,5 @@ class Served:
 
     def num_training(self, buffer: str) -> int:
         """How many members of `buffer` are there and get on."""
-        rows = look_at(parse_place(self.name, None), buffer, "test", Deadline.after(TIMEOUT_S)).rows
+        rows = look_at(parse_endpoint(self.name, None), buffer, "test", Deadline.after(TIMEOUT_S)).rows
         return sum(row.is_alive and row.progress.samples_per_s > 0 for row in rows)

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from samovar.box.board import Board, MemberProgress
 from samovar.box.buffers import Buffer, BufferShape
-from samovar.box.joining import buffer_names, create_buffer, drop_buffer, parse_place, read_buffer, take_seat
+from samovar.box.joining import buffer_names, create_buffer, drop_buffer, parse_endpoint, read_buffer, take_seat
 from samovar.box.local import LocalBox
 from samovar.box.mapped import MappedCenter
 from samovar.core.clock import Deadline
@@ -51,15 +51,15 @@ def run(*arguments: str | Path, code: int = 0) -> str:
 
 
 def end(server: "subprocess.Popen[str]", number: signal.Signals) -> None:
-    """As the user ends it: server and keeper are gone when it has said so."""
-    keepers = [
+    """As the user ends it: server and memory holder are gone when it has said so."""
+    holders = [
         child for child in psutil.Process(server.pid).children() if "samovar.box.memory_holder" in child.cmdline()
     ]
     server.send_signal(number)
     output, _ = server.communicate(timeout=WAIT_S)
     assert output.splitlines()[-1].endswith("has ended"), output
     assert server.returncode == 0
-    assert not any(keeper.is_running() for keeper in keepers)
+    assert not any(holder.is_running() for holder in holders)
 
 
 def add(buffer: Buffer, sequence: int) -> None:
@@ -106,7 +106,7 @@ def test_a_box_of_another_host(tmp_path: Path) -> None:
     with serve(f"test-{uuid.uuid4().hex}", "--listen", "127.0.0.1:0", "--key-file", str(key)) as server:
         assert server.stdout is not None
         address = server.stdout.readline().rpartition(" ")[2].strip()
-        place, flags = parse_place(address, key), ("--box", address, "--key-file", key)
+        place, flags = parse_endpoint(address, key), ("--box", address, "--key-file", key)
         deadline = Deadline.after(WAIT_S)
         create_buffer(place, "lenet", BufferShape(SIZE, max_members=4, with_velocity=True), "test", deadline)
         with take_seat(place, "lenet", "test", deadline) as seat:
@@ -128,7 +128,7 @@ def test_a_box_of_another_host(tmp_path: Path) -> None:
         end(server, signal.SIGINT)
 
 
-def kill_with_keeper(server: "subprocess.Popen[str]") -> None:
+def kill_with_holder(server: "subprocess.Popen[str]") -> None:
     """As the loss of the host does it."""
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
     for process in processes:
@@ -138,7 +138,7 @@ def kill_with_keeper(server: "subprocess.Popen[str]") -> None:
 
 def test_a_box_whose_host_was_lost(tmp_path: Path) -> None:
     box, deadline = f"test-{uuid.uuid4().hex}", Deadline.after(WAIT_S)
-    folder, place = tmp_path / "box", parse_place(box, None)
+    folder, place = tmp_path / "box", parse_endpoint(box, None)
     flags = ("--box-snapshot", str(folder), "--snapshot-every", "0.1")
     with serve(box, *flags) as server:
         for number, name in enumerate(("a", "b", "c", "d")):
@@ -151,7 +151,7 @@ def test_a_box_whose_host_was_lost(tmp_path: Path) -> None:
         drop_buffer(place, "d", "test", deadline)
         wait_for_files(folder, {"a": 10, "b": 11, "c": 12})
         assert "another box writes there" in run("serve", "--box", f"{box}-2", *flags, code=2)
-        kill_with_keeper(server)
+        kill_with_holder(server)
     spoiled = folder / "a.safetensors"
     spoiled.write_bytes(spoiled.read_bytes()[:-1] + b"\x01")
     (folder / "e.safetensors").write_bytes(b"no safetensors")
@@ -188,13 +188,13 @@ def wait_for_files(folder: Path, words: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_keeper_goes_after_its_time() -> None:
+def test_a_memory_holder_goes_after_its_time() -> None:
     box = f"test-{uuid.uuid4().hex}"
     with serve(box, "--keep", "0.5") as server:
-        (keeper,) = psutil.Process(server.pid).children()
+        (holder,) = psutil.Process(server.pid).children()
         server.kill()
         server.wait()
-    assert psutil.wait_procs([keeper], WAIT_S)[1] == []
+    assert psutil.wait_procs([holder], WAIT_S)[1] == []
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from samovar.box.joining import look_at, parse_place
+from samovar.box.joining import look_at, parse_endpoint
 from samovar.core.clock import Deadline
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel
 from tests.multiproc.command import TIMEOUT_S, Command, metrics_of, result_of
@@ -53,7 +53,7 @@ def num_seated(served: Served, buffer: str) -> int:
     """How many living members the buffer has."""
     if buffer not in served.names():
         return 0
-    rows = look_at(parse_place(served.name, None), buffer, "test", Deadline.after(TIMEOUT_S)).rows
+    rows = look_at(parse_endpoint(served.name, None), buffer, "test", Deadline.after(TIMEOUT_S)).rows
     return sum(row.is_alive for row in rows)
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from samovar.box.board import MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.joining import BoxSeat, create_buffer, parse_place, read_buffer, take_seat
+from samovar.box.joining import BoxSeat, create_buffer, parse_endpoint, read_buffer, take_seat
 from samovar.core.clock import Deadline
 from tests.multiproc.ports import reserved_port
 
@@ -55,7 +55,7 @@ class Server:
             self.kill()
 
     def end(self) -> None:
-        """As the user ends it, with its keeper."""
+        """As the user ends it, with its memory holder."""
         self._process.terminate()
         output, _ = self._process.communicate(timeout=WAIT_S)
         assert output.splitlines()[-1].endswith("has ended"), output
@@ -125,7 +125,7 @@ def test_a_server_killed_while_members_work(tmp_path: Path, seed: int) -> None:
     with reserved_port() as port, Server(f"test-{uuid.uuid4().hex}", tmp_path / "key", port) as server:
         workers = work_through_kills(server, random.Random(seed), KILLS)
         assert [worker.error for worker in workers] == [None] * len(workers)
-        _, arrays = read_buffer(parse_place(server.box, None), BUFFER, "test", Deadline.after(WAIT_S))
+        _, arrays = read_buffer(parse_endpoint(server.box, None), BUFFER, "test", Deadline.after(WAIT_S))
         server.end()
     assert (arrays["center"] == sum(worker.number * worker.num_updates for worker in workers)).all()
     assert (arrays["versions"] == sum(worker.num_updates for worker in workers)).all()
@@ -133,7 +133,7 @@ def test_a_server_killed_while_members_work(tmp_path: Path, seed: int) -> None:
 
 def work_through_kills(server: Server, rng: random.Random, kills: int) -> list[Worker]:
     """What the members have come to when the server has been killed so often."""
-    here, there = parse_place(server.box, None), parse_place(f"127.0.0.1:{server.port}", server.key)
+    here, there = parse_endpoint(server.box, None), parse_endpoint(f"127.0.0.1:{server.port}", server.key)
     shape = BufferShape(SIZE, max_members=4, chunk_elements=CHUNK)
     assert create_buffer(here, BUFFER, shape, "test", Deadline.after(WAIT_S))
     places = (here, *(there for _ in REMOTE))

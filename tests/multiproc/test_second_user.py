@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from samovar.box.buffers import BufferShape
-from samovar.box.local import LocalBox, keeper_address, server_address
+from samovar.box.local import LocalBox, holder_address, server_address
 from samovar.core.clock import Deadline
 from tests.multiproc.command import Command
 from tests.multiproc.nets import write_net, write_solver
@@ -139,11 +139,11 @@ def test_a_served_box(common_folder: Path) -> None:
         server.until(lambda: "come in at" in server.output, "the box is served")
         LocalBox(box).create("numbers", BufferShape(1000, max_members=2), Deadline.after(WAIT_S)).close()
         processes = family(server)
-        assert len(processes) == 2, "server and keeper"
+        assert len(processes) == 2, "server and memory holder"
         assert all(memory_of(process) for process in processes)
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         assert_no_key_is_told(processes, key)
-        assert sockets_of(processes) == {server_address(box), keeper_address(box)}
+        assert sockets_of(processes) == {server_address(box), holder_address(box)}
         wishes: list[dict[str, object]] = [{"do": "names"}, {"do": "attach", "name": "numbers"}]
         wishes.append({"do": "create", "name": "his", "num_elements": 10, "max_members": 1})
         asks: list[Try] = [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import Places, create_parts, parse_places, take_parts
-from samovar.box.joining import buffer_names, parse_place, read_buffer
+from samovar.box.endpoints import Endpoints, create_shards, parse_endpoints, take_shards
+from samovar.box.joining import buffer_names, parse_endpoint, read_buffer
 from samovar.core.clock import Deadline
 from tests.multiproc.command import metrics_of, result_of, run, succeed
 from tests.multiproc.nets import write_net, write_solver
@@ -92,7 +92,7 @@ def test_one_worker_gets_the_bits_of_one_box(servers: list[Server], net: Path, t
 
 
 def names(server: Server) -> list[str]:
-    return buffer_names(parse_place(server.box, None), "test", Deadline.after(WAIT_S))
+    return buffer_names(parse_endpoint(server.box, None), "test", Deadline.after(WAIT_S))
 
 
 @pytest.mark.slow
@@ -140,11 +140,11 @@ def test_a_run_waits_for_a_killed_server(servers: list[Server], net: Path, tmp_p
 def test_a_server_killed_while_members_work(pair: list[Server], seed: int) -> None:
     """Whichever it is: every update counts once in every part, and those who have both boxes here notice nothing."""
     rng = random.Random(seed)
-    nears, fars = parse_places(",".join(server.box for server in pair), None), far_places(pair)
+    nears, fars = parse_endpoints(",".join(server.box for server in pair), None), far_places(pair)
     shape = BufferShape(SIZE, max_members=4, chunk_elements=1000)
-    assert create_parts(nears, BUFFER, shape, "test", Deadline.after(WAIT_S)) is None
-    seats = [take_parts(nears, BUFFER, "test", Deadline.after(WAIT_S))]
-    seats += [take_parts(fars, BUFFER, "test", Deadline.after(WAIT_S)) for _ in REMOTE]
+    assert create_shards(nears, BUFFER, shape, "test", Deadline.after(WAIT_S)) is None
+    seats = [take_shards(nears, BUFFER, "test", Deadline.after(WAIT_S))]
+    seats += [take_shards(fars, BUFFER, "test", Deadline.after(WAIT_S)) for _ in REMOTE]
     with working(seats) as workers:
         for _ in range(3):
             wait_for_updates(workers[1:], rng.randrange(1, 10))
@@ -161,8 +161,8 @@ def test_a_server_killed_while_members_work(pair: list[Server], seed: int) -> No
         assert (arrays["versions"] == sum(worker.num_updates for worker in workers)).all()
 
 
-def far_places(servers: list[Server]) -> Places:
-    return parse_places(",".join(f"127.0.0.1:{server.port}" for server in servers), servers[0].key)
+def far_places(servers: list[Server]) -> Endpoints:
+    return parse_endpoints(",".join(f"127.0.0.1:{server.port}" for server in servers), servers[0].key)
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.cost import choose_all_reduce
 from samovar.config import RunConfig
-from samovar.core.calibration import NOMINAL
+from samovar.core.machine import NOMINAL
 from tests.parity.trained import Trainer, relative_difference
 
 WORKERS = 3  # with two, every plan gives the same bits

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.data.stream import Batch

@@ -14,8 +14,7 @@ import pytest
 import safetensors.numpy
 
 from samovar.collectives.cost import cost
-from samovar.collectives.plans import all_reduce
-from samovar.collectives.ring import ring_all_gather
+from samovar.collectives.plans import all_reduce, ring_all_gather
 from samovar.collectives.tree import tree_all_reduce
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.config import parse_bucket

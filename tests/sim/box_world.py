@@ -2,7 +2,7 @@
 
 What they say and how they take it is the production protocol's own code.
 A seed decides everything: rates of each fault, crashes of members and of the box's server, pauses. Numbers are whole,
-so that sums are exact. The center outlives the server, as the keeper's memory does.
+so that sums are exact. The center outlives the server, as memory does that another process holds.
 """
 
 import heapq
@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from samovar.box.answering import answer, answer_on_board
+from samovar.box import protocol
 from samovar.box.board import Member, MemberProgress
-from samovar.box.bodies import Welcome, pack_word, unpack_word
 from samovar.box.buffers import BufferShape
-from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Shape, Status
+from samovar.box.protocol import NOBODY, ON_BOARD, ON_CHUNKS, Kind, Operation, Reply, Request, Status
+from samovar.box.seats import answer, answer_on_board
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from tests.sim.box_checks import check_board, check_updates
@@ -25,7 +25,7 @@ from tests.sim.box_faults import Faults
 from tests.unit.box.numpy_host import Array, NumpyCenter, NumpySeat
 
 NUM_MEMBERS, NUM_OPERATIONS = 3, 8
-SHAPE = Shape(18, 4)
+SHAPE = BufferShape(18, chunk_elements=4)
 CLAIMED_WORDS = range(3, 6)
 SET_WORDS = range(3)
 PART_BYTES = 16  # one chunk, so that an operation has several parts
@@ -127,7 +127,7 @@ class Server:
         try:
             if request.kind is Kind.ATTACH:
                 member = self._attach(request.member)
-                welcome = Welcome(BufferShape(SHAPE.num_elements, chunk_elements=SHAPE.chunk_elements), member, 1)
+                welcome = protocol.Welcome(SHAPE, member, 1)
                 return Reply.to(request).pack(), [welcome.pack()]
             if request.kind in ON_BOARD:
                 return Reply.to(request).pack(), [answer_on_board(self._seat(request), request, body)]
@@ -225,7 +225,7 @@ class Client:
         reply = Reply.unpack(header)
         if reply.kind is Kind.ATTACH:
             if reply.call == self.num_calls and reply.status is Status.DONE:
-                self._welcome(Welcome.unpack(bodies[0]).member)
+                self._welcome(protocol.Welcome.unpack(bodies[0]).member)
         elif reply.kind in ON_BOARD:
             self._take_from_board(reply, bodies)
         elif reply.status is not Status.DONE:
@@ -267,7 +267,7 @@ class Client:
                 self.board_request = kind, 0, MemberProgress(steps=number).pack()
                 self.asked.append(("post", self.member, number))
             case _:
-                self.board_request = kind, index, pack_word(number)
+                self.board_request = kind, index, protocol.pack_word(number)
                 self.asked.append(("set" if kind is Kind.SET_WORD else "claim", index, number))
         self.send_to_board()
 
@@ -292,7 +292,7 @@ class Client:
             self.join()
             return
         if self.board_request[0] is Kind.CLAIM_WORD:
-            self.claimed.append((self.board_request[1], unpack_word(bodies[0])))
+            self.claimed.append((self.board_request[1], protocol.unpack_word(bodies[0])))
         self.changed.append(self.asked[-1])
         self.board_request = None
 

@@ -121,7 +121,7 @@ class DifferenceReused(ShmEasgd):
 
     def drain(self):
         if self._push is not None:
-            self._push.is_awaited = True
+            self._push._versions = self._push.versions if self._push.is_awaited else ()  # as if it was over
             self._push = None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from samovar.box.base import Center, Push, Versions
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.ring import dissemination_barrier
+from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.strategies.base import Buffers
@@ -22,8 +22,7 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Array, Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, SimRun, simulate
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])

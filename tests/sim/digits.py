@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.ring import dissemination_barrier
+from samovar.collectives.plans import dissemination_barrier
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.core.machine import Link, MachineModel
 from samovar.strategies.base import Buffers
@@ -19,8 +19,7 @@ from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
 from samovar.transports.base import Array, Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 NUM_HIDDEN, NUM_CLASSES, NUM_PIXELS, NUM_TEST = 64, 10, 64, 360
 LAYOUT = Layout.pack(

@@ -13,9 +13,8 @@ from samovar.collectives.execute import Channel
 from samovar.collectives.plan import PlanFunction
 from samovar.core.machine import Link, MachineModel, Ports
 from samovar.transports.base import Region, Window
-from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.window import SimWindow
-from samovar.transports.sim.world import SimConfig, SimRun, simulate
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 from tests.conformance import cases
 
 COLLECTIVES = list(cases.COLLECTIVES)

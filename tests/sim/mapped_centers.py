@@ -11,8 +11,7 @@ from samovar.box.board import Member
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.core.clock import Deadline
 from samovar.transports.base import Array, Pending
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimRun
+from samovar.transports.sim.world import SimRun, SimTransport
 from tests.sim.centers import SIZE, CenterCase, Ending, Parts, run_center
 
 

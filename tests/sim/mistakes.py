@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from samovar.collectives.direct import direct_all_reduce, direct_reduce_scatter
 from samovar.collectives.execute import Channel
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
-from samovar.collectives.ring import dissemination_barrier, ring_all_reduce
+from samovar.collectives.plans import direct_all_reduce, direct_reduce_scatter, dissemination_barrier, ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce, tree_broadcast
 from samovar.transports.sim.races import Race
 from samovar.transports.sim.scheduler import Deadlock

@@ -18,8 +18,7 @@ from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import Session
 from samovar.strategies.box_terms import STOP_RULES
 from samovar.transports.base import Array
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, SimRun, simulate
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
 
 SIZE, STEPS = 40, 5

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.execute import Channel
-from samovar.collectives.plan import Notify, Plan, PlanFunction, Wait
+from samovar.collectives.plan import Notify, Plan, PlanFunction, Wait, rooted
 from samovar.collectives.tree import tree_broadcast, tree_reduce
-from samovar.collectives.two_level import rooted
 from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.layout import Bucket

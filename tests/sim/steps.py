@@ -15,8 +15,7 @@ from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, SimRun, simulate
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])

@@ -56,7 +56,7 @@ def nothing_is_held(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_last_is_held(patch: pytest.MonkeyPatch) -> None:
     def holds(self: NumpySeat, first: int, count: int, sequence: int) -> np.ndarray:
-        return self.center.sequences[self.member][first : first + count] == sequence
+        return self.memory.sequences[self.member][first : first + count] == sequence
 
     patch.setattr(NumpySeat, "holds", holds)
 

@@ -12,8 +12,7 @@ from samovar.core.machine import Link, MachineModel
 from samovar.strategies.base import Buffers
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.transports.base import Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 # Parameters, seconds forward, seconds backward; the first layer first. Convolutions grow, as in GoogLeNet.
 LAYERS = [(10_000 * 2**depth, 0.05, 0.08) for depth in range(7)]

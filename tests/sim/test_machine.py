@@ -8,12 +8,11 @@ import pytest
 
 from samovar.collectives.execute import Channel
 from samovar.collectives.plan import PlanFunction
-from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.plans import ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce
 from samovar.core.machine import Link, MachineModel, Ports
 from samovar.transports.base import Notification, Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 LATENCY_S, BANDWIDTH, OVERHEAD_S = 3.0, 10.0, 0.5
 NUM_BYTES = 20

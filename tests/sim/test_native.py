@@ -3,7 +3,7 @@
 import pytest
 
 from samovar.collectives.plan import Wait
-from samovar.collectives.ring import ring_all_reduce
+from samovar.collectives.plans import ring_all_reduce
 from samovar.collectives.tree import kary_tree_all_reduce
 from samovar.transports.sim.scheduler import Deadlock
 from tests.sim.harness import COLLECTIVES, SimCase, WrongResult

@@ -8,9 +8,8 @@ import pytest
 
 from samovar.transports.base import Notification
 from samovar.transports.sim.races import Race
-from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.window import SimWindow
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 SHARE = np.ones(8, np.uint8)
 Step = Callable[[SimTransport, SimWindow], None]

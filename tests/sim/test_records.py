@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.transports.sim.races import Race
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 NUM_ROUNDS = 6
 MAX_DELAY_S = 1e-3

@@ -12,8 +12,7 @@ from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.machine import Link, MachineModel
 from samovar.transports.base import Notification, Transport, Window
 from samovar.transports.sim.scheduler import Deadlock
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 LATENCY_S = 2.0
 ONE_LATENCY = SimConfig(machine=MachineModel(Link(LATENCY_S)))

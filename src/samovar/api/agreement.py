@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from samovar.api.process_group import Announcer, ProcessGroup
-from samovar.collectives.records import differing_ranks, digest_record
+from samovar.collectives.engine import differing_ranks, digest_record
 from samovar.core.errors import InputError
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig

@@ -10,8 +10,8 @@ from samovar.api.metrics import ReplicaMetrics
 from samovar.api.process_group import ProcessGroup
 from samovar.box.board import MAX_MEMBERS, MemberProgress, Row
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import Places, parse_places
-from samovar.box.joining import BoxPlace
+from samovar.box.endpoints import Endpoints, parse_endpoints
+from samovar.box.joining import Endpoint
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.layout import Layout
@@ -32,7 +32,7 @@ _SEAT_TIMEOUT_S = 60.0
 class BoxChoice:
     """A buffer of a box, or of several: a new one, or with `joins` one that is there; this job goes on from it."""
 
-    places: Places
+    places: Endpoints
     buffer: str
     joins: bool
 
@@ -43,7 +43,8 @@ def box_choice(
     """None without `box`. Raises InputError where these do not belong together."""
     if box is not None:
         named = box if isinstance(box, str) else ",".join(box)
-        return BoxChoice(parse_places(named, None if key_file is None else Path(key_file)), buffer or model_name, join)
+        endpoints = parse_endpoints(named, None if key_file is None else Path(key_file))
+        return BoxChoice(endpoints, buffer or model_name, join)
     for name, value in (("buffer", buffer), ("key_file", key_file), ("join", join or None)):
         if value is not None:
             raise InputError(f"replicate: {name}={value!r} belongs to a box; give box='NAME' or 'HOST:PORT' too")
@@ -143,7 +144,7 @@ class SharedCenter:
         admit = partial(self._admitted, box, shape, layout)
         return Session(box, self._ranks, shape, self.deadline, admit, joins=choice.joins)
 
-    def _there_already(self, place: BoxPlace, buffer: str) -> str:
+    def _there_already(self, place: Endpoint, buffer: str) -> str:
         return (
             f"{self._name}: {place} has a buffer {buffer!r} already; join=True trains on it, buffer=... makes another"
         )

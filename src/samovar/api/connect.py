@@ -12,13 +12,13 @@ import torch
 
 from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
-from samovar.collectives.choose import choose_all_reduce
+from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
-from samovar.core.calibration import NOMINAL
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
+from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity, checked_transport, own_identity
 from samovar.membership.job_center import Home
 from samovar.strategies.config import COLLECTIVES

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from samovar.api.rendezvous import Gathering, RankHello
-from samovar.collectives.choose import choose_between
+from samovar.collectives.cost import choose_between
 from samovar.collectives.engine import PlannedCollectives
-from samovar.core.calibration import NOMINAL
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
+from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity
 from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO

@@ -18,10 +18,10 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Host
 from samovar.launch.identity import Identity, launcher_process
-from samovar.transports.join import SegmentOffer, ask_port, join_segment, offer_port
 from samovar.transports.meeting import listen_at
 from samovar.transports.shm import create_segment
 from samovar.transports.torch_dist import JobStore, nccl_card, open_store
+from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
 
 _LOOPBACK = "127.0.0.1"
 # Those under which ranks of one host, if there is no other, meet as if each had a host of its own.

@@ -18,7 +18,7 @@ from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.launch.limits import allocator_is_chosen
 from samovar.strategies import defaults
 from samovar.strategies.catalog import TRAITS

@@ -1,5 +1,6 @@
 """What strategies ask of parameters that workers change together, each at its own speed."""
 
+from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -18,7 +19,27 @@ class Push(Pending, Protocol):
     @property
     def versions(self) -> Versions:
         """Each chunk's version with this update in it; once `wait` has returned."""
-        ...
+
+
+class PendingPush:
+    """See `Push`: an update under way, for the end of which `landed(deadline)` waits."""
+
+    def __init__(self, landed: Callable[[Deadline], Versions]) -> None:
+        self._landed = landed
+        self._versions: Versions | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._versions is not None
+
+    @property
+    def versions(self) -> Versions:
+        assert self._versions is not None, "wait comes first"
+        return self._versions
+
+    def wait(self, deadline: Deadline) -> None:
+        if self._versions is None:
+            self._versions = self._landed(deadline)
 
 
 class Center(Protocol):
@@ -38,33 +59,27 @@ class Center(Protocol):
 
     def write(self, values: Array, deadline: Deadline) -> None:
         """c = values; for the start, before others read it. Versions do not change."""
-        ...
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         """destination = c; returns the version of each chunk that was read."""
-        ...
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
         """c += difference, or with momentum m and the center's own velocity v: v = m v + difference; c += v.
 
         Returns each chunk's version with this update in it.
         """
-        ...
 
     def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
         """Begin `accumulate`; never waits. The array must not be touched until the wait for it is over."""
-        ...
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         """d = moving_rate (x - c); x -= d; c += d, for x = weights.
 
         Returns each chunk's version with this update in it.
         """
-        ...
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         """Begin `exchange`; waits for nothing. The array must not be touched until the wait for it is over."""
-        ...
 
 
 @runtime_checkable
@@ -73,11 +88,9 @@ class CenterWithVelocity(Center, Protocol):
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         """destination = v."""
-        ...
 
     def write_velocity(self, values: Array, deadline: Deadline) -> None:
         """v = values."""
-        ...
 
 
 class SeatCenter(CenterWithVelocity, Protocol):
@@ -86,4 +99,3 @@ class SeatCenter(CenterWithVelocity, Protocol):
     @property
     def lock_wait_s(self) -> float:
         """Seconds that this member lost to others at the center so far."""
-        ...

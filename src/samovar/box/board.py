@@ -12,8 +12,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, Protocol
 
 from samovar import _native
-from samovar.box.memory import create_empty, seal
 from samovar.core.errors import InputError, RankFailed
+from samovar.core.host import create_empty, seal
 
 MAX_MEMBERS: Final = 64
 NUM_WORDS: Final = 15  # that all members share
@@ -109,25 +109,20 @@ class Rows(Protocol):
 
     def row(self, index: int) -> Row:
         """Row `index`, read whole."""
-        ...
 
     def rows(self) -> list[Row]:
         """The rows that somebody has or had."""
-        ...
 
     def post(self, member: Member, progress: MemberProgress) -> None:
         """Show `progress` in the member's row."""
-        ...
 
     def word(self, index: int) -> int:
         """One of the NUM_WORDS words that all members share, of 64 bits; 0 at the start."""
-        ...
 
     def set_word(self, index: int, value: int) -> None: ...
 
     def claim_word(self, index: int, value: int) -> int:
         """Set the word if it is 0; returns what stands there now, `value` or what another was quicker to set."""
-        ...
 
 
 def create_board(max_members: int = MAX_MEMBERS) -> int:
@@ -150,10 +145,7 @@ class Board:
             self._native = _native.CenterBoard(descriptor)
         except ValueError as error:
             raise InputError(f"{error}; was it handed out by another version of Samovar?") from error
-
-    @property
-    def max_members(self) -> int:
-        return self._native.max_members
+        self.max_members = self._native.max_members
 
     def join(self, index: int | None = None) -> Member:
         """Become a member, in row `index` or in the first one that no living process has.

@@ -1,4 +1,4 @@
-"""The named buffers of a box: a center and the board of its members each, held by the box's keeper too."""
+"""The named buffers of a box: a center and the board of its members each, which the box's memory holder has too."""
 
 import mmap
 import os
@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from samovar.box.board import MAX_MEMBERS, Board, create_board
 from samovar.box.mapped import DEFAULT_CHUNK_ELEMENTS, MappedCenter, create_center
-from samovar.box.memory import create_empty, seal
 from samovar.core.errors import InputError
+from samovar.core.host import create_empty, seal
 from samovar.transports.base import Array
 
 MAX_BUFFERS: Final = 256
@@ -39,6 +39,10 @@ class BufferShape:
     with_locks: bool = True
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS
     takes_any: bool = False
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.num_elements // self.chunk_elements)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "BufferShape":
@@ -69,8 +73,7 @@ class BufferShape:
 
     @classmethod
     def of_mapped(cls, center: MappedCenter) -> "BufferShape":
-        flags = center.with_velocity, center.with_locks
-        return cls(center.num_elements, center.max_members, *flags, center.chunk_elements, center.takes_any)
+        return cls(**{field.name: getattr(center, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ class RemoteMemory:
 
 
 class Memory(Protocol):
-    """Who holds descriptors beside a box's server (see `samovar.box.memory_holder_client.KeptMemory`)."""
+    """Who holds descriptors beside a box's server (see `samovar.box.memory_holder.HeldMemory`)."""
 
     def get(self) -> dict[str, int]: ...
     def put(self, key: str, descriptor: int) -> None: ...
@@ -121,7 +124,7 @@ class Memory(Protocol):
 
 
 class NamedBuffers:
-    """All buffers of a box, by name; for several threads at once. Takes over what the keeper holds already."""
+    """All buffers of a box, by name; for several threads at once. Takes over what the memory holder has already."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -203,7 +206,7 @@ class NamedBuffers:
         return RemoteMemory.of(mapped, num_elements)
 
     def close(self) -> None:
-        """Close this process's descriptors; what the keeper holds stays."""
+        """Close this process's descriptors; what the memory holder has stays."""
         with self._lock:
             for descriptor in self._descriptors.values():
                 os.close(descriptor)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from samovar.box.buffers import BufferShape, new_token
-from samovar.box.joining import BoxPlace, BoxSeat, create_buffer, drop_buffer, parse_place, take_seat
-from samovar.box.shards import Part, SplitBoard, SplitCenter, cut, whole_of
+from samovar.box.joining import BoxSeat, Endpoint, create_buffer, drop_buffer, parse_endpoint, take_seat
+from samovar.box.shards import CenterShard, ShardedBoard, ShardedCenter, cut, whole_of
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed, SamovarError
 
@@ -17,10 +17,10 @@ _PATIENCE_S, _POLL_S = 5.0, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """The boxes of a center, in the order of its parts; the first one's board is that of all who train there."""
+class Endpoints:
+    """The boxes of a center, in the order of its shards; the first one's board is that of all who train there."""
 
-    boxes: tuple[BoxPlace, ...]
+    boxes: tuple[Endpoint, ...]
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.boxes))
@@ -33,114 +33,116 @@ class Places:
     @property
     def transports(self) -> frozenset[str]:
         """How their memory is reached: "shm" where it is mapped, "tcp" over the network."""
-        return frozenset("shm" if place.address is None else "tcp" for place in self.boxes)
+        return frozenset("shm" if endpoint.address is None else "tcp" for endpoint in self.boxes)
 
 
-def parse_places(text: str, key_file: Path | None) -> Places:
-    """One or more of what `parse_place` takes, with commas between; one key file for all at HOST:PORT.
+def parse_endpoints(text: str, key_file: Path | None) -> Endpoints:
+    """One or more of what `parse_endpoint` takes, with commas between; one key file for all at HOST:PORT.
 
     Raises InputError, also where a box is named twice.
     """
     words = text.split(",")
     has_address = ":" in text
-    boxes = tuple(parse_place(word, key_file if ":" in word or not has_address else None) for word in words)
+    boxes = tuple(parse_endpoint(word, key_file if ":" in word or not has_address else None) for word in words)
     if len(boxes) > MOST_BOXES:
         raise InputError(f"--box: {len(boxes)} boxes; a center lies in {MOST_BOXES} at most")
     if twice := [word for word, box in zip(words, boxes, strict=True) if boxes.count(box) > 1]:
         raise InputError(f"--box {text}: names {twice[0]} twice; each box holds one part")
-    return Places(boxes)
+    return Endpoints(boxes)
 
 
-def create_parts(
-    places: Places, name: str, shape: BufferShape, who: str, deadline: Deadline, *, goes_on: bool = False
-) -> BoxPlace | None:
-    """Make a buffer of zeros of this shape, its parts in their boxes; None when that is done.
+def create_shards(
+    endpoints: Endpoints, name: str, shape: BufferShape, who: str, deadline: Deadline, *, goes_on: bool = False
+) -> Endpoint | None:
+    """Make a buffer of zeros of this shape, its shards in their boxes; None when that is done.
 
     A box that has a buffer of this name already is returned, and nothing is made; but with `goes_on` an earlier try
-    may have made some. The first box's part is made last: where it is, all are. Raises InputError as `create_buffer`.
+    may have made some. The first box's shard is made last: where it is, all are. Raises InputError as `create_buffer`.
     """
-    pieces, number = cut(shape, len(places.boxes)), new_token()
+    pieces, number = cut(shape, len(endpoints.boxes)), new_token()
     with ExitStack() as undone:
-        for index, place in reversed(list(enumerate(places.boxes))):
-            if create_buffer(place, name, pieces[index], who, deadline):
-                undone.callback(_try_to_drop, place, name, who, deadline)
+        for index, endpoint in reversed(list(enumerate(endpoints.boxes))):
+            if create_buffer(endpoint, name, pieces[index], who, deadline):
+                undone.callback(_try_to_drop, endpoint, name, who, deadline)
             elif not goes_on:
-                return place
+                return endpoint
             if len(pieces) > 1:
-                with take_seat(place, name, who, deadline) as seat:
-                    number = Part(index, len(pieces), number).say(seat.board)
+                with take_seat(endpoint, name, who, deadline) as seat:
+                    number = CenterShard(index, len(pieces), number).say(seat.board)
         undone.pop_all()
     return None
 
 
-def drop_parts(places: Places, name: str, who: str, deadline: Deadline) -> None:
+def drop_shards(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -> None:
     """Delete what each box has of it. Raises InputError where one has nothing, when the others' is deleted."""
     errors = []
-    for place in places.boxes:
+    for endpoint in endpoints.boxes:
         try:
-            drop_buffer(place, name, who, deadline)
+            drop_buffer(endpoint, name, who, deadline)
         except SamovarError as error:
             errors.append(error)
     if errors:
         raise errors[0]
 
 
-def take_parts(
-    places: Places, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
+def take_shards(
+    endpoints: Endpoints, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
 ) -> BoxSeat:
     """As `take_seat`, in every box; in row `index` of the first, and where it is free in that row of the others.
 
-    Raises InputError also where what the boxes have are not the parts of one center, in this order.
+    Raises InputError also where what the boxes have are not the shards of one center, in this order.
     """
     with ExitStack() as stack:
         seats: list[BoxSeat] = []
-        for place in places.boxes:
-            seat = _take(place, name, who, deadline, index, timeout_s, is_first=not seats)
+        for endpoint in endpoints.boxes:
+            seat = _take(endpoint, name, who, deadline, index, timeout_s, is_first=not seats)
             seats.append(stack.enter_context(seat))
             index = seats[0].member.index
-        _require_together(places, name, seats, who)
+        _require_together(endpoints, name, seats, who)
         if len(seats) == 1:
             stack.pop_all()
             return seats[0]
-        center = SplitCenter([seat.center for seat in seats])
+        center = ShardedCenter([seat.center for seat in seats])
         stack.callback(center.close)
-        board = SplitBoard([seat.board for seat in seats], [seat.member for seat in seats])
+        board = ShardedBoard([seat.board for seat in seats], [seat.member for seat in seats])
         shape = whole_of([seat.shape for seat in seats])
         # The first box's row goes last: who finds it free finds the others free.
         return BoxSeat(center, board, seats[0].member, shape, stack.pop_all().close)
 
 
 def _take(
-    place: BoxPlace, name: str, who: str, deadline: Deadline, index: int | None, timeout_s: float, *, is_first: bool
+    endpoint: Endpoint, name: str, who: str, deadline: Deadline, index: int | None, timeout_s: float, *, is_first: bool
 ) -> BoxSeat:
     try:
-        return take_seat(place, name, who, deadline, index, timeout_s)
+        return take_seat(endpoint, name, who, deadline, index, timeout_s)
     except RankFailed:
         if is_first:
             raise
-        return take_seat(place, name, who, deadline, timeout_s=timeout_s)  # the row matters in the first box alone
+        return take_seat(endpoint, name, who, deadline, timeout_s=timeout_s)  # the row matters in the first box alone
 
 
-def _require_together(places: Places, name: str, seats: Sequence[BoxSeat], who: str) -> None:
-    """Whether what the boxes have is the center, or its parts in order."""
+def _require_together(endpoints: Endpoints, name: str, seats: Sequence[BoxSeat], who: str) -> None:
+    """Whether what the boxes have is the center, or its shards in order."""
     patience, count = Deadline.after(_PATIENCE_S), len(seats)
-    parts = [_part_of(seat, patience, waits=count > 1) for seat in seats]
-    for index, (place, part) in enumerate(zip(places.boxes, parts, strict=True)):
-        wanted, where = f"part {index + 1} of {count}", f"{who}: buffer {name!r} of {place}"
-        if part is None:
+    shards = [_shard_of(seat, patience, waits=count > 1) for seat in seats]
+    for index, (endpoint, shard) in enumerate(zip(endpoints.boxes, shards, strict=True)):
+        wanted, where = f"part {index + 1} of {count}", f"{who}: buffer {name!r} of {endpoint}"
+        if shard is None:
             if count > 1:
                 raise InputError(f"{where} is a whole center, and not {wanted}; give this box alone, or another buffer")
-        elif (part.index, part.count) != (index, count):
-            boxes = f"the {part.count} boxes of that center, in its order"
+        elif (shard.index, shard.count) != (index, count):
+            boxes = f"the {shard.count} boxes of that center, in its order"
             given = f"not {wanted}" if count > 1 else "no whole center"
-            raise InputError(f"{where} is {part} of a center, and {given}; give --box {boxes}, with commas between")
-        elif parts[0] is not None and part.set_number != parts[0].set_number:
-            raise InputError(f"{where} is {part} of another center than {places.boxes[0]} has; give the box of its own")
+            raise InputError(f"{where} is {shard} of a center, and {given}; give --box {boxes}, with commas between")
+        elif shards[0] is not None and shard.set_number != shards[0].set_number:
+            raise InputError(
+                f"{where} is {shard} of another center than {endpoints.boxes[0]} has; give the box of its own"
+            )
     first = seats[0].shape
-    for place, seat in zip(places.boxes, seats, strict=True):
+    for endpoint, seat in zip(endpoints.boxes, seats, strict=True):
         if seat.shape != first and (seat is not seats[-1] or not _may_be_last(seat.shape, first)):
             raise InputError(
-                f"{who}: buffer {name!r} of {place} is cut otherwise than that of {places.boxes[0]} "
+                f"{who}: buffer {name!r} of {endpoint} is cut otherwise than that of {endpoints.boxes[0]} "
                 f"({seat.shape}, {first}); load the snapshot that was made of it"
             )
 
@@ -149,13 +151,13 @@ def _may_be_last(shape: BufferShape, first: BufferShape) -> bool:
     return shape == replace(first, num_elements=min(shape.num_elements, first.num_elements))
 
 
-def _part_of(seat: BoxSeat, patience: Deadline, *, waits: bool) -> Part | None:
-    """Who made a part says so a moment later."""
+def _shard_of(seat: BoxSeat, patience: Deadline, *, waits: bool) -> CenterShard | None:
+    """Who made a shard says so a moment later."""
     if waits:
-        polled(lambda: Part.on(seat.board) is not None, patience, _POLL_S)
-    return Part.on(seat.board)
+        polled(lambda: CenterShard.on(seat.board) is not None, patience, _POLL_S)
+    return CenterShard.on(seat.board)
 
 
-def _try_to_drop(place: BoxPlace, name: str, who: str, deadline: Deadline) -> None:
+def _try_to_drop(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> None:
     with suppress(SamovarError):
-        drop_buffer(place, name, who, deadline)
+        drop_buffer(endpoint, name, who, deadline)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from samovar.box.buffers import NamedBuffers
-from samovar.box.host import BufferHost
 from samovar.box.mapped import MappedCenter
+from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.transports.keys import read_key
 from samovar.transports.tcp_listen import Listener
@@ -28,7 +28,7 @@ _CONNECTIONS_PER_MEMBER = 4
 
 
 class HandedMemory:
-    """See `samovar.box.buffers.Memory`: what rank 0 handed on; nobody keeps it for another server."""
+    """See `samovar.box.buffers.Memory`: what rank 0 handed on; nobody holds it for another server."""
 
     def __init__(self, center: int, board: int) -> None:
         self._handed = {f"center/{BUFFER}": center, f"board/{BUFFER}": board}

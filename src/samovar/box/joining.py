@@ -1,4 +1,4 @@
-"""A place in a box for one member, whether the box is on this host or another."""
+"""Endpoints of boxes, on this host or another: what is asked there, and a seat for one member."""
 
 import math
 import time
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from samovar.box.base import CenterWithVelocity, SeatCenter
 from samovar.box.board import NUM_WORDS, Board, Member, Row, Rows
-from samovar.box.buffers import Buffer, BufferShape
+from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.line import BoxAddress
 from samovar.box.local import LocalBox, checked_name
 from samovar.box.mapped import MappedCenter
-from samovar.box.remote import RemoteCenter, create_remote_buffer, drop_remote_buffer, remote_buffer_names
-from samovar.box.remote_board import RemoteBoard
-from samovar.box.shards import Part
+from samovar.box.protocol import Creation, Kind, pack_name
+from samovar.box.remote import RemoteBoard, RemoteCenter
+from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import read_key
@@ -30,7 +30,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class BoxPlace:
+class Endpoint:
     """Where a box is: one of this user's on this host, by `name`; or at an `address`, for who has the key in a file."""
 
     name: str | None
@@ -69,14 +69,14 @@ class BoxSeat:
         self.close()
 
 
-def parse_place(text: str, key_file: Path | None) -> BoxPlace:
+def parse_endpoint(text: str, key_file: Path | None) -> Endpoint:
     """`NAME`, or `HOST:PORT` with a key file ([::1]:4711 for IPv6). Raises InputError, also where no key is in it."""
     if "," in text:
         raise InputError(f"--box {text}: names several boxes; give the one that is meant")
     if ":" not in text:
         if key_file is not None:
             raise InputError(f"--key-file {key_file}: box {text!r} is one of this host; --box HOST:PORT needs a key")
-        return BoxPlace(checked_name(text), None, None)
+        return Endpoint(checked_name(text), None, None)
     host, _, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) <= _HIGHEST_PORT:
@@ -84,24 +84,24 @@ def parse_place(text: str, key_file: Path | None) -> BoxPlace:
     if key_file is None:
         raise InputError(f"--box {text}: a box of another host wants its key; give --key-file FILE")
     read_key(key_file)
-    return BoxPlace(None, (host, int(port)), key_file)
+    return Endpoint(None, (host, int(port)), key_file)
 
 
-def create_buffer(place: BoxPlace, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
+def create_buffer(endpoint: Endpoint, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
     """Have a buffer of zeros: True where it was made, False where one of this shape was there already.
 
     `who` begins every error. Raises InputError where one of another shape is there, or nobody serves the box.
     """
-    if place.name is None:
-        return create_remote_buffer(_address(place), name, shape, who, deadline)
+    if endpoint.name is None:
+        return _address(endpoint).create(Creation(name, shape, new_token()), who, deadline)
     with _said_by(who):
-        buffer = LocalBox(place.name).create(name, shape, deadline)
+        buffer = LocalBox(endpoint.name).create(name, shape, deadline)
     buffer.close()
     return buffer.is_new
 
 
 def take_seat(
-    place: BoxPlace, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
+    endpoint: Endpoint, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
 ) -> BoxSeat:
     """Become a member of buffer `name`, in row `index` or the first free one.
 
@@ -110,27 +110,27 @@ def take_seat(
     Raises InputError where there is no such buffer, no such row or no room, or nobody serves the box; RankFailed where
     row `index` belongs to a living process.
     """
-    if place.name is None:
-        return _remote_seat(_address(place), name, who, deadline, index, timeout_s)
-    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+    if endpoint.name is None:
+        return _remote_seat(_address(endpoint), name, who, deadline, index, timeout_s)
+    with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
         return mapped_seat(buffer, index)
 
 
-def buffer_names(place: BoxPlace, who: str, deadline: Deadline) -> list[str]:
+def buffer_names(endpoint: Endpoint, who: str, deadline: Deadline) -> list[str]:
     """The box's buffers, sorted. Raises InputError where nobody serves the box."""
-    if place.name is None:
-        return remote_buffer_names(_address(place), who, deadline)
+    if endpoint.name is None:
+        return _address(endpoint).ask(Kind.NAMES, b"", who, deadline).decode().split()
     with _said_by(who):
-        return LocalBox(place.name).names(deadline)
+        return LocalBox(endpoint.name).names(deadline)
 
 
-def drop_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> None:
+def drop_buffer(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> None:
     """Delete it; members at work keep theirs. Raises InputError where there is none, or nobody serves the box."""
-    if place.name is None:
-        drop_remote_buffer(_address(place), name, who, deadline)
+    if endpoint.name is None:
+        _address(endpoint).ask(Kind.DROP, pack_name(name), who, deadline)
         return
     with _said_by(who):
-        LocalBox(place.name).drop(name, deadline)
+        LocalBox(endpoint.name).drop(name, deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,20 +139,20 @@ class Look:
 
     shape: BufferShape
     rows: list[Row]
-    part: Part | None
+    part: CenterShard | None
 
 
-def look_at(place: BoxPlace, name: str, who: str, deadline: Deadline) -> Look:
+def look_at(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> Look:
     """The buffer, for who is no member. Raises InputError as `take_seat`."""
-    if place.name is None:
-        board = RemoteBoard(_address(place), name, who, deadline)
+    if endpoint.name is None:
+        board = RemoteBoard(_address(endpoint), name, who, deadline)
         try:
-            return Look(board.shape, board.rows(), Part.on(board))
+            return Look(board.shape, board.rows(), CenterShard.on(board))
         finally:
             board.close(deadline)
-    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+    with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
         mapped = Board(buffer.board)
-        return Look(BufferShape.of_center(buffer.center), mapped.rows(), Part.on(mapped))
+        return Look(BufferShape.of_center(buffer.center), mapped.rows(), CenterShard.on(mapped))
 
 
 def describe(name: str, found: Look) -> dict[str, Any]:
@@ -172,15 +172,15 @@ def describe(name: str, found: Look) -> dict[str, Any]:
     return {"name": name, **asdict(found.shape), "part": which[0], "parts": which[1], "members": members}
 
 
-def read_buffer(place: BoxPlace, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
+def read_buffer(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
     """The buffer's shape, and copies of `center`, `velocity` (where it has one), `versions` and `words` (of the board).
 
     Others may change it meanwhile: each chunk is whole, and the words are no newer than the center. Cost: 4 bytes an
     element, 8 with velocity. Raises InputError as `take_seat`.
     """
-    if place.name is None:
-        return _read_remote(_address(place), name, who, deadline)
-    with _said_by(who), LocalBox(place.name).attach(name, deadline) as buffer:
+    if endpoint.name is None:
+        return _read_remote(_address(endpoint), name, who, deadline)
+    with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
         return read_mapped(buffer, deadline)
 
 
@@ -263,10 +263,10 @@ def _remote_center(
         time.sleep(_PAUSE_S)
 
 
-def _address(place: BoxPlace) -> BoxAddress:
-    assert place.address is not None, place
-    assert place.key_file is not None, place
-    return BoxAddress(place.address, read_key(place.key_file))
+def _address(endpoint: Endpoint) -> BoxAddress:
+    assert endpoint.address is not None, endpoint
+    assert endpoint.key_file is not None, endpoint
+    return BoxAddress(endpoint.address, read_key(endpoint.key_file))
 
 
 def _finite(value: float) -> float | None:

@@ -11,8 +11,17 @@ from typing import TypeVar
 import numpy as np
 
 from samovar.box.board import Member
-from samovar.box.bodies import Attachment, Welcome
-from samovar.box.protocol import MOST_TEXT_BYTES, Kind, Reply, Request, Status
+from samovar.box.protocol import (
+    MOST_TEXT_BYTES,
+    Attachment,
+    Creation,
+    Kind,
+    Reply,
+    Request,
+    Status,
+    Welcome,
+    unpack_word,
+)
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.keys import Key
@@ -34,6 +43,23 @@ class BoxAddress:
 
     def connect(self, who: str, deadline: Deadline) -> SecureChannel:
         return connect(self.address, self.key, who, f"{who}: {self}", deadline)
+
+    def ask(self, kind: Kind, body: bytes, who: str, deadline: Deadline) -> bytes:
+        """One question, over a connection of its own."""
+        channel = self.connect(who, deadline)
+        try:
+            return ask(channel, Request(kind, 1), body, deadline)
+        finally:
+            channel.close()
+
+    def create(self, wanted: Creation, who: str, deadline: Deadline) -> bool:
+        """Whether this call made the buffer; where one of this shape was there, False. Raises InputError."""
+        while True:
+            try:
+                return unpack_word(self.ask(Kind.CREATE, wanted.pack(), who, deadline)) == 1
+            except ConnectionLost as error:  # it may be made by now: the same number says that it was this call
+                if deadline.passed():
+                    raise DeadlineExceeded(f"{error}, and it did not come back in time") from error
 
 
 class Line:
@@ -65,7 +91,7 @@ class Line:
 
     @contextmanager
     def locked(self, deadline: Deadline) -> Iterator[None]:
-        if not self._lock.acquire(timeout=max(deadline.remaining_s(), 0.001)):
+        if not self._lock.acquire(timeout=deadline.timeout_s()):
             raise DeadlineExceeded(
                 f"{self.who}: an earlier operation with {self._box} is not over yet; raise --timeout"
             )

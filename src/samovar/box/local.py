@@ -1,17 +1,22 @@
-"""A box of this host as a program of the same user sees it: buffers by name, whose memory it maps itself."""
+"""A box of this host: its server, and how programs of the same user see it, who map the memory of buffers."""
 
 import os
 import re
+import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
-from samovar.box import local_wire
-from samovar.box.buffers import Buffer, BufferShape
-from samovar.box.local_wire import LocalMessage
+from samovar.box.buffers import Buffer, BufferShape, NamedBuffers
+from samovar.box.memory_holder import HeldMemory
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
+from samovar.transports import unix_sockets
+from samovar.transports.unix_sockets import LocalMessage
 
 DEFAULT_BOX: Final = "default"
+_ANSWER_S: Final = 2.0
+_POLL_S: Final = 0.2
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -26,7 +31,7 @@ def server_address(box: str) -> str:
     return f"samovar-box-{os.getuid()}-{box}"
 
 
-def keeper_address(box: str) -> str:
+def holder_address(box: str) -> str:
     return f"samovar-box-keeper-{os.getuid()}-{box}"
 
 
@@ -65,14 +70,88 @@ class LocalBox:
         return Buffer(center, board, message.content.get("is_new") is True)
 
     def _ask(self, content: dict[str, Any], deadline: Deadline) -> LocalMessage:
-        connection = local_wire.connect(server_address(self._box), deadline)
+        connection = unix_sockets.connect(server_address(self._box), deadline)
         if connection is None:
             flag = "" if self._box == DEFAULT_BOX else f" --box {self._box}"
             raise InputError(f"nobody serves box {self._box!r} on this host; start it with `samovar box serve{flag}`")
         with connection:
-            local_wire.send(connection, content, deadline)
-            message = local_wire.receive(connection, deadline)
+            unix_sockets.send(connection, content, deadline)
+            message = unix_sockets.receive(connection, deadline)
         if "error" in message.content:
             message.close()
             raise InputError(f"box {self._box!r}: {message.content['error']}")
         return message
+
+
+class BoxServer:
+    """Makes the buffers of the box called `box`, and hands them to programs of the same user on this host.
+
+    It does nothing on the buffers itself, so its death stops no member. Their memory is held by another process as well
+    (`samovar.box.memory_holder`): a server that is started within `keep_s` after this one was killed finds it again.
+
+    Raises InputError where the box has a server already, or another user has its name.
+    """
+
+    def __init__(self, box: str, keep_s: float) -> None:
+        address = server_address(checked_name(box))
+        try:
+            self._listener = unix_sockets.listen(address)
+        except InputError as error:
+            raise InputError(
+                f"box {box!r} is served already ({error}); end that server, or give another name"
+            ) from error
+        self._memory = HeldMemory(holder_address(box), keep_s)
+        self.was_held = self._memory.was_there  # left by a server that was killed
+        self.buffers = NamedBuffers(self._memory)
+
+    def serve(self, is_over: Callable[[], bool]) -> None:
+        """Answer local programs until `is_over`, which is asked five times a second."""
+        self._listener.settimeout(_POLL_S)
+        while not is_over():
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                if unix_sockets.user_process(connection):
+                    self._answer(connection)
+
+    def close(self) -> None:
+        """The end of the box: server and memory holder go, and the memory with the last member that has it mapped."""
+        self._listener.close()
+        self.buffers.close()
+        self._memory.end()
+
+    def _answer(self, connection: socket.socket) -> None:
+        deadline = Deadline.after(_ANSWER_S)
+        try:
+            message = unix_sockets.receive(connection, deadline)
+        except SamovarError:  # no message, or none in time
+            return
+        content, descriptors = self._done(message)
+        try:
+            unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
+        except SamovarError:
+            return  # whoever asked went away; it will say so itself
+
+    def _done(self, message: LocalMessage) -> tuple[dict[str, object], list[int]]:
+        message.close()  # nobody has a descriptor to give
+        name = str(message.content.get("name"))
+        buffer: Buffer | None = None
+        try:
+            match message.content.get("do"):
+                case "create":
+                    buffer = self.buffers.create(name, BufferShape.of(message.content))
+                case "attach":
+                    buffer = self.buffers.get(name)
+                case "drop":
+                    self.buffers.drop(name)
+                case "names":
+                    return {"names": self.buffers.names()}, []
+                case other:
+                    raise InputError(f"the box cannot {str(other)[:20]!r}; use one version of Samovar")
+        except SamovarError as error:
+            return {"error": str(error)}, []
+        if buffer is None:
+            return {"done": True}, []
+        return {"is_new": buffer.is_new}, [buffer.center, buffer.board]

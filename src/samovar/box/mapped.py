@@ -7,17 +7,19 @@ writer; an update reads and writes each byte of c once.)
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
-from samovar.box.base import Versions
+from samovar.box.base import PendingPush, Versions
 from samovar.box.board import MAX_MEMBERS, Member
-from samovar.box.memory import create_empty, is_sealed, seal
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed
+from samovar.core.host import create_empty, is_sealed, seal
 from samovar.transports.base import Array
 
 # 256 KiB: a chunk of the center, the spare and the member's own fit into a core's second-level cache of 1 MiB together;
@@ -100,36 +102,13 @@ class MappedCenter:
             raise InputError(f"{self._name}: {error}; start the box anew") from error
         except (_native.Fenced, OSError) as error:
             raise RankFailed(f"{self._name} cannot take its place in the center: {error}; join anew") from error
+        native = self._native
+        self.num_elements, self.chunk_elements = native.num_elements, native.chunk_elements
+        self.num_chunks, self.max_members = native.num_chunks, native.max_members
+        self.with_velocity, self.with_locks = native.has_velocity, native.has_locks
+        self.takes_any = native.takes_any
         self.member = member
         self._pushed: dict[int, Array] = {}
-
-    @property
-    def num_elements(self) -> int:
-        return self._native.num_elements
-
-    @property
-    def chunk_elements(self) -> int:
-        return self._native.chunk_elements
-
-    @property
-    def num_chunks(self) -> int:
-        return self._native.num_chunks
-
-    @property
-    def max_members(self) -> int:
-        return self._native.max_members
-
-    @property
-    def with_velocity(self) -> bool:
-        return self._native.has_velocity
-
-    @property
-    def with_locks(self) -> bool:
-        return self._native.has_locks
-
-    @property
-    def takes_any(self) -> bool:
-        return self._native.takes_any
 
     @property
     def lock_wait_s(self) -> float:
@@ -147,14 +126,14 @@ class MappedCenter:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def write(self, values: Array, deadline: Deadline) -> None:
-        self.write_chunks(0, values, deadline)
+    def write(self, values: Array, _deadline: Deadline) -> None:
+        self.write_chunks(0, values)
 
     def read(self, destination: Array, deadline: Deadline) -> Versions:
         return self.read_chunks(0, destination, deadline)
 
-    def write_velocity(self, values: Array, deadline: Deadline) -> None:
-        self.write_velocity_chunks(0, values, deadline)
+    def write_velocity(self, values: Array, _deadline: Deadline) -> None:
+        self.write_velocity_chunks(0, values)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         self.read_velocity_chunks(0, destination, deadline)
@@ -165,7 +144,7 @@ class MappedCenter:
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         return self.exchange_chunks(0, sequence, weights, moving_rate, deadline)
 
-    def write_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+    def write_chunks(self, first_chunk: int, values: Array) -> None:
         """`write` for the chunks from `first_chunk` on that `values` has the elements of: whole chunks."""
         self._write(first_chunk, values, False)
 
@@ -176,7 +155,7 @@ class MappedCenter:
         self._check(done, "read the center")
         return versions
 
-    def write_velocity_chunks(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
+    def write_velocity_chunks(self, first_chunk: int, values: Array) -> None:
         """`write_velocity` for a part of the chunks."""
         self._check_velocity("its velocity cannot be written")
         self._write(first_chunk, values, True)
@@ -195,10 +174,8 @@ class MappedCenter:
         """`accumulate` into a part of the chunks; parts of one sequence may come in any order, and again."""
         self._check_momentum(momentum)
         versions, waiting_s = self._versions(difference), deadline.remaining_s()
-        try:
+        with self._refusing():
             done = self._native.accumulate(first_chunk, sequence, difference, momentum, versions, waiting_s)
-        except (_native.Fenced, _native.NotFinite) as error:
-            raise self._refused(error) from error
         self._check(done, "add to the center")
         return versions
 
@@ -218,14 +195,12 @@ class MappedCenter:
         already leave `moved` as it is.
         """
         versions, waiting_s = self._versions(weights), deadline.remaining_s()
-        try:
+        with self._refusing():
             if moved is None:
                 done = self._native.exchange(first_chunk, sequence, weights, moving_rate, versions, waiting_s)
             else:
                 arrays = (weights, moved)
                 done = self._native.exchange_into(first_chunk, sequence, *arrays, moving_rate, versions, waiting_s)
-        except (_native.Fenced, _native.NotFinite) as error:
-            raise self._refused(error) from error
         self._check(done, "exchange with the center")
         return versions
 
@@ -238,23 +213,22 @@ class MappedCenter:
             held[place] = incarnation == self.member.incarnation and last >= sequence
         return held
 
-    def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> "MappedPush":
+    def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> PendingPush:
         self._check_momentum(momentum)
         ticket = self._native.submit(sequence, difference, momentum)
         self._pushed[ticket] = difference  # the thread reads it, whoever forgets to wait
-        return MappedPush(self, ticket)
+        return PendingPush(lambda deadline: self._landed(ticket, deadline))
 
-    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "MappedExchange":
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> PendingPush:
         """It is over when the call returns: in mapped memory that takes no longer than the copy that a thread needs."""
-        return MappedExchange(self.exchange(sequence, weights, moving_rate, Deadline.after(_AT_ONCE_S)))
+        push = PendingPush(lambda deadline: self.exchange(sequence, weights, moving_rate, deadline))
+        push.wait(Deadline.after(_AT_ONCE_S))
+        return push
 
-    def wait_for_push(self, ticket: int, deadline: Deadline) -> Versions:
-        """The versions of a push; see `MappedPush`."""
+    def _landed(self, ticket: int, deadline: Deadline) -> Versions:
         versions = np.zeros(self.num_chunks, np.int64)
-        try:
+        with self._refusing():
             done = self._native.wait(ticket, versions, deadline.remaining_s())
-        except (_native.Fenced, _native.NotFinite) as error:
-            raise self._refused(error) from error
         self._check(done, "finish adding to the center")
         self._pushed.pop(ticket, None)
         return versions
@@ -278,40 +252,14 @@ class MappedCenter:
             )
 
     def _write(self, first_chunk: int, values: Array, is_velocity: bool) -> None:
-        try:
+        with self._refusing():
             self._native.write(first_chunk, values, is_velocity)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except _native.NotFinite as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: Exception) -> SamovarError:
-        if isinstance(error, _native.NotFinite):
-            return NotFinite(f"{self._name}: refused, {error}")
-        return RankFailed(f"{self._name}: {error}; join anew")
-
-
-class MappedPush:
-    """An accumulate on the member's own thread (see `samovar.box.base.Push`)."""
-
-    def __init__(self, center: MappedCenter, ticket: int) -> None:
-        self._center = center
-        self._ticket = ticket
-        self._versions: Versions | None = None
-
-    @property
-    def versions(self) -> Versions:
-        assert self._versions is not None, "nobody has waited for this push"
-        return self._versions
-
-    def wait(self, deadline: Deadline) -> None:
-        if self._versions is None:
-            self._versions = self._center.wait_for_push(self._ticket, deadline)
-
-
-class MappedExchange:
-    """An exchange that is over (see `samovar.box.base.Push`)."""
-
-    def __init__(self, versions: Versions) -> None:
-        self.versions = versions
-
-    def wait(self, _deadline: Deadline) -> None:
-        """Nothing is under way."""
+            raise NotFinite(f"{self._name}: refused, {error}") from error
+        except _native.Fenced as error:
+            raise RankFailed(f"{self._name}: {error}; join anew") from error

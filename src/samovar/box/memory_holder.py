@@ -1,32 +1,36 @@
-"""A small process that holds a box's memory for its server: `python -P -m samovar.box.memory_holder LISTENER KEEP_S`.
+"""A small process that holds a box's memory for its server, and the server's end of it.
 
-LISTENER is the descriptor of a socket that listens. The server puts descriptors in under keys; one that comes after it
-was killed gets them all back. The keeper ends when the server tells it to, or KEEP_S after the last server went without
-a word; the memory goes with it, but for members that have it mapped.
+`python -P -m samovar.box.memory_holder LISTENER KEEP_S`: LISTENER is the descriptor of a socket that listens. The
+server puts descriptors in under keys; one that comes after it was killed gets them all back. The process ends when the
+server tells it to, or KEEP_S after the last server went without a word; the memory goes with it, but for members that
+have it mapped.
 """
 
 import os
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
-from samovar.box import local_wire
-from samovar.box.local_wire import LocalMessage
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.transports import unix_sockets
+from samovar.transports.unix_sockets import LocalMessage
 
-_ANSWER_S = 10.0
+_ANSWER_S = 30.0  # a process that is just started answers when its interpreter is up
+_SEND_S = 10.0
 _POLL_S = 3600.0  # a server that lives need not say anything
 
 
-class Keeper:
+class MemoryHolder:
     """The keys and their descriptors, and one server at a time."""
 
     def __init__(self, listener: socket.socket, keep_s: float) -> None:
         self._listener = listener
         self._keep_s = keep_s
-        self._kept: dict[str, int] = {}
+        self._held: dict[str, int] = {}
 
     def run(self) -> None:
         """Until a server says so, or none has been here for long."""
@@ -37,14 +41,14 @@ class Keeper:
             except TimeoutError:
                 return
             with connection:
-                if local_wire.is_ours(connection) and self._serve(connection):
+                if unix_sockets.user_process(connection) and self._serve(connection):
                     return
 
     def _serve(self, connection: socket.socket) -> bool:
         """One server's requests until it is gone; whether it said that all is over."""
         while True:
             try:
-                message = local_wire.receive(connection, Deadline.after(_POLL_S))
+                message = unix_sockets.receive(connection, Deadline.after(_POLL_S))
                 if message.content.get("do") == "end":
                     return True
                 self._answer(connection, message)
@@ -54,29 +58,102 @@ class Keeper:
                 return False
 
     def _answer(self, connection: socket.socket, message: LocalMessage) -> None:
-        key, deadline = str(message.content.get("key")), Deadline.after(_ANSWER_S)
+        key, deadline = str(message.content.get("key")), Deadline.after(_SEND_S)
         match message.content.get("do"):
             case "put" if len(message.descriptors) == 1:
                 self._discard(key)
-                self._kept[key] = message.descriptors.pop()
+                self._held[key] = message.descriptors.pop()
             case "discard":
                 self._discard(key)
             case "get":
-                for name, descriptor in self._kept.items():
-                    local_wire.send(connection, {"key": name}, deadline, [descriptor])
+                for name, descriptor in self._held.items():
+                    unix_sockets.send(connection, {"key": name}, deadline, [descriptor])
         message.close()
-        local_wire.send(connection, {"done": True}, deadline)
+        unix_sockets.send(connection, {"done": True}, deadline)
 
     def _discard(self, key: str) -> None:
         with suppress(KeyError):
-            os.close(self._kept.pop(key))
+            os.close(self._held.pop(key))
+
+
+class HeldMemory:
+    """Descriptors that outlive this process, held by the process at `address`, which is started where there is none.
+
+    Raises InputError where that belongs to another user or cannot be started.
+    """
+
+    def __init__(self, address: str, keep_s: float) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        connection = unix_sockets.connect(address, Deadline.after(_ANSWER_S))
+        self.was_there = connection is not None
+        self._connection = connection or self._start(address, keep_s)
+
+    def _start(self, address: str, keep_s: float) -> socket.socket:
+        """It gets a socket that listens already: nobody need wait for it to come."""
+        with unix_sockets.listen(address) as listener:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "samovar.box.memory_holder", str(listener.fileno()), str(keep_s)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InputError(f"the process that holds the box's memory cannot be started: {error}") from error
+            connection = unix_sockets.connect(address, Deadline.after(_ANSWER_S))
+        assert connection is not None, "our own listener"
+        return connection
+
+    def put(self, key: str, descriptor: int) -> None:
+        """Have `descriptor` held too; the caller keeps its own."""
+        self._ask({"do": "put", "key": key}, [descriptor])
+
+    def discard(self, key: str) -> None:
+        self._ask({"do": "discard", "key": key})
+
+    def get(self) -> dict[str, int]:
+        """Everything that is held; the caller owns the descriptors."""
+        return self._ask({"do": "get"})
+
+    def end(self) -> None:
+        """The process ends, and what it holds goes with it."""
+        try:
+            unix_sockets.send(self._connection, {"do": "end"}, Deadline.after(_ANSWER_S))
+        except SamovarError:  # it has ended already
+            pass
+        finally:
+            self.close()
+        if self._process is not None:
+            self._process.wait(_ANSWER_S)
+
+    def close(self) -> None:
+        """Leave the process alone: it waits for the next server."""
+        self._connection.close()
+
+    def _ask(self, content: Mapping[str, str], descriptors: list[int] | None = None) -> dict[str, int]:
+        deadline = Deadline.after(_ANSWER_S)
+        found: dict[str, int] = {}
+        try:
+            unix_sockets.send(self._connection, content, deadline, descriptors or [])
+            while True:
+                message = unix_sockets.receive(self._connection, deadline)
+                if "key" not in message.content or len(message.descriptors) != 1:
+                    return found
+                found[str(message.content["key"])] = message.descriptors.pop()
+        except SamovarError as error:
+            for descriptor in found.values():
+                os.close(descriptor)
+            raise SamovarError(f"the process that holds the box's memory: {error}; start the box anew") from error
 
 
 def main() -> None:
     """Signals of the terminal are for the server; this process hears of its end."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    Keeper(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])).run()
+    MemoryHolder(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])).run()
 
 
 if __name__ == "__main__":

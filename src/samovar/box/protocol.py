@@ -1,23 +1,25 @@
-"""What a remote member and a box say to each other: messages of fixed shape, and who still waits for which answer.
+"""What a remote member and a box say to each other, byte by byte, and who still waits for which answer.
 
 An operation on a center travels in parts of whole chunks, each with its own answer. A part says which update it belongs
 to: (member, incarnation, sequence). So it may be sent again, come twice, late, or over another connection: a chunk that
 holds the update already is left alone, and the answer is the same. No sockets here, no clocks: the tests' simulated
 link runs the same code.
+
+Requests and replies have one shape each, bodies that of their kind; what has another size, or no sense, is refused.
 """
 
 import math
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import Final
 
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import PROGRESS_BYTES, Member
-from samovar.box.bodies import MOST_ATTACHMENT_BYTES, MOST_CREATION_BYTES, MOST_NAME_BYTES, WORD_BYTES
+from samovar.box.board import PROGRESS_BYTES, Member, MemberProgress, Origin, Row
+from samovar.box.buffers import BufferShape
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
 
 VERSION: Final = 3
@@ -27,12 +29,23 @@ PART_BYTES: Final = 1 << 22
 EXCHANGE_PARTS: Final = 4
 MOST_CHUNK_BYTES: Final = 1 << 26
 MOST_TEXT_BYTES: Final = 1 << 20
-_MOST_ELEMENTS: Final = 1 << 40
 _FLOAT_BYTES: Final = 4
 # kind, version, call, index, first chunk, number of chunks, incarnation, sequence, rate, body
 _REQUEST = struct.Struct("<BB2xIiIIqqdI")
 # kind, status, call, first chunk, number of chunks, sequence, body, lost
 _REPLY = struct.Struct("<BB2xIIIqId")
+MOST_NAME_BYTES: Final = 128
+_ATTACHMENT = struct.Struct("<qqI")  # token, attempt, process
+_SHAPE = struct.Struct("<qIBBqB")  # elements, members, velocity, locks, chunk elements, any numbers
+_WELCOME = struct.Struct("<iqq")  # member, token
+_CREATION = struct.Struct("<q")
+_WORD = struct.Struct("<Q")
+_ROW = struct.Struct("<iqIB")  # member, process, is it alive
+_ORIGIN_BYTES = 20
+_ROW_BYTES = _ROW.size + PROGRESS_BYTES + _ORIGIN_BYTES
+MOST_ATTACHMENT_BYTES: Final = _ATTACHMENT.size + MOST_NAME_BYTES
+MOST_CREATION_BYTES: Final = _CREATION.size + _SHAPE.size + MOST_NAME_BYTES
+WORD_BYTES: Final = _WORD.size
 
 
 class Kind(IntEnum):
@@ -94,40 +107,23 @@ _ERRORS: dict[Status, type[SamovarError]] = {
 NOBODY: Final = Member(-1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A center of `num_elements` float32, in chunks of `chunk_elements`."""
+def elements(shape: BufferShape, first_chunk: int, num_chunks: int) -> slice:
+    """Those of a center's chunks. Raises SamovarError where these are not chunks of one part."""
+    if not (1 <= num_chunks <= _part_chunks(shape) and 0 <= first_chunk <= shape.num_chunks - num_chunks):
+        raise SamovarError(f"chunks {first_chunk} + {num_chunks} of {shape.num_chunks} are no part")
+    start = first_chunk * shape.chunk_elements
+    return slice(start, min(start + num_chunks * shape.chunk_elements, shape.num_elements))
 
-    num_elements: int
-    chunk_elements: int
 
-    def __post_init__(self) -> None:
-        most = MOST_CHUNK_BYTES // _FLOAT_BYTES
-        if not (1 <= self.num_elements <= _MOST_ELEMENTS and 1 <= self.chunk_elements <= most):
-            raise SamovarError(
-                f"a center of {self.num_elements} elements in chunks of {self.chunk_elements}: too large"
-            )
+def parts(shape: BufferShape, least: int = 1) -> Iterator[tuple[int, int]]:
+    """(first chunk, number of chunks) of each part, in order; `least` of them, where there are so many chunks."""
+    count = min(_part_chunks(shape), -(-shape.num_chunks // least))
+    for first in range(0, shape.num_chunks, count):
+        yield first, min(count, shape.num_chunks - first)
 
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.num_elements // self.chunk_elements)
 
-    def elements(self, first_chunk: int, num_chunks: int) -> slice:
-        """Raises SamovarError where these are not chunks of one part."""
-        if not (1 <= num_chunks <= self._part_chunks and 0 <= first_chunk <= self.num_chunks - num_chunks):
-            raise SamovarError(f"chunks {first_chunk} + {num_chunks} of {self.num_chunks} are no part")
-        start = first_chunk * self.chunk_elements
-        return slice(start, min(start + num_chunks * self.chunk_elements, self.num_elements))
-
-    def parts(self, least: int = 1) -> Iterator[tuple[int, int]]:
-        """(first chunk, number of chunks) of each part, in order; `least` of them, where there are so many chunks."""
-        count = min(self._part_chunks, -(-self.num_chunks // least))
-        for first in range(0, self.num_chunks, count):
-            yield first, min(count, self.num_chunks - first)
-
-    @property
-    def _part_chunks(self) -> int:
-        return max(1, PART_BYTES // (_FLOAT_BYTES * self.chunk_elements))
+def _part_chunks(shape: BufferShape) -> int:
+    return max(1, PART_BYTES // (_FLOAT_BYTES * shape.chunk_elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +160,9 @@ class Request:
             raise SamovarError(f"no such request: {request.kind.name} with {body} bytes, at most {most}")
         return request
 
-    def elements(self, shape: Shape) -> slice:
+    def elements(self, shape: BufferShape) -> slice:
         """What it is about. Raises SamovarError where its chunks are none, or its body has another size."""
-        part = shape.elements(self.first_chunk, self.num_chunks)
+        part = elements(shape, self.first_chunk, self.num_chunks)
         expected = _FLOAT_BYTES * (part.stop - part.start) if self.kind in _WITH_FLOATS else 0
         if self.body_bytes != expected:
             raise SamovarError(f"{self.kind.name} of {expected} bytes came with {self.body_bytes}")
@@ -223,13 +219,13 @@ class Operation:
     """One operation of a member on a whole center, until every part of it is answered."""
 
     def __init__(
-        self, kind: Kind, call: int, member: Member, shape: Shape, sequence: int = 0, rate: float = 0.0
+        self, kind: Kind, call: int, member: Member, shape: BufferShape, sequence: int = 0, rate: float = 0.0
     ) -> None:
         self.versions: Versions = np.zeros(shape.num_chunks, np.int64)
         self._shape = shape
         self._left = {}
-        for first, count in shape.parts(EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1):
-            part = shape.elements(first, count)
+        for first, count in parts(shape, EXCHANGE_PARTS if kind is Kind.EXCHANGE else 1):
+            part = elements(shape, first, count)
             body_bytes = _FLOAT_BYTES * (part.stop - part.start) if kind in _WITH_FLOATS else 0
             self._left[first] = Request(kind, call, member, first, count, sequence, rate, body_bytes)
 
@@ -263,3 +259,133 @@ class Operation:
         """Note the answer, whose floats are where they belong."""
         del self._left[reply.first_chunk]
         self.versions[reply.first_chunk : reply.first_chunk + reply.num_chunks] = versions
+
+
+def pack_name(name: str) -> bytes:
+    """Raises InputError where no buffer can be called so."""
+    encoded = name.encode()
+    if not 1 <= len(encoded) <= MOST_NAME_BYTES:
+        raise InputError(f"the name of a center has 1 to {MOST_NAME_BYTES} bytes, got {name!r}")
+    return encoded
+
+
+def unpack_name(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise SamovarError("a center's name must be text (UTF-8)") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Which buffer a connection is for; `token` is its board's, 0 for whichever has the name now.
+
+    `attempt` is a number of this attachment, so that one whose answer was lost makes no second member.
+    """
+
+    name: str
+    process_id: int
+    token: int = 0
+    attempt: int = 0
+
+    def pack(self) -> bytes:
+        return _ATTACHMENT.pack(self.token, self.attempt, self.process_id) + pack_name(self.name)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> "Attachment":
+        _require(len(body) > _ATTACHMENT.size, "an attachment", body)
+        token, attempt, process_id = _ATTACHMENT.unpack_from(body)
+        _require(token >= 0 and attempt >= 0, "an attachment", body)
+        return cls(unpack_name(body[_ATTACHMENT.size :]), process_id, token, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to an attachment: the buffer's shape, who the member is from now on, and the board's token."""
+
+    shape: BufferShape
+    member: Member
+    token: int
+
+    def pack(self) -> bytes:
+        return _WELCOME.pack(self.member.index, self.member.incarnation, self.token) + _pack_shape(self.shape)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> "Welcome":
+        _require(len(body) == _WELCOME.size + _SHAPE.size, "a welcome", body)
+        index, incarnation, token = _WELCOME.unpack_from(body)
+        return cls(_unpack_shape(body[_WELCOME.size :]), Member(index, incarnation), token)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """A buffer to make; `attempt` tells a second try from another who wants the same."""
+
+    name: str
+    shape: BufferShape
+    attempt: int
+
+    def pack(self) -> bytes:
+        return _CREATION.pack(self.attempt) + _pack_shape(self.shape) + pack_name(self.name)
+
+    @classmethod
+    def unpack(cls, body: bytes) -> "Creation":
+        start = _CREATION.size + _SHAPE.size
+        _require(len(body) > start, "a creation", body)
+        (attempt,) = _CREATION.unpack_from(body)
+        _require(attempt > 0, "a creation", body)
+        return cls(unpack_name(body[start:]), _unpack_shape(body[_CREATION.size : start]), attempt)
+
+
+def pack_word(value: int) -> bytes:
+    return _WORD.pack(value)
+
+
+def unpack_word(body: bytes) -> int:
+    _require(len(body) == _WORD.size, "a word", body)
+    return int(_WORD.unpack(body)[0])
+
+
+def unpack_progress(body: bytes) -> MemberProgress:
+    _require(len(body) == PROGRESS_BYTES, "a post", body)
+    return MemberProgress.unpack(body)
+
+
+def pack_rows(rows: Sequence[Row]) -> bytes:
+    return b"".join(map(_pack_row, rows))
+
+
+def unpack_rows(body: bytes) -> list[Row]:
+    _require(len(body) % _ROW_BYTES == 0, "rows", body)
+    return [_unpack_row(body[start : start + _ROW_BYTES]) for start in range(0, len(body), _ROW_BYTES)]
+
+
+def _pack_row(row: Row) -> bytes:
+    head = _ROW.pack(row.member.index, row.member.incarnation, row.process_id, row.is_alive)
+    origin = Origin(row.host, 0).pack() if row.host else bytes(_ORIGIN_BYTES)
+    return head + row.progress.pack() + origin
+
+
+def _unpack_row(data: bytes) -> Row:
+    index, incarnation, process_id, is_alive = _ROW.unpack_from(data)
+    progress = MemberProgress.unpack(data[_ROW.size :])
+    origin = Origin.unpack(data[_ROW.size + PROGRESS_BYTES :])
+    host = "" if origin is None else origin.host
+    return Row(Member(index, incarnation), process_id, bool(is_alive), progress, host)
+
+
+def _pack_shape(shape: BufferShape) -> bytes:
+    try:
+        return _SHAPE.pack(*astuple(shape))
+    except struct.error as error:
+        raise InputError(f"no buffer has the shape {shape}") from error
+
+
+def _unpack_shape(data: bytes) -> BufferShape:
+    """Raises InputError where no buffer has it."""
+    return BufferShape.of_sizes(_SHAPE.unpack(data))
+
+
+def _require(is_right: bool, what: str, body: bytes) -> None:
+    if not is_right:
+        raise SamovarError(f"{len(body)} bytes are not {what}")

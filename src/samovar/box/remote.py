@@ -1,23 +1,38 @@
-"""The center of a box on another host: every operation is tried again until it is done once, or its deadline passes."""
+"""A buffer of a box on another host: its center, and its board over a connection of its own.
 
+Every operation is tried again until it is done once, or its deadline passes. Posts do not wait for the center's parts.
+"""
+
+import math
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from samovar.box.base import Versions
-from samovar.box.board import Member
-from samovar.box.bodies import Attachment, Creation, Welcome, pack_name, unpack_word
-from samovar.box.buffers import BufferShape, new_token
+from samovar.box.base import PendingPush, Push, Versions
+from samovar.box.board import Member, MemberProgress, Row
 from samovar.box.line import BoxAddress, Line, ask, receive_text
-from samovar.box.protocol import NOBODY, Kind, Operation, Reply, Request, Shape, Status
+from samovar.box.protocol import (
+    NOBODY,
+    Attachment,
+    Kind,
+    Operation,
+    Reply,
+    Request,
+    Status,
+    pack_word,
+    unpack_rows,
+    unpack_word,
+)
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, SamovarError
+from samovar.core.errors import SamovarError
+from samovar.transports.background import Background, Job
 from samovar.transports.base import Array
-from samovar.transports.secure import ConnectionLost, SecureChannel
+from samovar.transports.secure import SecureChannel
+
+CLOSE_S = 10.0
 
 
 class RemoteCenter:
@@ -45,22 +60,15 @@ class RemoteCenter:
     ) -> None:
         self._box, self._name, self._who = box, name, who
         self._background_s = background_s
-        self._pusher: _Pusher | None = None
+        self._pushes = Background("samovar-push", independent=True)
+        self._last: Job | None = None
         self._reader: Line | None = None
         kind = Kind.WATCH if is_viewer else Kind.ATTACH
         asked = NOBODY if index is None else Member(index, 0)
         self._line = Line(box, kind, Attachment(name, os.getpid()), asked, who, deadline)
-        sizes = self._line.welcome.shape
-        self.shape = Shape(sizes.num_elements, sizes.chunk_elements)
-
-    @property
-    def welcome(self) -> Welcome:
-        """What the box said at the start."""
-        return self._line.welcome
-
-    @property
-    def member(self) -> Member:
-        return self._line.member
+        self.welcome, self.member = self._line.welcome, self._line.member
+        self.shape = self.welcome.shape
+        self.num_elements, self.chunk_elements = self.shape.num_elements, self.shape.chunk_elements
 
     @property
     def num_reconnects(self) -> int:
@@ -69,18 +77,6 @@ class RemoteCenter:
     @property
     def lock_wait_s(self) -> float:
         return sum(line.lost_s for line in (self._line, self._reader) if line is not None)
-
-    @property
-    def num_elements(self) -> int:
-        return self.shape.num_elements
-
-    @property
-    def chunk_elements(self) -> int:
-        return self.shape.chunk_elements
-
-    @property
-    def num_chunks(self) -> int:
-        return self.shape.num_chunks
 
     def write(self, values: Array, deadline: Deadline) -> None:
         self._run(self._operation(Kind.WRITE), values, None, deadline)
@@ -94,14 +90,14 @@ class RemoteCenter:
         self._settle(deadline)
         return self._run(self._operation(Kind.ACCUMULATE, sequence, momentum), difference, None, deadline)
 
-    def accumulate_in_background(self, sequence: int, difference: Array) -> "_RemotePush":
+    def accumulate_in_background(self, sequence: int, difference: Array) -> Push:
         return self._in_background(self._operation(Kind.ACCUMULATE, sequence), difference, None)
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
         self._settle(deadline)
         return self._run(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights, deadline)
 
-    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> "_RemotePush":
+    def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> Push:
         return self._in_background(self._operation(Kind.EXCHANGE, sequence, moving_rate), weights, weights)
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
@@ -112,8 +108,7 @@ class RemoteCenter:
 
     def close(self, deadline: Deadline | None = None) -> None:
         """Leave the box, once updates in the background have ended; where the box is gone, without a word."""
-        if self._pusher is not None:
-            self._pusher.close()
+        self._pushes.close(math.inf)
         if self._reader is not None:
             self._reader.disconnect()
         deadline = deadline or Deadline.after(1.0)
@@ -127,15 +122,19 @@ class RemoteCenter:
     def _operation(self, kind: Kind, sequence: int = 0, rate: float = 0.0) -> Operation:
         return Operation(kind, self._line.next_call(), self.member, self.shape, sequence, rate)
 
-    def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> "_RemotePush":
-        if self._pusher is None:
-            self._pusher = _Pusher()
-        return self._pusher.submit(
-            _RemotePush(self._who, lambda: self._run(operation, outgoing, incoming, Deadline.after(self._background_s)))
-        )
+    def _in_background(self, operation: Operation, outgoing: Array, incoming: Array | None) -> Push:
+        def push(_job: Job) -> None:
+            self._run(operation, outgoing, incoming, Deadline.after(self._background_s))
+
+        def landed(deadline: Deadline) -> Versions:
+            job.wait(deadline)
+            return operation.versions
+
+        job = self._last = self._pushes.submit(Job(f"{self._who}: an update on its way to the box", push))
+        return PendingPush(landed)
 
     def _line_to_read(self, deadline: Deadline) -> Line:
-        if self._pusher is None or self._pusher.is_idle:
+        if self._last is None or self._last.is_over:
             return self._line
         if self._reader is None:
             attachment = Attachment(self._name, os.getpid(), self.welcome.token)
@@ -143,9 +142,9 @@ class RemoteCenter:
         return self._reader
 
     def _settle(self, deadline: Deadline) -> None:
-        """Updates of a member are applied in their order: those in the background first."""
-        if self._pusher is not None:
-            self._pusher.settle(deadline)
+        """A member's updates are applied in their order, those in the background first. Raises what the last raised."""
+        if self._last is not None:
+            self._last.wait(deadline)
 
     def _run(
         self,
@@ -161,34 +160,6 @@ class RemoteCenter:
         with line.locked(deadline):
             line.insist(lambda until: _try(line, operation, outgoing, incoming, until), deadline)
         return operation.versions
-
-
-def create_remote_buffer(box: BoxAddress, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
-    """Whether this call made the buffer; where one of this shape was there, False. Raises InputError."""
-    wanted = Creation(name, shape, new_token()).pack()
-    while True:
-        try:
-            return unpack_word(_ask_once(box, Kind.CREATE, wanted, who, deadline)) == 1
-        except ConnectionLost as error:  # it may be made by now: the same number says that it was this call
-            if deadline.passed():
-                raise DeadlineExceeded(f"{error}, and it did not come back in time") from error
-
-
-def remote_buffer_names(box: BoxAddress, who: str, deadline: Deadline) -> list[str]:
-    return _ask_once(box, Kind.NAMES, b"", who, deadline).decode().split()
-
-
-def drop_remote_buffer(box: BoxAddress, name: str, who: str, deadline: Deadline) -> None:
-    """Raises InputError where there is none."""
-    _ask_once(box, Kind.DROP, pack_name(name), who, deadline)
-
-
-def _ask_once(box: BoxAddress, kind: Kind, body: bytes, who: str, deadline: Deadline) -> bytes:
-    channel = box.connect(who, deadline)
-    try:
-        return ask(channel, Request(kind, 1), body, deadline)
-    finally:
-        channel.close()
 
 
 def _try(line: Line, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline) -> None:
@@ -237,67 +208,122 @@ def _sending(
         thread.join()
 
 
-class _RemotePush:
-    """See `samovar.box.base.Push`."""
+class RemoteBoard:
+    """See `samovar.box.board.Rows`; as `member` sees it, or as a viewer, who may only read. `who` begins every error.
 
-    def __init__(self, who: str, work: Callable[[], Versions]) -> None:
-        self._who = who
-        self._work = work
-        self._is_over = threading.Event()
-        self._versions: Versions | None = None
-        self._error: Exception | None = None
+    Every call but `post` is one round trip, which has `timeout_s`, whatever becomes of the connection meanwhile. Posts
+    leave in the background, the newest one first and only; what fails is raised by the next call. A member's posts and
+    changes of words are made once each, in the order of its calls. For several threads.
+    """
 
-    @property
-    def is_over(self) -> bool:
-        return self._is_over.is_set()
+    def __init__(
+        self,
+        box: BoxAddress,
+        name: str,
+        who: str,
+        deadline: Deadline,
+        member: Member = NOBODY,
+        token: int = 0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._sequence = 0
+        self._changed = threading.Condition()
+        self._posted: MemberProgress | None = None
+        self._error: SamovarError | None = None
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        self._line = Line(box, Kind.WATCH, Attachment(name, os.getpid(), token), member, who, deadline)
+        self.shape = self._line.welcome.shape
+        self.max_members = self.shape.max_members
 
-    @property
-    def versions(self) -> Versions:
-        assert self._versions is not None, "wait comes first"
-        return self._versions
+    def row(self, index: int) -> Row:
+        return unpack_rows(self._ask(Kind.ROWS, index, 1))[0]
 
-    def run(self) -> None:
+    def rows(self) -> list[Row]:
+        return unpack_rows(self._ask(Kind.ROWS))
+
+    def word(self, index: int) -> int:
+        return unpack_word(self._ask(Kind.WORD, index))
+
+    def set_word(self, index: int, value: int) -> None:
+        self._ask(Kind.SET_WORD, index, body=pack_word(value))
+
+    def claim_word(self, index: int, value: int) -> int:
+        return unpack_word(self._ask(Kind.CLAIM_WORD, index, body=pack_word(value)))
+
+    def post(self, member: Member, progress: MemberProgress) -> None:
+        assert member == self._line.member, "a member posts for itself"
+        with self._changed:
+            self._raise_error()
+            assert not self._is_closing, "closed"
+            self._posted = progress
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="samovar-post", daemon=True)
+                self._thread.start()
+
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Raises what kept the last post from being shown, or DeadlineExceeded."""
+        deadline = deadline or Deadline.after(CLOSE_S)
         try:
-            self._versions = self._work()
-        except Exception as error:  # for whoever waits
-            self._error = error
-        self._is_over.set()
+            with self._line.locked(deadline):
+                self._flush(deadline)
+            with self._changed:
+                self._raise_error()
+        finally:
+            self._end()
 
-    def wait(self, deadline: Deadline) -> None:
-        waiting_s = deadline.remaining_s()
-        if not self._is_over.wait(waiting_s):
-            raise DeadlineExceeded(f"{self._who}: an update is still on its way to the box after {waiting_s:.1f} s")
-        if self._error is not None:
-            raise self._error
-
-
-class _Pusher:
-    """One thread that makes pushes in their order."""
-
-    def __init__(self) -> None:
-        self._pushes: queue.SimpleQueue[_RemotePush | None] = queue.SimpleQueue()
-        self._last: _RemotePush | None = None
-        self._thread = threading.Thread(target=self._serve, name="samovar-push", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._last is None or self._last.is_over
-
-    def submit(self, push: _RemotePush) -> _RemotePush:
-        self._last = push
-        self._pushes.put(push)
-        return push
-
-    def settle(self, deadline: Deadline) -> None:
-        """Return when all are over. Raises what the last one raised, or DeadlineExceeded."""
-        if self._last is not None:
-            self._last.wait(deadline)
-
-    def close(self) -> None:
-        self._pushes.put(None)
-        self._thread.join()
+    def _end(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._posted = None
+            self._changed.notify()
+        self._line.give_up()
+        if self._thread is not None:
+            self._thread.join()
+        self._line.disconnect()
 
     def _serve(self) -> None:
-        while (push := self._pushes.get()) is not None:
-            push.run()
+        """Until the end: what was posted goes out."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing or self._posted is not None)
+                if self._is_closing:
+                    return
+            try:
+                deadline = self._deadline()
+                with self._line.locked(deadline):
+                    self._flush(deadline)
+            except SamovarError as error:
+                with self._changed:
+                    self._error = error
+
+    def _ask(self, kind: Kind, first: int = 0, count: int = 0, body: bytes = b"") -> bytes:
+        deadline = self._deadline()
+        with self._line.locked(deadline):
+            with self._changed:
+                self._raise_error()
+            self._flush(deadline)
+            return self._asked(kind, first, count, body, deadline)
+
+    def _flush(self, deadline: Deadline) -> None:
+        """What was posted before goes first; the caller has the line."""
+        with self._changed:
+            progress, self._posted = self._posted, None
+        if progress is not None:
+            self._asked(Kind.POST, 0, 0, progress.pack(), deadline)
+
+    def _asked(self, kind: Kind, first: int, count: int, body: bytes, deadline: Deadline) -> bytes:
+        self._sequence += bool(body)
+        member, sequence = self._line.member, self._sequence
+        return self._line.ask(Request(kind, self._line.next_call(), member, first, count, sequence), body, deadline)
+
+    def _raise_error(self) -> None:
+        """The caller has `_changed`."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._timeout_s)

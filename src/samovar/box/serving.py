@@ -14,10 +14,21 @@ from enum import Enum
 
 import numpy as np
 
-from samovar.box.answering import Answer, Host, Seat, answer, answer_on_board
 from samovar.box.board import Member, Origin
-from samovar.box.bodies import Attachment, Creation, Welcome, pack_word, unpack_name
-from samovar.box.protocol import NOBODY, ON_CHUNKS, Kind, Reply, Request, status_of
+from samovar.box.protocol import (
+    NOBODY,
+    ON_CHUNKS,
+    Attachment,
+    Creation,
+    Kind,
+    Reply,
+    Request,
+    Welcome,
+    pack_word,
+    status_of,
+    unpack_name,
+)
+from samovar.box.seats import BufferHost, Seat, answer, answer_on_board
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from samovar.transports.secure import ConnectionLost, SecureChannel
@@ -64,9 +75,9 @@ class _Place:
 class Service:
     """Serves connections of members, a thread for each; `accept` is for a `Listener`."""
 
-    def __init__(self, host: Host, config: ServingConfig) -> None:
-        self._host = host
-        self._config = config
+    def __init__(self, host: BufferHost, config: ServingConfig) -> None:
+        self.host = host
+        self.config = config
         self._lock = threading.Lock()
         self._places: list[_Place] = []
         self._threads: dict[SecureChannel, threading.Thread] = {}
@@ -75,7 +86,7 @@ class Service:
         """Serve it; where too many are there, close it."""
         thread = threading.Thread(target=self.serve, args=(channel,), name="samovar-member", daemon=True)
         with self._lock:
-            if len(self._threads) >= self._config.most_connections:
+            if len(self._threads) >= self.config.most_connections:
                 channel.close()
                 return
             self._threads[channel] = thread
@@ -109,9 +120,9 @@ class Service:
         now_s = time.monotonic() if now_s is None else now_s
         with self._lock:
             for place in self._places:
-                if not (place.channels or place.is_away) and now_s - place.left_s >= self._config.away_s:
+                if not (place.channels or place.is_away) and now_s - place.left_s >= self.config.away_s:
                     _show_away(place, is_away=True)
-        self._give_up(lambda place: now_s - place.left_s >= self._config.absent_s)
+        self._give_up(lambda place: now_s - place.left_s >= self.config.absent_s)
 
     def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: SecureChannel) -> _Place:
         """The member's place, from now on over this connection too; one of its kind that it had before ends first."""
@@ -127,7 +138,7 @@ class Service:
             place = self._found(attachment, member)
             if place is None:
                 origin = Origin(channel.others_address, attachment.process_id)
-                seat = self._host.attach(attachment, member, origin)
+                seat = self.host.attach(attachment, member, origin)
                 place = _Place(attachment.name, seat, attachment.attempt)
                 self._places.append(place)
             before = place.channels.get(lane)
@@ -179,14 +190,6 @@ class Service:
         """Whether any member has a place."""
         with self._lock:
             return bool(self._places)
-
-    @property
-    def host(self) -> Host:
-        return self._host
-
-    @property
-    def config(self) -> ServingConfig:
-        return self._config
 
 
 def _show_away(place: _Place, *, is_away: bool) -> None:
@@ -250,7 +253,7 @@ class _Connection:
                 self._refuse(request, error, deadline)
                 return
             # In its turn: what is sent may be the member's kept answer.
-            self._send(found, deadline)
+            self._channel.send(found.reply.pack(), found.versions, deadline, found.body)
 
     @contextmanager
     def _its_turn(self, place: _Place) -> Iterator[None]:
@@ -259,9 +262,6 @@ class _Connection:
             if place.channels.get(self._lane) is not self._channel:
                 raise ConnectionLost("the member has another connection by now")
             yield
-
-    def _send(self, found: Answer, deadline: Deadline) -> None:
-        self._channel.send(found.reply.pack(), found.versions, deadline, found.body)
 
     def _refuse(self, request: Request, error: SamovarError, deadline: Deadline) -> None:
         text = np.frombuffer(str(error).encode(), np.uint8)
@@ -305,4 +305,4 @@ class _Connection:
             self._lane = _Lane.CENTER if request.kind is Kind.ATTACH else _Lane.BOARD
             self._place = self._service.attached(attachment, request.member, self._lane, self._channel)
         seat = self._place.seat
-        return Welcome(seat.buffer, seat.member, seat.token).pack()
+        return Welcome(seat.shape, seat.member, seat.token).pack()

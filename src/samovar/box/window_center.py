@@ -1,18 +1,17 @@
 """The center through the verbs of any window: the reference twin of the native one, and what the simulator runs."""
 
-import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
 
 from samovar import _native
-from samovar.box.base import Push, Versions
+from samovar.box.base import PendingPush, Push, Versions
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
-from samovar.core.layout import all_finite
+from samovar.core.errors import InputError, NotFinite
+from samovar.core.layout import all_finite, rounded_up
+from samovar.transports.background import Background, Job
 from samovar.transports.base import Array, Notification, Pending, Spawning, Transport, Window
 
 CHUNK_ELEMENTS = 1 << 16
@@ -59,12 +58,12 @@ class WindowCenter:
         self._with_locks = with_locks
         self.num_chunks = -(-num_elements // chunk_elements)
         self._chunk_words = _NUM_WORDS + 2 * transport.group.world_size
-        self._center_offset = _line_aligned(self.num_chunks * self._chunk_words * _WORD_BYTES)
-        self._velocity_offset = _line_aligned(self._center_offset + 4 * num_elements)
+        self._center_offset = rounded_up(self.num_chunks * self._chunk_words * _WORD_BYTES, _LINE_BYTES)
+        self._velocity_offset = rounded_up(self._center_offset + 4 * num_elements, _LINE_BYTES)
         num_bytes = self._velocity_offset + 4 * num_elements * with_velocity
         self._window: Window = transport.open_window("center", num_bytes, 4)
-        self._thread: ThreadPoolExecutor | None = None
-        self._pushing: _Push | None = None
+        self._thread = Background("samovar-push", independent=True)
+        self._pushing: PendingPush | None = None
 
     def write(self, values: Array, deadline: Deadline) -> None:
         """c = values."""
@@ -102,8 +101,7 @@ class WindowCenter:
 
     def close(self) -> None:
         """End the thread of pushes, when the last has come."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        self._thread.close(_BACKGROUND_S)
 
     def _settle(self, deadline: Deadline) -> None:
         if self._pushing is not None:
@@ -111,14 +109,22 @@ class WindowCenter:
 
     def _in_background(self, sequence: int, change: _Change) -> Push:
         assert self._pushing is None or self._pushing.is_awaited, "the push before comes first"
-        push = _Push(lambda deadline: self._update(_PUSH, sequence, deadline, change))
+        found: list[Versions] = []
+
+        def push(deadline: Deadline) -> None:
+            found.append(self._update(_PUSH, sequence, deadline, change))
+
+        def landed(deadline: Deadline) -> Versions:
+            work.wait(deadline)
+            return found[0]
+
         if isinstance(self._transport, Spawning):
-            push.work = self._transport.spawn("push to the center", push.run)
+            work: Pending = self._transport.spawn("push to the center", push)
         else:
-            self._thread = self._thread or ThreadPoolExecutor(1, "samovar-push")
-            push.work = _Job(self._thread.submit(lambda: push.run(Deadline.after(_BACKGROUND_S))), self._rank)
-        self._pushing = push
-        return push
+            what = f"rank {self._rank}: its push to the center"
+            work = self._thread.submit(Job(what, lambda _job: push(Deadline.after(_BACKGROUND_S))))
+        self._pushing = PendingPush(landed)
+        return self._pushing
 
     def _update(self, lane: int, sequence: int, deadline: Deadline, change: _Change) -> Versions:
         """Every chunk that does not hold the update yet: read, change, put back, count."""
@@ -224,47 +230,6 @@ class WindowCenter:
         return (chunk * self._chunk_words + index) * _WORD_BYTES
 
 
-class _Push:
-    """A push under way; `work` is who does it."""
-
-    def __init__(self, update: Callable[[Deadline], Versions]) -> None:
-        self.work: Pending | None = None
-        self.is_awaited = False
-        self._update = update
-        self._versions: Versions | None = None
-
-    @property
-    def versions(self) -> Versions:
-        assert self._versions is not None, "wait comes first"
-        return self._versions
-
-    def run(self, deadline: Deadline) -> None:
-        self._versions = self._update(deadline)
-
-    def wait(self, deadline: Deadline) -> None:
-        if not self.is_awaited:
-            assert self.work is not None, "nobody does it"
-            self.work.wait(deadline)
-            self.is_awaited = True
-
-
-class _Job:
-    """Work of a thread, as `Pending`."""
-
-    def __init__(self, future: "Future[None]", rank: int) -> None:
-        self._future = future
-        self._rank = rank
-
-    def wait(self, deadline: Deadline) -> None:
-        remaining_s = deadline.remaining_s()
-        try:
-            self._future.result(None if math.isinf(remaining_s) else remaining_s)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"rank {self._rank}: its push to the center was not done within {remaining_s:.1f} s"
-            ) from None
-
-
 def _require_finite(values: Array) -> None:
     """Raises NotFinite."""
     if not all_finite(values):
@@ -292,7 +257,3 @@ def _turn_slot(lane: int) -> int:
 
 def _one(slot: int) -> range:
     return range(slot, slot + 1)
-
-
-def _line_aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES

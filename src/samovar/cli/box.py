@@ -13,11 +13,10 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.box.endpoints import drop_parts, parse_places
-from samovar.box.host import BufferHost
-from samovar.box.joining import BoxPlace, buffer_names, describe, look_at
-from samovar.box.local import DEFAULT_BOX
-from samovar.box.server import BoxServer
+from samovar.box.endpoints import drop_shards, parse_endpoints
+from samovar.box.joining import Endpoint, buffer_names, describe, look_at
+from samovar.box.local import DEFAULT_BOX, BoxServer
+from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
@@ -136,7 +135,7 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
     lines = [f"box {box!r} is served for this user's programs on this host; Ctrl-C ends it and frees its memory"]
     if place:
         lines.append(f"members of other hosts come in at {place}")
-    if server.was_kept:
+    if server.was_held:
         lines.append(f"kept from a server that was killed: {', '.join(server.buffers.names()) or 'nothing'}")
     return "\n".join(lines)
 
@@ -148,7 +147,7 @@ def list_buffers(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show buffers, their members, speeds and staleness."""
-    places = parse_places(box, key_file).boxes
+    places = parse_endpoints(box, key_file).boxes
     found = {place: _described(place) for place in places}
     if as_json:
         several = [{"box": str(place), **each} for place, described in found.items() for each in described]
@@ -162,7 +161,7 @@ def list_buffers(
         _show(described)
 
 
-def _described(place: BoxPlace) -> list[dict[str, Any]]:
+def _described(place: Endpoint) -> list[dict[str, Any]]:
     deadline = Deadline.after(_TIMEOUT_S)
     names = buffer_names(place, _WHO, deadline)
     return [describe(name, look_at(place, name, _WHO, deadline)) for name in names]
@@ -237,7 +236,7 @@ def snapshot(
     key_file: KeyFile = None,
 ) -> None:
     """Write a buffer to a file while others change it: each chunk whole; of several boxes the whole center."""
-    content = saved(parse_places(box, key_file), buffer)
+    content = saved(parse_endpoints(box, key_file), buffer)
     try:
         mark = content.write(out)
     except OSError as error:
@@ -260,12 +259,12 @@ def load_files(
 ) -> None:
     """Fill a buffer from a file while nobody is at work there; it is made where there is none, cut over the boxes."""
     content = Content.read_all(files)
-    is_new = load(content, parse_places(box, key_file), buffer)
+    is_new = load(content, parse_endpoints(box, key_file), buffer)
     typer.echo(f"{buffer}: {'made and ' if is_new else ''}filled with {content} of {' and '.join(map(str, files))}")
 
 
 @box_app.command()
 def drop(buffer: Buffer, box: Boxes = DEFAULT_BOX, key_file: KeyFile = None) -> None:
     """Delete a buffer; members at work keep theirs until they end."""
-    drop_parts(parse_places(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
+    drop_shards(parse_endpoints(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
     typer.echo(f"{buffer}: dropped")

@@ -11,8 +11,8 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.core.calibration import CalibrationRecord
 from samovar.core.errors import InputError
+from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
 from samovar.launcher.placing import torch_devices
 from samovar.report.diagnosis import Finding, diagnose

@@ -10,9 +10,9 @@ import typer
 from samovar.cli import strategy_flags as flags
 from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
-from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
+from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.launcher.job import remove_if_unused, run_job, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.sweep import sweep_lines, with_fastest_workers

@@ -1,1 +1,1 @@
-"""To whom, and in which order: plans, their cost, and the executor that runs them."""
+"""To whom, and in which order: plans, what they cost, and the executors that run them."""

@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
-from samovar.collectives.direct import direct_in_messages
-from samovar.collectives.execute import PlanRunner, StepByStep, line_aligned
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
-from samovar.collectives.plans import all_reduce
-from samovar.collectives.two_level import Span, cell_bounds, cells, num_cells
+from samovar.collectives.execute import LINE_BYTES, PlanRunner, StepByStep
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Span, Wait
+from samovar.collectives.plans import all_reduce, direct_in_messages
 from samovar.core.clock import Deadline
+from samovar.core.layout import rounded_up
 from samovar.transports.base import Array, Modelled, NativeCollectives, Pending, Region, Transport
 
 CODECS = ("bf16", "int8", "top-k", "1-bit")
@@ -85,16 +84,6 @@ class GatheredMessages:
         self.residual[:] = 0.0
 
 
-class NoMessages:
-    """Of a rank that sends none to other hosts."""
-
-    def __init__(self) -> None:
-        self.residual: Floats = np.zeros(0, np.float32)
-
-    def give_back(self) -> None:
-        """Nothing was left out."""
-
-
 class _Decoding:
     """A `Pending`: the gathering, and then the sum."""
 
@@ -121,7 +110,6 @@ class EncodedRunner(PlanRunner, Protocol):
 
     def give_back(self) -> None:
         """buffer += residual, each where it was missing; residual = 0. Before a run that is not encoded."""
-        ...
 
 
 def encodable(name: str, host_size: int) -> PlanFunction:
@@ -150,7 +138,7 @@ class EncodedChannel(StepByStep):
         self._plan = plan = plans[rank]
         self._buffer: Floats = buffer.array
         self._codec = codec
-        self._staging_bytes = line_aligned(codec.message_bytes(plan.largest_chunk(len(self._buffer))))
+        self._staging_bytes = rounded_up(codec.message_bytes(plan.largest_cell(len(self._buffer))), LINE_BYTES)
         self._sum_offsets = self._offsets_of_sums()
         super().__init__(plan.name, transport, transport.open_window(name, self._sum_offsets[-1], plan.num_slots))
         self._places = self._places_of_residuals(completed_cells(plans, rank))
@@ -163,8 +151,8 @@ class EncodedChannel(StepByStep):
         self._outgoing: Message = np.zeros(codec.message_bytes(max(sizes, default=0)), np.uint8)
         self._encoded: set[int] = set()
         self._operations = [step for operation in plan.operations for step in self._compiled(operation)]
-        self._operations += self._completing(range(num_cells(plan)))
-        self._operations += [partial(self._take, cell) for cell in range(num_cells(plan))]
+        self._operations += self._completing(range(plan.num_cells))
+        self._operations += [partial(self._take, cell) for cell in range(plan.num_cells)]
 
     def give_back(self) -> None:
         for key, (start, stop) in self._places.items():
@@ -173,7 +161,7 @@ class EncodedChannel(StepByStep):
 
     def _offsets_of_sums(self) -> list[int]:
         """Behind the stagings: where the message of each cell's sum lies, in bytes, and where the last one ends."""
-        bounds = [cell_bounds(self._plan, cell, len(self._buffer)) for cell in range(num_cells(self._plan))]
+        bounds = [self._plan.cell_bounds(cell, len(self._buffer)) for cell in range(self._plan.num_cells)]
         sizes = [self._codec.message_bytes(stop - start) for start, stop in bounds]
         return list(accumulate(sizes, initial=self._plan.num_stagings * self._staging_bytes))
 
@@ -182,7 +170,7 @@ class EncodedChannel(StepByStep):
         size = len(self._buffer)
         puts = [put for put in self._plan.operations if isinstance(put, Put) and put.staging is not None]
         places: dict[Put | int, Span] = {put: self._plan.chunk_bounds(put.chunk, size) for put in puts}
-        return places | {cell: cell_bounds(self._plan, cell, size) for cell in completed}
+        return places | {cell: self._plan.cell_bounds(cell, size) for cell in completed}
 
     def _compiled(self, operation: Operation) -> list[_Step]:
         match operation:
@@ -209,7 +197,7 @@ class EncodedChannel(StepByStep):
         self._window.put(put.peer, put.staging * self._staging_bytes, message)
 
     def _compiled_put_of_sums(self, put: Put) -> list[_Step]:
-        own = cells(self._plan, put.chunk)
+        own = self._plan.cells(put.chunk)
         first, end = self._sum_offsets[own.start], self._sum_offsets[own.stop]
         source = self._window.local[first:end]
         return [
@@ -238,7 +226,7 @@ class EncodedChannel(StepByStep):
 
     def _take(self, cell: int) -> None:
         """What the cell's message becomes, on every rank."""
-        start, stop = cell_bounds(self._plan, cell, len(self._buffer))
+        start, stop = self._plan.cell_bounds(cell, len(self._buffer))
         values, message = self._buffer[start:stop], self._sum(cell)
         self._work(partial(self._codec.decode, [message], values), [message], [values])
 
@@ -263,6 +251,6 @@ def completed_cells(plans: Sequence[Plan], rank: int) -> list[int]:
         for plan in plans
         for put in plan.operations
         if isinstance(put, Put) and put.peer == rank and put.staging is None
-        for cell in cells(plan, put.chunk)
+        for cell in plan.cells(put.chunk)
     }
-    return [cell for cell in range(num_cells(plans[rank])) if cell not in given]
+    return [cell for cell in range(plans[rank].num_cells) if cell not in given]

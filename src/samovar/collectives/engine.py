@@ -1,36 +1,43 @@
 """What strategies ask for: collectives on their buffers, whoever carries them out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.direct import gather_parts
 from samovar.collectives.encoded import Codec, EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
-from samovar.collectives.plan import Plan
-from samovar.collectives.plans import REDUCE_SCATTERS, all_reduce
-from samovar.collectives.records import RecordExchange
-from samovar.collectives.ring import AllGather, ring_all_gather
+from samovar.collectives.plan import Plan, rooted
+from samovar.collectives.plans import REDUCE_SCATTERS, all_reduce, gather_parts, ring_all_gather
 from samovar.collectives.tree import tree_broadcast, tree_reduce
-from samovar.collectives.two_level import rooted
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.trace import Span, Trace
-from samovar.transports.base import Region, Transport
+from samovar.transports.base import Array, Notification, Region, Transport
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """A run of `runner` brings what this rank wrote to `own` to all ranks, where rank r's is `parts[r]`.
+
+    All arrays are float32 of one size. `own` may be written again after a run, which is when `parts` may change too.
+    """
+
+    own: Array
+    parts: Sequence[Array]
+    runner: PlanRunner
 
 
 class Records(Protocol):
-    """Small records of float64 that every rank shows every other; see `samovar.collectives.records`."""
+    """Small records of float64 that every rank shows every other; see `samovar.collectives.engine`."""
 
     def post(self, record: Sequence[float]) -> None:
         """Send this rank's next record; never waits. The one before must have been collected."""
-        ...
 
     def collect(self, deadline: Deadline) -> npt.NDArray[np.float64]:
         """The last posted record of every rank, shape (P, num_fields). Raises DeadlineExceeded."""
-        ...
 
 
 class Collectives(Protocol):
@@ -45,27 +52,21 @@ class Collectives(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Bytes this rank put into other ranks' memory, or on the wire, so far."""
-        ...
 
     def region(self, name: str, num_bytes: int) -> Region:
         """Zeroed memory of bytes (uint8) on every rank, which the collectives of this object may then use."""
-        ...
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         """buffer = sum over ranks, in place, in a fixed order: the same bits on every rank and at every run."""
-        ...
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
         """The same with messages encoded by `codec`: float32 buffers, equal afterwards, about that sum."""
-        ...
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         """buffer = that of rank 0."""
-        ...
 
     def all_gather(self, name: str, num_elements: int) -> AllGather:
         """Zeroed float32 of that many elements from every rank to every rank."""
-        ...
 
     def records(self, num_fields: int) -> Records: ...
 
@@ -76,30 +77,24 @@ class WindowCollectives(Collectives, Protocol):
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
         """buffer = sum over ranks on `root`; partial sums on the others. May be run again after an answer of `root`."""
-        ...
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
         """buffer = that of `root`. A rank's run begins by telling that its own buffer may be overwritten."""
-        ...
 
     def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
         """Part r of the buffer = sum over ranks, on rank r; all ranks are in the run before any is through with it.
 
         Part r of N elements is [r N // P, (r + 1) N // P).
         """
-        ...
 
     def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
         """buffer = part r of each rank r, after a `reduce_scatter` whose buffer nobody writes to in between."""
-        ...
 
     def all_gather_parts(self, name: str, buffer: Region) -> PlanRunner:
         """The same with nothing before it."""
-        ...
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
         """This rank's part of any plan on `buffer`."""
-        ...
 
 
 def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
@@ -175,6 +170,58 @@ class PlannedCollectives:
         return open_channel(name, plan, self.transport, buffer)
 
 
+class RecordExchange:
+    """Records of `num_fields` float64 from every rank to every rank, double-buffered.
+
+    With `ranks` among these alone, of which this is one: all ranks of the transport open it, with as many each.
+
+    Cost: P-1 messages of 8 * num_fields bytes per rank and record, none of them awaited at once.
+    """
+
+    def __init__(self, transport: Transport, num_fields: int, ranks: range | None = None) -> None:
+        self._ranks = range(transport.group.world_size) if ranks is None else ranks
+        self._place = self._ranks.index(transport.group.rank)
+        size = len(self._ranks) * num_fields
+        self._window = transport.open_window("records", 2 * size * 8, len(self._ranks))
+        self._regions = [Region.of(self._window, half * size * 8, size, np.float64) for half in range(2)]
+        self._num_fields = num_fields
+        self._posted = 0
+        self._collected = 0
+
+    def post(self, record: Sequence[float]) -> None:
+        """Send this rank's next record. The one before must have been collected, which makes its place free."""
+        assert self._posted == self._collected, "collect the previous records first"
+        source = np.array(record, dtype=np.float64)
+        assert source.shape == (self._num_fields,), source.shape
+        region = self._regions[self._posted % 2]
+        self._posted += 1
+        notification = Notification(self._place, self._posted)
+        offset = region.offset + self._place * source.nbytes
+        for distance in range(1, len(self._ranks) + 1):
+            peer = self._ranks[(self._place + distance) % len(self._ranks)]
+            self._window.put(peer, offset, source, notification)
+
+    def collect(self, deadline: Deadline) -> npt.NDArray[np.float64]:
+        """The last posted record of every rank, shape (P, num_fields). Raises DeadlineExceeded."""
+        assert self._collected < self._posted, "post a record first"
+        for place, peer in enumerate(self._ranks):
+            self._window.wait(place, self._posted, peer, deadline)
+        records = self._regions[self._collected % 2].array.copy()
+        self._collected += 1
+        return records.reshape(len(self._ranks), self._num_fields)
+
+
+def digest_record(digest: bytes) -> list[float]:
+    """A hash as a record: its words of 32 bits, which float64 holds exactly."""
+    words: list[float] = np.frombuffer(digest, dtype=">u4").astype(float).tolist()
+    return words
+
+
+def differing_ranks(records: npt.NDArray[np.float64]) -> list[int]:
+    """The ranks whose record is not that of rank 0."""
+    return [rank for rank in range(len(records)) if (records[rank] != records[0]).any()]
+
+
 EXCHANGE, IN_FLIGHT = "exchange", "in flight"
 
 
@@ -194,6 +241,7 @@ class TracedRunner:
 
     def __init__(self, name: str, inner: PlanRunner, trace: Trace, in_flight: "list[TracedRunner]") -> None:
         self.sends = self.takes = True
+        self.last_steps = 0
         self._name = name
         self._inner = inner
         self._trace = trace
@@ -201,18 +249,11 @@ class TracedRunner:
         self._num_runs = 0
         self._started_s: float | None = None
 
-    @property
-    def last_steps(self) -> int:
-        return self._inner.last_steps
-
-    @last_steps.setter
-    def last_steps(self, steps: int) -> None:
-        self._inner.last_steps = steps
-
     def run(self, deadline: Deadline) -> None:
         self._num_runs += 1
         start_s = self._trace.now_s()
         self._inner.run(deadline)
+        self.last_steps = self._inner.last_steps
         self._add(EXCHANGE, self._name, start_s, sends=self.sends, takes=self.takes)
 
     def start(self) -> None:
@@ -229,6 +270,7 @@ class TracedRunner:
         self._look_at_others()
         start_s = self._trace.now_s()
         self._inner.finish(deadline)
+        self.last_steps = self._inner.last_steps
         self._land()
         self._add(EXCHANGE, f"wait {self._name}", start_s)
 
@@ -280,15 +322,12 @@ class TracedCollectives(PlannedCollectives):
         return TracedEncodedRunner(f"{name} as {codec.name}", runner, self._trace, self._in_flight)
 
     def reduce_to(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        runner = super().reduce_to(name, buffer, root)
-        assert isinstance(runner, TracedRunner)
-        runner.takes = self.group.rank == root
-        runner.sends = not runner.takes
-        return runner
+        return self._one_way(super().reduce_to(name, buffer, root), takes=self.group.rank == root)
 
     def broadcast_from(self, name: str, buffer: Region, root: int) -> PlanRunner:
-        runner = super().broadcast_from(name, buffer, root)
+        return self._one_way(super().broadcast_from(name, buffer, root), takes=self.group.rank != root)
+
+    def _one_way(self, runner: PlanRunner, *, takes: bool) -> PlanRunner:
         assert isinstance(runner, TracedRunner)
-        runner.sends = self.group.rank == root
-        runner.takes = not runner.sends
+        runner.takes, runner.sends = takes, not takes
         return runner

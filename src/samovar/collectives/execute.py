@@ -10,8 +10,10 @@ from samovar import _native
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, Put, Reduce, Wait
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
+from samovar.core.layout import rounded_up
 from samovar.transports.base import Array, MappedWindow, Notification, Pending, Region, Spawning, Transport, Window
 
+LINE_BYTES = 64  # of a cache line
 # A notification's value is (run number << _STEP_BITS) | step number of the sender.
 _STEP_BITS = 24
 
@@ -23,15 +25,12 @@ class PlanRunner(Protocol):
 
     def run(self, deadline: Deadline) -> None:
         """Run the plan once; every rank of the group must. Raises DeadlineExceeded."""
-        ...
 
     def start(self) -> None:
         """Begin a run in the background where the transport can; never waits."""
-        ...
 
     def finish(self, deadline: Deadline) -> None:
         """Complete the run that `start` began. Raises DeadlineExceeded."""
-        ...
 
 
 def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) -> PlanRunner:
@@ -46,7 +45,7 @@ class ChannelMemory:
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.plan = plan
         self.buffer = buffer
-        self._staging_bytes = line_aligned(plan.largest_chunk(len(buffer.array)) * buffer.array.itemsize)
+        self._staging_bytes = rounded_up(plan.largest_cell(len(buffer.array)) * buffer.array.itemsize, LINE_BYTES)
         self.window: Window = transport.open_window(name, plan.num_stagings * self._staging_bytes, plan.num_slots)
 
     def chunk(self, chunk: int) -> Array:
@@ -258,8 +257,3 @@ class NativeChannel:
         own = self._memory.chunk(chunk)
         start = self._memory.chunk_offset(chunk)
         return self._buffer_window.peer(rank)[start : start + own.nbytes].view(own.dtype)
-
-
-def line_aligned(num_bytes: int) -> int:
-    """Up to the next cache line."""
-    return -(-num_bytes // 64) * 64

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.encoded import Codec, EncodedRunner, GatheredMessages, NoMessages
-from samovar.collectives.engine import Records, float32_region
+from samovar.collectives.encoded import Codec, EncodedRunner, GatheredMessages
+from samovar.collectives.engine import AllGather, RecordExchange, Records, float32_region
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.plan import Plan
-from samovar.collectives.records import RecordExchange
-from samovar.collectives.ring import AllGather, direct_gather
+from samovar.collectives.plans import direct_gather
 from samovar.collectives.tree import chosen_arity, kary_tree_down, kary_tree_up, tree_broadcast
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
@@ -49,10 +47,12 @@ class HierarchicalCollectives:
         self.local = local
         self.hosts = hosts
         self._between = between
-        self._timeout_s = timeout_s
-        self._background = Background()
-        self._host = next(host for host in hosts if group.rank in host.ranks)
-        assert (between is not None) == (self._host.ranks[0] == group.rank), (group, self._host)
+        self.timeout_s = timeout_s
+        self.background = Background("samovar-between-hosts")
+        self.host = next(host for host in hosts if group.rank in host.ranks)
+        assert (between is not None) == (self.host.ranks[0] == group.rank), (group, self.host)
+        places = {rank: (h, row) for h, host in enumerate(hosts) for row, rank in enumerate(host.ranks)}
+        self.places = [places[rank] for rank in range(len(places))]  # host and row of each rank
 
     @property
     def bytes_sent(self) -> int:
@@ -69,25 +69,16 @@ class HierarchicalCollectives:
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         """Up a k-ary tree of the host, all-reduce of the leaders, down the same tree: the order of `two_level`."""
-        place, size = self.local.group.rank, self.local.group.world_size
-        arity = chosen_arity(size)
-        up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
-        down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
         native = self._between
         between = None if native is None else lambda: native.all_reduce(name, buffer.array)
-        return self._exchange(f"all-reduce {name!r}", up, between, down)
+        return self._reduced(name, buffer, between)
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
         """As `all_reduce`, but leaders send each other their hosts' sums encoded; see `GatheredMessages`."""
-        place, size = self.local.group.rank, self.local.group.world_size
-        arity = chosen_arity(size)
-        up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
-        down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
         if self._between is None:
-            return _EncodedExchange(self._exchange(f"all-reduce {name!r}", up, None, down), NoMessages())
+            return _EncodedExchange(self._reduced(name, buffer, None), None)
         messages = GatheredMessages(f"{name} as {codec.name}", buffer.array, self._between, codec)
-        exchange = self._exchange(f"all-reduce {name!r}", up, messages.begin, down)
-        return _EncodedExchange(exchange, messages)
+        return _EncodedExchange(self._reduced(name, buffer, messages.begin), messages)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
         """Rank 0 leads the first host."""
@@ -107,8 +98,7 @@ class HierarchicalCollectives:
         rows_array = rows.array.reshape(num_rows, num_elements)
         gathered = everything.array.reshape(len(self.hosts), num_rows, num_elements)
         runner = self.gathered_by_leaders(f"all-gather {name!r}", gather, rows_array, gathered, everything)
-        places = {rank: (h, row) for h, host in enumerate(self.hosts) for row, rank in enumerate(host.ranks)}
-        return AllGather(rows_array[place], [gathered[places[rank]] for rank in range(len(places))], runner)
+        return AllGather(rows_array[place], [gathered[where] for where in self.places], runner)
 
     def records(self, num_fields: int) -> Records:
         """The records of a host, gathered by its leader, go to all hosts and down to their ranks."""
@@ -126,7 +116,14 @@ class HierarchicalCollectives:
 
     def close(self) -> None:
         """End the thread of this object; never waits for other ranks."""
-        self._background.close()
+        self.background.close()
+
+    def _reduced(self, name: str, buffer: Region, between: "_Begin | None") -> "_Exchange":
+        place, size = self.local.group.rank, self.local.group.world_size
+        arity = chosen_arity(size)
+        up = self._inside(f"{name} up", kary_tree_up(place, size, arity), buffer)
+        down = self._inside(f"{name} down", kary_tree_down(place, size, arity), buffer)
+        return self._exchange(f"all-reduce {name!r}", up, between, down)
 
     def _inside(self, name: str, plan: Plan, buffer: Region) -> PlanRunner | None:
         return open_channel(name, plan, self.local, buffer) if self.local.group.world_size > 1 else None
@@ -134,21 +131,10 @@ class HierarchicalCollectives:
     def _exchange(
         self, what: str, up: PlanRunner | None, between: "_Begin | None", down: PlanRunner | None
     ) -> "_Exchange":
-        others = " and ".join(str(host) for host in self.hosts if host is not self._host)
-        who = f"rank {self.group.rank} on {self._host.name}: {what}"
-        return _Exchange(_WindowNames(who, self._host, others), up, between, down, self._background, self._timeout_s)
+        return _Exchange(f"rank {self.group.rank} on {self.host.name}: {what}", self, up, between, down)
 
 
 _Begin: TypeAlias = Callable[[], Pending]
-
-
-@dataclass(frozen=True, slots=True)
-class _WindowNames:
-    """Words for errors: who does what, on which host, and the other hosts."""
-
-    who: str
-    host: Host
-    others: str
 
 
 class _Exchange:
@@ -159,20 +145,21 @@ class _Exchange:
 
     def __init__(
         self,
-        names: _WindowNames,
+        who: str,
+        collectives: HierarchicalCollectives,
         up: PlanRunner | None,
         between: _Begin | None,
         down: PlanRunner | None,
-        background: Background,
-        timeout_s: float,
     ) -> None:
         self.last_steps = 0
-        self._names = names
+        self._who = who
+        self._background = collectives.background
+        self._timeout_s = collectives.timeout_s
+        self._leader = collectives.host.ranks[0]
+        self._others = " and ".join(str(host) for host in collectives.hosts if host is not collectives.host)
         self._up = up
         self._between = between
         self._down = down
-        self._background = background
-        self._timeout_s = timeout_s
         self._under_way: Job | Pending | None = None
 
     def run(self, deadline: Deadline) -> None:
@@ -189,7 +176,7 @@ class _Exchange:
         elif self._down is None:
             self._under_way = self._between()
         else:
-            self._under_way = self._background.submit(Job(self._names.who, self._lead))
+            self._under_way = self._background.submit(Job(self._who, self._lead))
 
     def finish(self, deadline: Deadline) -> None:
         under_way, self._under_way = self._under_way, None
@@ -206,7 +193,7 @@ class _Exchange:
         assert self._down is not None
         if self._up is not None:
             self._finish_up(self._up, job)
-        job.phase = f"waits for {self._names.others}"
+        job.phase = f"waits for {self._others}"
         self._between().wait(Deadline.after(_UNLIMITED_S))
         self._down.start()
 
@@ -219,7 +206,7 @@ class _Exchange:
                 job.phase = f"waits for {error.peer}"
                 if self._background.is_closed or deadline.passed():
                     raise DeadlineExceeded(
-                        f"{self._names.who}: {error.peer} did not begin it within {self._timeout_s:.1f} s; see its log"
+                        f"{self._who}: {error.peer} did not begin it within {self._timeout_s:.1f} s; see its log"
                     ) from error
 
     def _finish_inside(self, part: PlanRunner, deadline: Deadline) -> None:
@@ -228,21 +215,24 @@ class _Exchange:
         try:
             part.finish(deadline)
         except MissingNotification as error:
-            names = self._names
             raise DeadlineExceeded(
-                f"{names.who}: {error.peer} did not answer within {waiting_s:.1f} s; it is stopped or "
-                f"slow, or rank {names.host.ranks[0]}, which leads this host, waits for {names.others}; see their logs"
+                f"{self._who}: {error.peer} did not answer within {waiting_s:.1f} s; it is stopped or "
+                f"slow, or rank {self._leader}, which leads this host, waits for {self._others}; see their logs"
             ) from error
 
 
 class _EncodedExchange:
-    """An `EncodedRunner`: an exchange whose leaders' part are `messages`."""
+    """An `EncodedRunner`: an exchange whose leaders' part are `messages`; None where this rank sends none."""
 
-    def __init__(self, exchange: _Exchange, messages: GatheredMessages | NoMessages) -> None:
+    def __init__(self, exchange: _Exchange, messages: GatheredMessages | None) -> None:
         self.last_steps = 0
-        self.residual = messages.residual
-        self.give_back = messages.give_back
+        self.residual = np.zeros(0, np.float32) if messages is None else messages.residual
+        self._messages = messages
         self.run, self.start, self.finish = exchange.run, exchange.start, exchange.finish
+
+    def give_back(self) -> None:
+        if self._messages is not None:
+            self._messages.give_back()
 
 
 class _Gather:
@@ -279,8 +269,7 @@ class _Records:
         region = collectives.region("records of all", math.prod(shape) * 8)
         everything = Region.of(region.window, region.offset, math.prod(shape), np.float64)
         self._all = everything.array.reshape(shape)
-        places = {rank: (h, row) for h, host in enumerate(hosts) for row, rank in enumerate(host.ranks)}
-        self._places = tuple(np.array([places[rank] for rank in range(len(places))]).T)
+        self._places = tuple(np.array(collectives.places).T)
         self._gather = _Gather(self._inside, self._rows)
         self._is_alone = collectives.local.group.world_size == 1
         self._exchange = collectives.gathered_by_leaders("records", self._gather, self._rows, self._all, everything)

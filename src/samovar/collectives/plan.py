@@ -1,16 +1,19 @@
-"""A collective as data: what one rank does, as a pure function of (rank, world_size).
+"""A collective as data: what one rank does, as a pure function of (rank, world_size); and plans made of plans.
 
-Legend: P ranks, N elements in the buffer, C chunks. Chunk c is elements [c*N//C, (c+1)*N//C).
+Legend: P ranks, N elements in the buffer, C chunks. Chunk c is elements [c*N//C, (c+1)*N//C), unless a plan gives its
+chunks as runs of smaller cells, of which some contain others.
 
-A rank's staging areas hold what peers put for it; each is as large as the largest chunk. Every put and every
+A rank's staging areas hold what peers put for it; each is as large as the largest cell. Every put and every
 notification goes to one slot of the peer. Two runs of one plan may overlap by one: a plan must not put
 where the peer may still read what an earlier run (or step) put, unless something the peer sent afterwards
 has arrived.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import lcm
+from typing import TypeAlias, assert_never
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +63,179 @@ class Combine:
 
 
 Operation: TypeAlias = Put | Reduce | Combine | Notify | Wait
+Span: TypeAlias = tuple[int, int]  # first cell, number of cells
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The operations of one rank; the three counts are the same on every rank."""
+    """The operations of one rank; the counts are the same on every rank.
+
+    Chunk c is the cells of `spans[c]`, of the `num_cells` into which the buffer is divided; where no spans are given,
+    every chunk is a cell. A chunk of several cells takes as many staging areas in a row.
+    """
 
     name: str
     operations: tuple[Operation, ...]
     num_chunks: int
     num_stagings: int
     num_slots: int
+    num_cells: int = 0
+    spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.spans:
+            object.__setattr__(self, "num_cells", self.num_chunks)
+            object.__setattr__(self, "spans", tuple((chunk, 1) for chunk in range(self.num_chunks)))
+
+    def cells(self, chunk: int) -> range:
+        first, count = self.spans[chunk]
+        return range(first, first + count)
 
     def chunk_bounds(self, chunk: int, num_elements: int) -> tuple[int, int]:
         """The elements [start, stop) of `chunk` in a buffer of `num_elements`."""
-        return chunk * num_elements // self.num_chunks, (chunk + 1) * num_elements // self.num_chunks
+        first, count = self.spans[chunk]
+        return first * num_elements // self.num_cells, (first + count) * num_elements // self.num_cells
 
-    def largest_chunk(self, num_elements: int) -> int:
-        """Elements of the largest chunk, ceil(N / C)."""
-        return -(-num_elements // self.num_chunks)
+    def cell_bounds(self, cell: int, num_elements: int) -> tuple[int, int]:
+        return cell * num_elements // self.num_cells, (cell + 1) * num_elements // self.num_cells
+
+    def largest_cell(self, num_elements: int) -> int:
+        """Elements of the largest cell, ceil(N / cells): what a staging area must hold."""
+        return -(-num_elements // self.num_cells)
 
 
 PlanFunction: TypeAlias = Callable[[int, int], Plan]
+
+
+def sequence(name: str, plans: Sequence[Plan]) -> Plan:
+    """One plan after the other on one buffer, each with stagings and slots of its own.
+
+    Whether a place may be written again must hold of the whole: a part may rely on what a later part receives.
+    """
+    total_cells = lcm(*(part.num_cells for part in plans))
+    operations: list[Operation] = []
+    spans: list[Span] = []
+    num_stagings = num_slots = 0
+    for part in plans:
+        scale = total_cells // part.num_cells
+        place = ChunkPlace(len(spans), num_stagings, num_slots, stagings_per_cell=scale)
+        operations += [place.moved(operation) for operation in part.operations]
+        spans += [(first * scale, count * scale) for first, count in part.spans]
+        num_stagings += part.num_stagings * scale
+        num_slots += part.num_slots
+    return Plan(name, tuple(operations), len(spans), num_stagings, num_slots, total_cells, tuple(spans))
+
+
+def renumbered(plan: Plan, ranks: Sequence[int]) -> Plan:
+    """The same plan among some ranks of a larger group: its rank k is `ranks[k]`."""
+    return replace(plan, operations=tuple(_renumbered(operation, ranks) for operation in plan.operations))
+
+
+def rooted(function: PlanFunction, root: int, rank: int, world_size: int) -> Plan:
+    """The plan of `rank` where `root` plays rank 0: rank r plays (r - root) mod P."""
+    ranks = [(place + root) % world_size for place in range(world_size)]
+    return renumbered(function((rank - root) % world_size, world_size), ranks)
+
+
+def idle(plan: Plan) -> Plan:
+    """The same plan for a rank that has no part in it."""
+    return replace(plan, operations=())
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where the chunks, stagings and slots of a plan lie in the plan that it becomes part of."""
+
+    first_chunk: int
+    first_staging: int
+    first_slot: int
+    stagings_per_cell: int = 1
+
+    def moved(self, operation: Operation) -> Operation:
+        match operation:
+            case Put(peer, chunk, None, slot):
+                return Put(peer, self.first_chunk + chunk, None, self.first_slot + slot)
+            case Put(peer, chunk, int(staging), slot):
+                return Put(peer, self.first_chunk + chunk, self._staging(staging), self.first_slot + slot)
+            case Reduce(chunk, stagings):
+                return Reduce(self.first_chunk + chunk, tuple(self._staging(staging) for staging in stagings))
+            case Combine(chunk, ranks, into):
+                return Combine(self.first_chunk + chunk, ranks, into)
+            case Notify() | Wait():
+                return replace(operation, slot=self.first_slot + operation.slot)
+        raise AssertionError(operation)
+
+    def _staging(self, staging: int) -> int:
+        return self.first_staging + staging * self.stagings_per_cell
+
+
+def _renumbered(operation: Operation, ranks: Sequence[int]) -> Operation:
+    match operation:
+        case Reduce():
+            return operation
+        case Combine(chunk, among, into):
+            return Combine(chunk, tuple(ranks[rank] for rank in among), tuple(ranks[rank] for rank in into))
+        case Put() | Notify() | Wait():
+            return replace(operation, peer=ranks[operation.peer])
+        case _:
+            assert_never(operation)
+
+
+def segmented(function: PlanFunction, num_segments: int) -> PlanFunction:
+    """The plan function that runs `function`'s plan on `num_segments` segments of every chunk as a pipeline.
+
+    Each segment has chunks, stagings and slots of its own, so the segments are independent collectives. A rank's
+    operations fall into stages, each some waits and what follows them up to the next wait; a rank runs a stage for
+    one segment after the other before it goes on. So while it reduces a segment its peers put the next one.
+
+    Order: every element is added in the order of its chunk, as without segments. Where all chunks are of one
+    size, the segments divide each chunk and its bounds stay, so every bit does. Where they are nested (halving-
+    doubling, two-level), the segments divide the largest and each is divided as the whole was: with segment s
+    of S, cell j of C is [(s*C+j)*N//(S*C), (s*C+j+1)*N//(S*C)). Bits may then differ only where the order depends on
+    the chunk (two-level with a ring between hosts).
+
+    Cost: the same bytes in S times as many messages; at most S times as many steps.
+    Deadlock: none, where the plan has none: take any order of all ranks' stages in which the plan could run, and
+    repeat each stage for all segments; every wait then follows its message.
+    Reuse: as in the plan; what protects a place there is done for each segment in the same order.
+
+    Reference: Pjesivac-Grbovic et al., Performance analysis of MPI collective operations, 2007 (segmentation).
+    """
+    return partial(_segmented_plan, function, num_segments)
+
+
+def _segmented_plan(function: PlanFunction, num_segments: int, rank: int, world_size: int) -> Plan:
+    plan = function(rank, world_size)
+    block = max(count for _, count in plan.spans)
+    segments = range(num_segments)
+    places = [ChunkPlace(s * plan.num_chunks, s * plan.num_stagings, s * plan.num_slots) for s in segments]
+    return Plan(
+        name=f"{plan.name} in {num_segments} segments",
+        operations=tuple(
+            place.moved(operation) for stage in _stages(plan.operations) for place in places for operation in stage
+        ),
+        num_chunks=num_segments * plan.num_chunks,
+        num_stagings=num_segments * plan.num_stagings,
+        num_slots=num_segments * plan.num_slots,
+        num_cells=num_segments * plan.num_cells,
+        spans=tuple(_segment(span, block, num_segments, s) for s in segments for span in plan.spans),
+    )
+
+
+def _stages(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """Waits and what follows them, up to the next wait."""
+    stage: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Wait) and stage and not isinstance(stage[-1], Wait):
+            yield stage
+            stage = []
+        stage.append(operation)
+    yield stage
+
+
+def _segment(span: Span, block: int, num_segments: int, segment: int) -> Span:
+    """The cells of `span` in one segment of the block of cells that it lies in."""
+    first, count = span
+    number, offset = divmod(first, block)
+    assert offset + count <= block, span
+    return (number * num_segments + segment) * block + offset, count

@@ -20,6 +20,10 @@ class Deadline:
         """Seconds left, never below zero."""
         return max(0.0, self.at_s - time.monotonic())
 
+    def timeout_s(self) -> float:
+        """The same for calls of the system's: more than nothing, which some take for no limit, and no infinity."""
+        return min(max(self.remaining_s(), 0.001), 1e6)
+
     def passed(self) -> bool:
         return time.monotonic() >= self.at_s
 

@@ -1,8 +1,6 @@
 """Where nets compute, as --device names it."""
 
-import contextlib
 import re
-from pathlib import Path
 from typing import Final
 
 AUTO: Final = "auto"
@@ -20,22 +18,3 @@ def is_device(written: str) -> bool:
 FP32: Final = "fp32"
 BF16: Final = "bf16"
 PRECISIONS: Final = (FP32, BF16)
-
-
-_PROCESSORS = Path("/proc/cpuinfo")
-
-
-def vendor(path: Path = _PROCESSORS) -> str:
-    """The maker, such as "GenuineIntel" or "AuthenticAMD"; an empty string where it is not told."""
-    return next(iter(_values("vendor_id", path)), "")
-
-
-def models(path: Path = _PROCESSORS) -> list[str]:
-    """The name of every core's model."""
-    return _values("model name", path)
-
-
-def _values(key: str, path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return re.findall(rf"^{key}\s*:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return []

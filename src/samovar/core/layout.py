@@ -78,7 +78,7 @@ class Layout:
         offset = 0
         for spec in sorted(specs, key=lambda spec: not spec.is_learned):
             entries.append(Entry(spec, offset))
-            offset += _rounded_up(spec.size)
+            offset += _aligned(spec.size)
         return cls(tuple(entries), offset)
 
     def buckets(self, bucket_size_bytes: int | None = None) -> tuple[Bucket, ...]:
@@ -92,7 +92,7 @@ class Layout:
         limit = self.num_elements if bucket_size_bytes is None else max(1, -(-bucket_size_bytes // 4))
         groups: list[list[Entry]] = [[]]
         for entry in learned:
-            if groups[-1] and _rounded_up(groups[-1][-1].stop) - groups[-1][0].offset >= limit:
+            if groups[-1] and _aligned(groups[-1][-1].stop) - groups[-1][0].offset >= limit:
                 groups.append([])
             groups[-1].append(entry)
         return tuple(_bucket(index, group) for index, group in enumerate(groups))
@@ -118,11 +118,16 @@ class Layout:
 
 
 def _bucket(index: int, entries: Sequence[Entry]) -> Bucket:
-    return Bucket(index, tuple(entries), entries[0].offset, _rounded_up(entries[-1].stop))
+    return Bucket(index, tuple(entries), entries[0].offset, _aligned(entries[-1].stop))
 
 
-def _rounded_up(size: int) -> int:
-    return -(-size // ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
+def _aligned(size: int) -> int:
+    return rounded_up(size, ALIGNMENT_ELEMENTS)
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `number`."""
+    return -(-number // multiple) * multiple
 
 
 def all_finite(values: npt.NDArray[np.float32]) -> bool:

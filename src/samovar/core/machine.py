@@ -1,6 +1,6 @@
-"""How fast a cluster is, as far as its numbers are known: links, ports, and the compute of its ranks.
+"""A machine in figures: what was measured of one, on which every `auto` stands, and the model that simulations run on.
 
-A message of n bytes from s to d occupies the sending port of s and then the receiving port of d for
+In the model a message of n bytes from s to d occupies the sending port of s and then the receiving port of d for
 
     occupied = overhead_s + n / bandwidth_bytes_per_s
 
@@ -14,9 +14,19 @@ switches (the network between the ports is never the limit), packets of several 
 References: Hockney, The communication challenge for MPP, 1994; Alexandrov et al., LogGP, 1995.
 """
 
+import json
 import math
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from samovar.core.errors import InputError
+
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +88,6 @@ class MachineModel:
         """The number of the rank's host."""
         return rank // self.ranks_per_host
 
-    def link_between(self, source: int, destination: int) -> Link:
-        """The link that a message from `source` to `destination` takes."""
-        return self.host_link if self.host(source) == self.host(destination) else self.link
-
     def compute_s(self, rank: int, nominal_s: float) -> float:
         """What takes `nominal_s` takes compute_factors[rank mod their number] times as long on this rank."""
         factors = self.compute_factors
@@ -90,3 +96,158 @@ class MachineModel:
     def reduce_s(self, rank: int, num_bytes: int) -> float:
         """How long the rank takes to add, `num_bytes` read and written in all."""
         return self.compute_s(rank, num_bytes / self.reduce_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportFigures:
+    """One transport between two ranks.
+
+    Latencies are from the call that puts 64 bytes and notifies until the other rank goes on: while that spins on
+    a core of its own, while it sleeps there, and where both share one core. `bandwidth` is what one rank puts
+    into another's memory, as (bytes of a message, bytes per second), sizes rising.
+    """
+
+    spinning_latency_s: float
+    sleeping_latency_s: float
+    shared_core_latency_s: float
+    bandwidth: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        _require_positive(self, ("spinning_latency_s", "sleeping_latency_s", "shared_core_latency_s"))
+        sizes = [size for size, _ in self.bandwidth]
+        if not sizes or sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
+            raise ValueError(f"bandwidth has the sizes {sizes}; they must rise from at least 1")
+        if not all(math.isfinite(rate) and rate > 0 for _, rate in self.bandwidth):
+            raise ValueError("bandwidth has a rate that is no positive number")
+
+    def bandwidth_at(self, num_bytes: int) -> float:
+        """Bytes per second of messages of that size: linear in the logarithm between sizes, flat beyond."""
+        sizes = [size for size, _ in self.bandwidth]
+        above = bisect_left(sizes, num_bytes)
+        if above == 0 or above == len(sizes):
+            return self.bandwidth[min(above, len(sizes) - 1)][1]
+        (low_size, low), (high_size, high) = self.bandwidth[above - 1 : above + 1]
+        share = math.log(num_bytes / low_size) / math.log(high_size / low_size)
+        return low + share * (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRecord:
+    """A machine in figures. `copy_bandwidth_*` count bytes read and written, by one process and by one on every
+    core; `wake_up_s` is how much longer a sleeping rank takes to go on than a spinning one.
+    """
+
+    machine: str
+    cores: int
+    numa_nodes: int
+    wake_up_s: float
+    copy_bandwidth_one_bytes_per_s: float
+    copy_bandwidth_all_bytes_per_s: float
+    transports: Mapping[str, TransportFigures]
+
+    def __post_init__(self) -> None:
+        names = ("cores", "numa_nodes", "wake_up_s", "copy_bandwidth_one_bytes_per_s", "copy_bandwidth_all_bytes_per_s")
+        _require_positive(self, names)
+        if "shm" not in self.transports:
+            raise ValueError("transports lacks 'shm'")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object) -> "CalibrationRecord":
+        """The record that `to_json` gave; raises ValueError saying what does not fit."""
+        return _read(cls, values, transports=_transports)
+
+    @classmethod
+    def load(cls, path: Path) -> "CalibrationRecord":
+        """Read back what `samovar doctor --save` wrote; InputError where it is something else."""
+        try:
+            return cls.from_json(json.loads(path.read_bytes()))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}; make it with samovar doctor --save") from error
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise InputError(f"{path} is no calibration: {error}; make it anew with samovar doctor --save") from error
+
+
+def _transports(values: object) -> dict[str, TransportFigures]:
+    if not isinstance(values, Mapping):
+        raise ValueError("transports is no object")
+    return {str(name): _read(TransportFigures, value, bandwidth=_bandwidth) for name, value in values.items()}
+
+
+def _bandwidth(pairs: object) -> tuple[tuple[int, float], ...]:
+    if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
+        raise ValueError("bandwidth is no list of pairs [bytes, bytes per second]")
+    return tuple((size, float(rate)) for size, rate in pairs)
+
+
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[0]) is int and type(pair[1]) in (int, float)
+
+
+def _read(kind: type[_Record], values: object, **readers: Callable[[object], Any]) -> _Record:
+    """The record whose fields are the members of this JSON object; what is no text and no number has its reader."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__} is no object")
+    types = get_type_hints(kind)
+    for name in sorted(types.keys() - values.keys()):
+        raise ValueError(f"{kind.__name__} lacks {name!r}")
+    for name in sorted(values.keys() - types.keys()):
+        raise ValueError(f"{kind.__name__} has an unknown {name!r}")
+    members = {}
+    for name, wanted in types.items():
+        members[name] = readers[name](values[name]) if name in readers else _plain(name, wanted, values[name])
+    return kind(**members)
+
+
+def _plain(name: str, kind: type[Any], value: object) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r}, not of type {kind.__name__}")
+    return value
+
+
+def _require_positive(record: object, names: tuple[str, ...]) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} is {value}; it must be positive")
+
+
+# Measured by `samovar doctor` on two cores of a virtual machine (AMD EPYC, Linux 6), rounded: the machine that
+# `auto` stands on where none is given, so that the same command chooses the same everywhere.
+NOMINAL = CalibrationRecord(
+    machine="nominal",
+    cores=2,
+    numa_nodes=1,
+    wake_up_s=60e-6,
+    copy_bandwidth_one_bytes_per_s=24e9,
+    copy_bandwidth_all_bytes_per_s=38e9,
+    transports={
+        "shm": TransportFigures(
+            spinning_latency_s=0.5e-6,
+            sleeping_latency_s=60e-6,
+            shared_core_latency_s=5e-6,
+            bandwidth=(
+                (1 << 12, 10e9),
+                (1 << 14, 35e9),
+                (1 << 16, 60e9),
+                (1 << 18, 80e9),
+                (1 << 20, 48e9),
+                (1 << 22, 45e9),
+                (1 << 24, 15e9),
+                (1 << 26, 13e9),
+            ),
+        ),
+        # Over loopback, where both ends encrypt on the same cores.
+        "tcp": TransportFigures(
+            spinning_latency_s=150e-6,
+            sleeping_latency_s=150e-6,
+            shared_core_latency_s=150e-6,
+            bandwidth=((1 << 12, 0.1e9), (1 << 16, 0.5e9), (1 << 20, 0.9e9)),
+        ),
+    },
+)

@@ -15,8 +15,6 @@ class Stateful(Protocol):
 
     def state_dict(self) -> State:
         """Named arrays (copied or never written again), numbers and short strings."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """Take back what `state_dict` gave; raises InputError where it does not fit."""
-        ...

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.base import Transport, Window

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from samovar.core.errors import InputError
-from samovar.core.memory import available_bytes, left_in_groups
+from samovar.core.host import available_bytes, left_in_groups
 from samovar.launch.numa import num_available_cpus
 
 MOST_THREADS_PER_CORE: Final = 8

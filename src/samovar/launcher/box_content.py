@@ -16,7 +16,7 @@ from samovar.box.board import NUM_WORDS
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import MOST_BOXES
 from samovar.box.joining import BoxSeat
-from samovar.box.shards import PART_WORDS, Part, whole_of
+from samovar.box.shards import SHARD_WORDS, CenterShard, whole_of
 from samovar.checkpoint.arrays import Array, chunks, parse
 from samovar.core.clock import Deadline
 from samovar.core.durable import FileMark, publish_file
@@ -50,7 +50,7 @@ class Content:
         names = [name for name in _BY_PART if all(name in content.arrays for content in contents)]
         arrays = {name: np.concatenate([content.arrays[name] for content in contents]) for name in names}
         words = contents[0].arrays["words"].copy()
-        words[list(PART_WORDS)] = 0
+        words[list(SHARD_WORDS)] = 0
         return cls.of(whole_of([content.shape for content in contents]), arrays | {"words": words})
 
     @classmethod
@@ -84,9 +84,9 @@ class Content:
         return _digest(self.arrays)
 
     @property
-    def part(self) -> Part | None:
+    def part(self) -> CenterShard | None:
         """Which part of a center it is; None: a whole one."""
-        return Part.among(self.arrays["words"].tolist()) if "words" in self.arrays else None
+        return CenterShard.among(self.arrays["words"].tolist()) if "words" in self.arrays else None
 
     def __str__(self) -> str:
         part = "" if self.part is None else f"{self.part}, "
@@ -97,7 +97,7 @@ class Content:
         if seat.shape.with_velocity:
             seat.center.write_velocity(self.arrays["velocity"], deadline)
         for index, value in enumerate(self.arrays.get("words", np.zeros(0, np.uint64)).tolist()):
-            if value or index not in PART_WORDS:  # a whole one may be cut for those who get it
+            if value or index not in SHARD_WORDS:  # a whole one may be cut for those who get it
                 seat.board.set_word(index, value)
 
 

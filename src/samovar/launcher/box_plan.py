@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from samovar.box.endpoints import Places, parse_places
-from samovar.box.joining import BoxPlace, buffer_names
+from samovar.box.endpoints import Endpoints, parse_endpoints
+from samovar.box.joining import Endpoint, buffer_names
 from samovar.box.local import DEFAULT_BOX
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
@@ -18,7 +18,7 @@ _MOST_WAIT_S: Final = 10.0  # before anything has begun
 def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
     """`config` with the name of its buffer, which the box has or has not, as --join says; raises InputError."""
     buffer = config.buffer or buffer_name(net_name)
-    for place in parse_places(box, config.key_file).boxes:
+    for place in parse_endpoints(box, config.key_file).boxes:
         there = buffer_names(place, f"--box {box}", Deadline.after(min(config.timeout_s, _MOST_WAIT_S)))
         if config.join and buffer not in there:
             names = ", ".join(there) or "none"
@@ -31,15 +31,15 @@ def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
     return replace(config, buffer=buffer)
 
 
-def there_already(place: BoxPlace, buffer: str) -> str:
+def there_already(place: Endpoint, buffer: str) -> str:
     """That a buffer cannot be made, in words."""
     return (
         f"{place} has a buffer {buffer!r} already; give --join to train with those who use it, --buffer NAME for "
-        f"another, or delete it with `{drop_command(Places((place,)), buffer)}`"
+        f"another, or delete it with `{drop_command(Endpoints((place,)), buffer)}`"
     )
 
 
-def drop_command(places: Places, buffer: str) -> str:
+def drop_command(places: Endpoints, buffer: str) -> str:
     """What deletes a buffer."""
     boxes = ",".join(map(_as_given, places.boxes))
     key_files = [place.key_file for place in places.boxes if place.key_file is not None]
@@ -47,7 +47,7 @@ def drop_command(places: Places, buffer: str) -> str:
     return f"samovar box drop {buffer}{box}" + (f" --key-file {key_files[0]}" if key_files else "")
 
 
-def _as_given(place: BoxPlace) -> str:
+def _as_given(place: Endpoint) -> str:
     if place.address is None:
         return str(place.name)
     host, port = place.address

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from samovar.core.calibration import CalibrationRecord, TransportFigures
 from samovar.core.errors import RankFailed
+from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
 from samovar.report.host import HostFigures

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from samovar import _native
 from samovar.collectives.execute import open_channel
 from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
-from samovar.collectives.ring import dissemination_barrier
+from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.transports.base import Notification, Region

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 from samovar.box.board import create_board
-from samovar.box.memory import create_empty
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError
+from samovar.core.host import create_empty
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.passing_folder import passing_folder
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 from samovar.config import RunConfig
-from samovar.core.crowding import taken_cpus
 from samovar.core.device import AUTO, CPU, CUDA
+from samovar.core.host import taken_cpus
 from samovar.launch.limits import require_room
 from samovar.launch.numa import numa_nodes, place
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from samovar.box.board import Board, create_board
 from samovar.box.buffers import Buffer, BufferShape, new_token
 from samovar.box.job_server import BUFFER
-from samovar.box.joining import BoxPlace, BoxSeat, mapped_seat, take_seat
+from samovar.box.joining import BoxSeat, Endpoint, mapped_seat, take_seat
 from samovar.box.mapped import create_center
-from samovar.collectives.records import digest_record
+from samovar.collectives.engine import digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.membership.ranks import JobRanks
-from samovar.transports.join import join_files, offer_files
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import address_of, listen
+from samovar.transports.unix_sockets import join_files, offer_files
 
 _SECRET_BYTES = 16
 
@@ -132,10 +132,10 @@ def _start_server(key_file: Path, listening: socket.socket, files: tuple[int, ..
         raise InputError(f"the process that serves the center cannot be started: {error}") from error
 
 
-def _told_place(ranks: JobRanks, home: Home) -> BoxPlace:
+def _told_place(ranks: JobRanks, home: Home) -> Endpoint:
     address = IPv6Address(ranks.bytes_of_first())
     port = int(ranks.show()[0][0])
-    return BoxPlace(None, (str(address.ipv4_mapped or address), port), home.key_file)
+    return Endpoint(None, (str(address.ipv4_mapped or address), port), home.key_file)
 
 
 def _packed(address: str) -> bytes:

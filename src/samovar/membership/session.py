@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 from samovar.box.base import Center
 from samovar.box.board import Board
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import Places, create_parts, drop_parts, take_parts
-from samovar.box.joining import BoxPlace, BoxSeat
+from samovar.box.endpoints import Endpoints, create_shards, drop_shards, take_shards
+from samovar.box.joining import BoxSeat, Endpoint
 from samovar.box.mapped import MappedCenter, fill_center, is_filled
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
@@ -82,11 +82,11 @@ class BoxCenter:
 
     def __init__(
         self,
-        places: Places,
+        places: Endpoints,
         name: str,
         who: str,
         timeout_s: float,
-        there_already: Callable[[BoxPlace, str], str],
+        there_already: Callable[[Endpoint, str], str],
         way_out: str,
     ) -> None:
         self.places = places
@@ -117,13 +117,13 @@ class BoxCenter:
 
     def drop(self) -> None:
         with contextlib.suppress(SamovarError):
-            drop_parts(self.places, self._name, self._who, Deadline.after(_DROP_S))
+            drop_shards(self.places, self._name, self._who, Deadline.after(_DROP_S))
 
     def _make(self, ranks: Ranks, shape: BufferShape, deadline: Deadline) -> None:
         """Rank 0 makes the buffer, the others wait for its seat."""
         if ranks.rank == 0:
             goes_on = ranks.begins_again()
-            there = create_parts(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
+            there = create_shards(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
             if there is not None:
                 raise InputError(self._there_already(there, self._name))
         if not ranks.await_first(deadline):
@@ -138,7 +138,7 @@ class BoxCenter:
             return self._take(None, deadline)
 
     def _take(self, index: int | None, deadline: Deadline) -> BoxSeat:
-        return take_parts(self.places, self._name, self._who, deadline, index, self._timeout_s)
+        return take_shards(self.places, self._name, self._who, deadline, index, self._timeout_s)
 
 
 class Session:

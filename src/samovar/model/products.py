@@ -10,7 +10,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from samovar.core.device import vendor
+from samovar.core.host import vendor
 
 _HAS_ONEDNN: Final = bool(torch.backends.mkldnn.is_available()) and all(  # type: ignore[no-untyped-call]
     hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_convolution_pointwise")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from samovar.core.calibration import CalibrationRecord
+from samovar.core.machine import CalibrationRecord
 from samovar.report.host import HostFigures
 
 _LOW_MEMORY_BYTES = 2 << 30

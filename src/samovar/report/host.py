@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from samovar.core.device import models
+from samovar.core.host import models
 
 _PACKAGES = ("samovar", "torch", "numpy")
 _LIMITS = {

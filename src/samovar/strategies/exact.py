@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from samovar.collectives.engine import WindowCollectives
-from samovar.collectives.slice_tree import Node, children, own_nodes, slice_tree_all_reduce
+from samovar.collectives.tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.strategies.base import Reduced

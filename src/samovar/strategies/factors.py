@@ -8,10 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from samovar.collectives.encoded import EncodedRunner, Floats
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import AllGather, Collectives, differing_ranks
 from samovar.collectives.execute import PlanRunner
-from samovar.collectives.records import differing_ranks
-from samovar.collectives.ring import AllGather
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket

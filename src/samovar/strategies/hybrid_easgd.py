@@ -5,11 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.engine import Collectives, PlannedCollectives, RecordExchange
 from samovar.collectives.execute import PlanRunner
-from samovar.collectives.plan import Plan
-from samovar.collectives.records import RecordExchange
-from samovar.collectives.two_level import renumbered
+from samovar.collectives.plan import Plan, renumbered
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Group

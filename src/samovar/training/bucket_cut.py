@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce, predicted_s
+from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, predicted_s
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.config import RunConfig
 from samovar.core.layout import Bucket, Layout

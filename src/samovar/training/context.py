@@ -9,8 +9,8 @@ from types import FrameType
 import torch
 
 from samovar.config import RunConfig
-from samovar.core.crowding import PoliteThreads
 from samovar.core.group import Group
+from samovar.core.host import PoliteThreads
 from samovar.launch.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
 from samovar.report.pipe import RecordWriter
 from samovar.report.records import Notice

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.box.base import CenterWithVelocity
-from samovar.collectives.engine import Collectives
-from samovar.collectives.records import RecordExchange, differing_ranks, digest_record
+from samovar.collectives.engine import Collectives, RecordExchange, differing_ranks, digest_record
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Outcome, Requests, Schedule, StepDone, StepMade

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from samovar.collectives.choose import ELEMENT_BYTES, choose_all_reduce
+from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import REDUCE_SCATTERS
-from samovar.collectives.slice_tree import own_nodes
+from samovar.collectives.tree import own_nodes
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError

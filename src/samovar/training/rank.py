@@ -6,7 +6,7 @@ import signal
 import sys
 from types import ModuleType
 
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 from samovar.launch.limits import allocator_is_chosen
 from samovar.launch.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS, RankArguments, end_with_parent
 

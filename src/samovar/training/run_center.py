@@ -9,7 +9,7 @@ import numpy as np
 
 from samovar.box.base import Center
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import parse_places
+from samovar.box.endpoints import parse_endpoints
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
@@ -129,7 +129,7 @@ class RunCenter:
         config = self._context.config
         assert config.box is not None
         assert config.buffer is not None
-        places = parse_places(config.box, config.key_file)
+        places = parse_endpoints(config.box, config.key_file)
         way_out = f"raise --timeout, or delete the buffer with `{drop_command(places, config.buffer)}`, and start anew"
         who = f"rank {self._ranks.rank}"
         return BoxCenter(places, config.buffer, who, config.timeout_s, there_already, way_out)

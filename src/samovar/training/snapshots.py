@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar.checkpoint.store import SnapshotStore, StagedPart
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError

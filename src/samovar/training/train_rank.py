@@ -7,11 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import PlannedCollectives, RecordExchange
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.core.memory import peak_memory_bytes
+from samovar.core.host import peak_memory_bytes
 from samovar.model.model import layout_of
 from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice

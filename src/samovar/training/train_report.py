@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from samovar import __version__
-from samovar.collectives.choose import ELEMENT_BYTES
+from samovar.collectives.cost import ELEMENT_BYTES
 from samovar.config import RunConfig
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver

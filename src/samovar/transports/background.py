@@ -25,6 +25,10 @@ class Job:
         self._error: Exception | None = None
         self._submitted_s = time.monotonic()
 
+    @property
+    def is_over(self) -> bool:
+        return self._done.is_set()
+
     def run(self, earlier: Exception | None) -> Exception | None:
         """Do it, unless earlier work failed; what went wrong."""
         try:
@@ -38,7 +42,7 @@ class Job:
 
     def wait(self, deadline: Deadline) -> None:
         """Return when it is done. Raises what it raised, or DeadlineExceeded."""
-        if not self._done.wait(min(deadline.remaining_s(), threading.TIMEOUT_MAX)):
+        if not self._done.wait(deadline.timeout_s()):
             after_s = time.monotonic() - self._submitted_s
             raise DeadlineExceeded(f"{self.what}: not done within {after_s:.1f} s: it {self._cause()}; see their logs")
         if self._error is not None:
@@ -50,15 +54,18 @@ class Job:
 
 
 class Background:
-    """Threads, started as they are needed; they take jobs in the order of `submit`. After one failed, all fail.
+    """Threads, started as they are needed; they take jobs in the order of `submit`.
+
+    After one failed, all fail, unless jobs are `independent`.
 
     Jobs of which each waits for its like on another rank end, however few threads there are, where all ranks submit
     them in one order. A job must look at `is_closed` every now and then: a thread that still waits in native code when
     the interpreter ends takes the process down with it.
     """
 
-    def __init__(self, name: str = "samovar-between-hosts", most_threads: int = 1) -> None:
+    def __init__(self, name: str, most_threads: int = 1, *, independent: bool = False) -> None:
         self.is_closed = False
+        self._independent = independent
         self._name = name
         self._most_threads = most_threads
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -77,14 +84,14 @@ class Background:
         self._jobs.put(job)
         return job
 
-    def close(self) -> None:
-        """End the threads; those that hang in a job are left behind."""
+    def close(self, patience_s: float = _CLOSING_S) -> None:
+        """End the threads, when their jobs are done; those that take longer are left behind."""
         self.is_closed = True
-        closing = Deadline.after(_CLOSING_S)
+        closing = Deadline.after(patience_s)
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            thread.join(closing.remaining_s())
+            thread.join(closing.timeout_s())
 
     def _first(self) -> Job | None:
         with suppress(IndexError):
@@ -94,7 +101,8 @@ class Background:
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             _thread.job = job
-            self._failed = job.run(self._failed) or self._failed
+            failed = job.run(self._failed)
+            self._failed = None if self._independent else failed or self._failed
             _thread.job = None
             self._under_way.remove(job)
 

@@ -32,6 +32,23 @@ class MissingNotification(DeadlineExceeded):
         self.peer = peer
 
 
+def missing_notification(own: str, peer: str, slot: int, window: str, waited_s: float) -> MissingNotification:
+    """The error of `own`'s wait, with the names that errors give ranks and windows."""
+    return MissingNotification(
+        f"{own}: {peer} did not notify slot {slot} of window {window!r} within {waited_s:.1f} s; "
+        f"is {peer} stopped or much slower? See its log, or raise --timeout",
+        peer,
+    )
+
+
+def nobody_notified(own: str, slots: range, window: str, waited_s: float) -> DeadlineExceeded:
+    """The same where anybody might have."""
+    return DeadlineExceeded(
+        f"{own}: nobody notified slots {slots.start} to {slots.stop - 1} of window {window!r} within {waited_s:.1f} s; "
+        "are the other ranks alive?"
+    )
+
+
 class Window(Protocol):
     """`num_bytes` bytes and `num_slots` notification slots on every rank.
 
@@ -42,38 +59,30 @@ class Window(Protocol):
     @property
     def local(self) -> npt.NDArray[np.uint8]:
         """This rank's own memory."""
-        ...
 
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
         """Write `source` into the peer's memory at `offset`, then notify if asked."""
-        ...
 
     def get(self, peer: int, offset: int, destination: Array) -> None:
         """Read the peer's memory at `offset` into `destination`."""
-        ...
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
         """Add to the peer's 64-bit word at `offset` (a multiple of 8) atomically; returns the old value."""
-        ...
 
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
         """Store `desired` if the 64-bit word equals `expected`, atomically; returns the old value."""
-        ...
 
     def notify(self, peer: int, notification: Notification) -> None:
         """Store the value in the peer's slot and wake the peer."""
-        ...
 
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
         """Wait until own slot `slot` holds `at_least` or more; returns its value.
 
         `peer` is the rank that will notify. Raises DeadlineExceeded, which names it.
         """
-        ...
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         """Wait until one of the own slots is not zero; resets it and returns (slot, value)."""
-        ...
 
 
 @runtime_checkable
@@ -84,15 +93,12 @@ class MappedWindow(Window, Protocol):
 
     def peer(self, rank: int) -> npt.NDArray[np.uint8]:
         """The memory of `rank`."""
-        ...
 
     def progress_thread(self) -> _native.ProgressThread:
         """This rank's thread that runs programs in the background; started at the first call."""
-        ...
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
         """The error of a wait that ended without `peer`'s notification."""
-        ...
 
 
 class Transport(Protocol):
@@ -104,19 +110,15 @@ class Transport(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Bytes put into other ranks' memory so far."""
-        ...
 
     def count_sent(self, num_bytes: int) -> None:
         """Add what an executor moved without `put`."""
-        ...
 
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         """destination = ((sources[0] + sources[1]) + sources[2]) + ..., all in this rank's own memory."""
-        ...
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> Window:
         """A new window; every rank opens the same windows in the same order with the same sizes."""
-        ...
 
 
 class Pending(Protocol):
@@ -124,7 +126,6 @@ class Pending(Protocol):
 
     def wait(self, deadline: Deadline) -> None:
         """Return when it is done here. Raises DeadlineExceeded or RankFailed, which name operation, rank and host."""
-        ...
 
 
 @runtime_checkable
@@ -133,7 +134,6 @@ class Spawning(Transport, Protocol):
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """Begin work(a deadline that never passes) beside the rank's own thread of control."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +142,6 @@ class Modelled(Transport, Protocol):
 
     def work(self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
         """what(), which reads and writes these arrays once, in the time that the model gives it."""
-        ...
 
 
 class NativeCollectives(Protocol):
@@ -158,19 +157,15 @@ class NativeCollectives(Protocol):
     @property
     def bytes_sent(self) -> int:
         """Payload bytes this rank has sent so far."""
-        ...
 
     def all_reduce(self, what: str, array: Array) -> Pending:
         """array = sum over ranks, in place: the same bits on every rank."""
-        ...
 
     def broadcast(self, what: str, array: Array) -> Pending:
         """array = that of rank 0."""
-        ...
 
     def all_gather(self, what: str, own: Array, gathered: Array) -> Pending:
         """gathered[r] = rank r's `own`; shape (P, *own.shape)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

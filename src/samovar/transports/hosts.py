@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import Deadline
-from samovar.core.group import Group
 from samovar.transports.base import Array, Notification, Pending
 from samovar.transports.shm import ShmTransport, ShmWindow
 from samovar.transports.tcp import TcpTransport, TcpWindow
@@ -25,11 +24,8 @@ class HostsTransport:
         assert inside[local.group.rank] == tcp.group.rank, (inside, local.group, tcp.group)
         self._local = local
         self._tcp = tcp
+        self.group = tcp.group
         self.places = {rank: place for place, rank in enumerate(inside)}
-
-    @property
-    def group(self) -> Group:
-        return self._tcp.group
 
     @property
     def bytes_sent(self) -> int:

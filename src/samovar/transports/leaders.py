@@ -10,14 +10,14 @@ from typing import Protocol
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group, Host
+from samovar.core.layout import rounded_up
 from samovar.transports.base import Array
 from samovar.transports.meeting import first_line, within
 
 _PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
-# Torch takes no time at all for no limit.
-_SHORTEST_WAIT_S = 0.001
 # How long a wait goes on after `close`.
 _SLICE_S = 0.1
+_MAX_SEGMENT_BYTES = 1 << 20  # of gloo's ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,12 @@ class Operation(Protocol):
 
     def is_over(self) -> bool:
         """Whether it is done here, or failed."""
-        ...
 
     def wait(self, limit_s: float) -> None:
         """Return when its arrays hold what they are to hold; what came out of it may be asked again.
 
         Raises RuntimeError: in the library's words why it failed, or that it is not over after `limit_s`.
         """
-        ...
 
 
 class Library(Protocol):
@@ -61,7 +59,6 @@ class Library(Protocol):
 
     def close(self, left: Sequence[Operation]) -> None:
         """Let go of the connections, although the operations in `left` are not over."""
-        ...
 
 
 class LeaderCollectives:
@@ -128,13 +125,14 @@ class LeaderCollectives:
 
     def _begun(self, what: str, begin: Callable[[], Operation]) -> "_Pending":
         others = [leader for k, leader in enumerate(self._leaders) if k != self.group.rank]
-        names = _Names(what, self._leaders[self.group.rank].host, others)
+        own = self._leaders[self.group.rank].host
+        who = f"rank {own.ranks[0]} on {own.name}: {what} between hosts"
         try:
             operation = begin()
         except RuntimeError as error:
-            raise RankFailed(f"{names}: it cannot begin ({_reason(error)}); see the logs of {names.silent}") from error
+            raise RankFailed(f"{who}: it cannot begin ({_reason(error)}); see the logs of {_any_of(others)}") from error
         self._under_way.add(operation)
-        return _Pending(names, operation, self._is_called_off)
+        return _Pending(who, others, operation, self._is_called_off)
 
     def _is_called_off(self) -> bool:
         return self._closing.is_set() or self._under_way.quiet_s() > self._library.quiet_s
@@ -175,27 +173,14 @@ class _UnderWay:
         self._operations = left
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Words for errors: the operation, this rank's host, and the other hosts."""
-
-    what: str
-    own: Host
-    others: Sequence[Leader]
-
-    def __str__(self) -> str:
-        return f"rank {self.own.ranks[0]} on {self.own.name}: {self.what} between hosts"
-
-    @property
-    def silent(self) -> str:
-        return " or ".join(map(str, self.others))
-
-
 class _Pending:
-    """See `samovar.transports.base.Pending`."""
+    """See `samovar.transports.base.Pending`; `who` begins every error."""
 
-    def __init__(self, names: _Names, operation: Operation, is_called_off: Callable[[], bool]) -> None:
-        self._names = names
+    def __init__(
+        self, who: str, others: Sequence[Leader], operation: Operation, is_called_off: Callable[[], bool]
+    ) -> None:
+        self._who = who
+        self._others = others
         self._operation = operation
         self._is_called_off = is_called_off
         self._began_s = time.monotonic()
@@ -208,7 +193,7 @@ class _Pending:
             # An operation that ends while a slice of this wait gives up is asked again how it ended.
             was_over = self.is_over()
             try:
-                self._operation.wait(min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _SLICE_S))
+                self._operation.wait(min(deadline.timeout_s(), _SLICE_S))
                 return
             except RuntimeError as error:
                 if was_over or deadline.passed() or self._is_called_off():
@@ -219,23 +204,23 @@ class _Pending:
         after_s = time.monotonic() - self._began_s
         if not self.is_over() or "imed out" in str(error):
             return DeadlineExceeded(
-                f"{self._names}: {self._names.silent} did not answer within {after_s:.1f} s; is it stopped, cut off or "
-                "much slower? See its log, or raise timeout_s"
+                f"{self._who}: {_any_of(self._others)} did not answer within {after_s:.1f} s; is it stopped, cut off "
+                "or much slower? See its log, or raise timeout_s"
             )
-        others, found = self._names.others, _PEER.search(str(error))
-        gone = [leader for leader in others if found is not None and leader.address == found[1]] or others
-        named = " or ".join(map(str, gone))
+        found = _PEER.search(str(error))
+        gone = [leader for leader in self._others if found is not None and leader.address == found[1]] or self._others
         return RankFailed(
-            f"{self._names}: {named} closed the connection after {after_s:.1f} s ({_reason(error)}); see its log"
+            f"{self._who}: {_any_of(gone)} closed the connection after {after_s:.1f} s ({_reason(error)}); see its log"
         )
+
+
+def _any_of(leaders: Sequence[Leader]) -> str:
+    return " or ".join(map(str, leaders))
 
 
 def _reason(error: RuntimeError) -> str:
     """What torch says, without the place in its source before and the advice behind."""
     return re.sub(r"^\[[^]]*\] ?", "", first_line(error)).partition(". This is")[0]
-
-
-_MAX_SEGMENT_BYTES = 1 << 20
 
 
 def ring_all_reduce_bytes(rank: int, world_size: int, num_bytes: int, element_bytes: int) -> int:
@@ -247,8 +232,8 @@ def ring_all_reduce_bytes(rank: int, world_size: int, num_bytes: int, element_by
     """
     if world_size == 1 or num_bytes == 0:
         return 0
-    num_segments = _rounded_up(max(-(-num_bytes // _MAX_SEGMENT_BYTES), 2 * world_size), world_size)
-    segment_bytes = _rounded_up(-(-num_bytes // num_segments), element_bytes)
+    num_segments = rounded_up(max(-(-num_bytes // _MAX_SEGMENT_BYTES), 2 * world_size), world_size)
+    segment_bytes = rounded_up(-(-num_bytes // num_segments), element_bytes)
     chunk_bytes = num_segments // world_size * segment_bytes
 
     def chunk(number: int) -> int:
@@ -266,7 +251,3 @@ def broadcast_bytes(rank: int, world_size: int, num_bytes: int) -> int:
 def all_gather_bytes(world_size: int, num_bytes: int) -> int:
     """What every rank sends: its own part and all but one of the others', around a ring."""
     return (world_size - 1) * num_bytes
-
-
-def _rounded_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

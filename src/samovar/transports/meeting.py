@@ -92,7 +92,7 @@ def within(call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
 
     thread = threading.Thread(target=work, name="samovar-store", daemon=True)
     thread.start()
-    thread.join(max(deadline.remaining_s(), 0.001))
+    thread.join(deadline.timeout_s())
     if errors:
         raise errors[0]
     if not answers:
@@ -111,7 +111,7 @@ def await_server(address: str, port: int, who: str, deadline: Deadline) -> None:
     reason = "no time was given"
     while not deadline.passed():
         try:
-            socket.create_connection((address, port), min(max(deadline.remaining_s(), 0.001), _CONNECT_S)).close()
+            socket.create_connection((address, port), min(deadline.timeout_s(), _CONNECT_S)).close()
             return
         except socket.gaierror as error:
             raise InputError(f"{who}: MASTER_ADDR {address!r} is no known host ({error.strerror})") from error

@@ -38,7 +38,6 @@ _RECEIVE_BYTES: Final = 16_384
 _PIECES_PER_SECRET: Final = 1 << 18
 _RETRY_S = 0.05
 _CONNECT_S = 5.0
-_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.001, 1e6
 _Answer = TypeVar("_Answer")
 Address = tuple[str, int]
 
@@ -248,7 +247,8 @@ class _Limit:
     def apply(self, connection: socket.socket, deadline: Deadline) -> None:
         left_s = deadline.remaining_s()
         if not 0.95 * self._set_s <= left_s <= 1.05 * self._set_s:
-            connection.settimeout(_timeout_s(deadline))
+            # Never None: it would make the descriptor, which both of a channel's sockets share, a blocking one.
+            connection.settimeout(deadline.timeout_s())
             self._set_s = left_s
 
 
@@ -299,13 +299,13 @@ def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline)
 
 
 def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
-    connection = socket.create_connection(address, _timeout_s(deadline))
+    connection = socket.create_connection(address, deadline.timeout_s())
     try:
         prepare(connection)
         handshake = Handshake(key, is_server=False)
         connection.sendall(handshake.advance(b""))
         while not handshake.is_over:
-            connection.settimeout(_timeout_s(deadline))
+            connection.settimeout(deadline.timeout_s())
             received = connection.recv(_RECEIVE_BYTES)
             if not received:
                 raise ConnectionResetError("closed before it was open")
@@ -335,11 +335,6 @@ def _parts(array: npt.NDArray[Any]) -> Iterator[memoryview]:
     assert array.flags.c_contiguous, "only whole runs of bytes travel"
     whole = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     return (whole[start : start + PIECE_BYTES] for start in range(0, len(whole), PIECE_BYTES))
-
-
-def _timeout_s(deadline: Deadline) -> float:
-    """Never None: it would make the descriptor, which both of a channel's sockets share, a blocking one."""
-    return min(max(deadline.remaining_s(), _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
 
 def _reason(error: OSError) -> str:

@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
-from samovar.transports.base import Array, MissingNotification, Notification
+from samovar.core.host import create_empty
+from samovar.transports.base import Array, MissingNotification, Notification, missing_notification, nobody_notified
 
 
 class BoardWord(IntEnum):
@@ -40,7 +41,7 @@ def create_segment(world_size: int) -> int:
     The file can grow but never shrink, so no mapping of it can ever fault. Raises InputError where shared
     memory is short.
     """
-    descriptor = os.memfd_create("samovar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = create_empty()
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         _native.Segment(descriptor, world_size)
@@ -172,20 +173,13 @@ class ShmWindow:
         return self._transport.progress_thread()
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
-        own, other = self._transport.names[self._rank], self._transport.names[peer]
-        return MissingNotification(
-            f"{own}: {other} did not notify slot {slot} of window {self._name!r} within "
-            f"{waited_s:.1f} s; is {other} stopped or much slower? See its log, or raise --timeout",
-            other,
-        )
+        names = self._transport.names
+        return missing_notification(names[self._rank], names[peer], slot, self._name, waited_s)
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
         fired = self.native.wait_any(slots.start, len(slots), waiting_s)
         if fired is None:
-            raise DeadlineExceeded(
-                f"{self._transport.names[self._rank]}: nobody notified slots {slots.start} to {slots.stop - 1} of "
-                f"window {self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
-            )
+            raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
         return fired

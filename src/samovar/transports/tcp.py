@@ -19,7 +19,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.background import Background, Job, note_phase
-from samovar.transports.base import Array, MissingNotification, Notification, Pending
+from samovar.transports.base import Array, Notification, Pending, missing_notification, nobody_notified
 from samovar.transports.keys import Key
 from samovar.transports.meeting import Meeting
 from samovar.transports.secure import Address, SecureChannel, connect
@@ -237,24 +237,17 @@ class TcpWindow:
         value = self.memory.wait(slot, at_least, lambda: gone(peer) is not None, deadline)
         if value is not None:
             return value
-        who = f"{self._transport.names[self._rank]}: {other}"
+        own = self._transport.names[self._rank]
         if (reason := gone(peer)) is not None:
-            raise RankFailed(f"{who} did not notify slot {slot} of window {self._name!r}: {reason}")
-        raise MissingNotification(
-            f"{who} did not notify slot {slot} of window {self._name!r} within {waiting_s:.1f} s; is {other} "
-            "stopped or much slower? See its log, or raise --timeout",
-            other,
-        )
+            raise RankFailed(f"{own}: {other} did not notify slot {slot} of window {self._name!r}: {reason}")
+        raise missing_notification(own, other, slot, self._name, waiting_s)
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
         if (fired := self.memory.take_any(slots, deadline)) is not None:
             return fired
-        raise DeadlineExceeded(
-            f"{self._transport.names[self._rank]}: nobody notified slots {slots.start} to {slots.stop - 1} of "
-            f"window {self._name!r} within {waiting_s:.1f} s; are the other ranks alive?"
-        )
+        raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
 
     def _ask_word(self, peer: int, request: PeerRequest) -> int:
         answer = np.zeros(1, np.uint64)

@@ -30,6 +30,7 @@ class WindowMemory(ABC):
     def __init__(self, memory: Bytes, num_slots: int) -> None:
         self.bytes = memory
         self.num_slots = num_slots
+        self._adding = threading.Lock()
 
     def region(self, offset: int, num_bytes: int) -> Bytes:
         if not 0 <= offset <= len(self.bytes) - num_bytes:
@@ -48,9 +49,11 @@ class WindowMemory(ABC):
     @abstractmethod
     def set_slot(self, slot: int, value: int) -> None: ...
 
-    @abstractmethod
     def add(self, offset: int, difference: Array) -> None:
-        """memory += difference, which is float32 or float64."""
+        """memory += difference, which is float32 or float64; one at a time."""
+        destination = self.region(offset, difference.nbytes).view(difference.dtype)
+        with self._adding:
+            _native.reduce(destination, [destination, difference])
 
     @abstractmethod
     def fetch_add(self, offset: int, value: int) -> int: ...
@@ -86,11 +89,6 @@ class PrivateMemory(WindowMemory):
             self._slots[slot] = value
             self._changed.notify_all()
 
-    def add(self, offset: int, difference: Array) -> None:
-        destination = self.region(offset, difference.nbytes).view(difference.dtype)
-        with self._changed:
-            _native.reduce(destination, [destination, difference])
-
     def fetch_add(self, offset: int, value: int) -> int:
         return self._change(offset, lambda old: (old + value) % _WORDS)
 
@@ -100,13 +98,13 @@ class PrivateMemory(WindowMemory):
     def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
         slots = self._slots
         with self._changed:
-            self._changed.wait_for(lambda: slots[slot] >= at_least or is_over(), _limited_s(deadline))
+            self._changed.wait_for(lambda: slots[slot] >= at_least or is_over(), deadline.timeout_s())
             return value if (value := slots[slot]) >= at_least else None
 
     def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
         values = self._slots
         with self._changed:
-            self._changed.wait_for(lambda: any(values[slot] for slot in slots), _limited_s(deadline))
+            self._changed.wait_for(lambda: any(values[slot] for slot in slots), deadline.timeout_s())
             for slot in slots:
                 if value := values[slot]:
                     values[slot] = 0
@@ -133,16 +131,10 @@ class SharedMemory(WindowMemory):
         super().__init__(native.memory(rank), num_slots)
         self._native = native
         self._rank = rank
-        self._adding = threading.Lock()
 
     def set_slot(self, slot: int, value: int) -> None:
         self.check_slot(slot)
         self._native.notify(self._rank, slot, value)
-
-    def add(self, offset: int, difference: Array) -> None:
-        destination = self.region(offset, difference.nbytes).view(difference.dtype)
-        with self._adding:
-            _native.reduce(destination, [destination, difference])
 
     def fetch_add(self, offset: int, value: int) -> int:
         self.check_word(offset)
@@ -231,10 +223,6 @@ def _require_sizes(window: WindowMemory, num_bytes: int, num_slots: int) -> None
         raise SamovarError(
             f"it has {num_bytes} bytes and {num_slots} slots here, {found[0]} bytes and {found[1]} slots elsewhere"
         )
-
-
-def _limited_s(deadline: Deadline) -> float:
-    return min(deadline.remaining_s(), threading.TIMEOUT_MAX)
 
 
 def _slice_s(deadline: Deadline) -> float:

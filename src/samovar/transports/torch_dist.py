@@ -156,28 +156,28 @@ class StagedCopy:
     def __init__(self, group: _Group, device: torch.device, quiet_s: float) -> None:
         self.quiet_s = quiet_s
         self._group = group
-        self._place = _StoreKey(device)
+        self._side = _DeviceSide(device)
         self.all_reduce(np.zeros(1, np.float32)).wait(quiet_s)
 
     def all_reduce(self, array: Array) -> "_Copied":
-        with self._place.here():
-            near = self._place.copy_of(array)
-            return _Copied(self._group.allreduce([near]), near, array, self._place)
+        with self._side.here():
+            near = self._side.copy_of(array)
+            return _Copied(self._group.allreduce([near]), near, array, self._side)
 
     def broadcast(self, array: Array) -> "_Copied":
-        with self._place.here():
-            near = self._place.copy_of(array)
-            return _Copied(self._group.broadcast(near, 0), near, array, self._place)
+        with self._side.here():
+            near = self._side.copy_of(array)
+            return _Copied(self._group.broadcast(near, 0), near, array, self._side)
 
     def all_gather(self, own: Array, gathered: Array) -> "_Copied":
-        with self._place.here():
-            near = torch.empty_like(torch.from_numpy(gathered), device=self._place.device)
-            work = self._group.allgather([list(near)], [self._place.copy_of(own)])
-            return _Copied(work, near, gathered, self._place)
+        with self._side.here():
+            near = torch.empty_like(torch.from_numpy(gathered), device=self._side.device)
+            work = self._group.allgather([list(near)], [self._side.copy_of(own)])
+            return _Copied(work, near, gathered, self._side)
 
     def close(self, left: Sequence[Operation]) -> None:
         if left:
-            self._place.failure = "closed before it was over"
+            self._side.failure = "closed before it was over"
         self._let_go(self._group, bool(left))
         del self._group
 
@@ -186,7 +186,7 @@ class StagedCopy:
             _keep(group)
 
 
-class _StoreKey:
+class _DeviceSide:
     """Where copies lie, and why nothing that comes of them is to be trusted any more, if so.
 
     On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
@@ -210,18 +210,18 @@ class _Copied:
     A wait of NCCL's that has a limit breaks the connections where it gives up, so this asks until it is over.
     """
 
-    def __init__(self, work: Work, near: torch.Tensor, array: Array, place: _StoreKey) -> None:
+    def __init__(self, work: Work, near: torch.Tensor, array: Array, side: _DeviceSide) -> None:
         self._work = work
         self._near: torch.Tensor | None = near
         self._array = array
-        self._place = place
+        self._side = side
 
     def is_over(self) -> bool:
         return bool(self._work.is_completed())
 
     def wait(self, limit_s: float) -> None:
         limit, pause_s = Deadline.after(limit_s), _FIRST_POLL_S
-        while not self.is_over() and not self._place.failure:
+        while not self.is_over() and not self._side.failure:
             if limit.passed():
                 raise RuntimeError(f"not over after {limit_s:.3f} s")
             time.sleep(pause_s)
@@ -229,13 +229,13 @@ class _Copied:
         self._take_back()
 
     def _take_back(self) -> None:
-        if self._place.failure:  # NCCL calls off the other operations then, and says that they are done
-            raise RuntimeError(self._place.failure)
-        with self._place.here():
+        if self._side.failure:  # NCCL calls off the other operations then, and says that they are done
+            raise RuntimeError(self._side.failure)
+        with self._side.here():
             try:
                 self._work.wait()  # for nothing any more, but says what went wrong
             except RuntimeError as error:
-                self._place.failure = str(error)
+                self._side.failure = str(error)
                 raise
             if self._near is not None:
                 torch.from_numpy(self._array).copy_(self._near)

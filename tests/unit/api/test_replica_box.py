@@ -14,8 +14,8 @@ from samovar.api.center import BoxChoice
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.box.board import Board
-from samovar.box.endpoints import Places
-from samovar.box.joining import BoxPlace, look_at
+from samovar.box.endpoints import Endpoints
+from samovar.box.joining import Endpoint, look_at
 from samovar.box.local import LocalBox
 from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
@@ -30,7 +30,7 @@ SAMPLES, BATCH = 40, 5
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[list[BoxPlace]]:
+def places(tmp_path: Path) -> Iterator[list[Endpoint]]:
     """A box that is near, and two that are far."""
     make_key(tmp_path / "key")
     with ExitStack() as stack:
@@ -42,13 +42,13 @@ def places(tmp_path: Path) -> Iterator[list[BoxPlace]]:
         yield found
 
 
-def trained(team: ProcessGroup, strategy: str, boxes: list[BoxPlace], buffer: str) -> list[torch.Tensor]:
+def trained(team: ProcessGroup, strategy: str, boxes: list[Endpoint], buffer: str) -> list[torch.Tensor]:
     """The weights that count after three epochs."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = StrategyConfig(name=strategy, sync_period_steps=2)
-    replica = Replica(model, optimizer, team, config, 20.0, BoxChoice(Places(tuple(boxes)), buffer, joins=False))
+    replica = Replica(model, optimizer, team, config, 20.0, BoxChoice(Endpoints(tuple(boxes)), buffer, joins=False))
     x = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(4))
     shard = replica.shard(DataLoader(TensorDataset(x), batch_size=BATCH))
     for _ in range(3):
@@ -63,13 +63,13 @@ def trained(team: ProcessGroup, strategy: str, boxes: list[BoxPlace], buffer: st
 
 @pytest.mark.parametrize("strategy", ["async-easgd", "shm-easgd", "async-msgd"])
 def test_a_center_over_several_boxes_has_the_bits_of_one(
-    team: ProcessGroup, places: list[BoxPlace], strategy: str
+    team: ProcessGroup, places: list[Endpoint], strategy: str
 ) -> None:
     found = [trained(team, strategy, boxes, f"b{number}") for number, boxes in enumerate((places[:1], places))]
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[BoxPlace]) -> None:
+def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[Endpoint]) -> None:
     trained(team, "async-easgd", places[:2], "seen")
     for place in places[:2]:
         (row,) = look_at(place, "seen", "test", Deadline.after(20)).rows
@@ -79,7 +79,7 @@ def test_others_see_its_loss_and_speed(team: ProcessGroup, places: list[BoxPlace
         assert math.isfinite(row.progress.loss)
 
 
-def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGroup, places: list[BoxPlace]) -> None:
+def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGroup, places: list[Endpoint]) -> None:
     """Zeros are no weights: who was to fill it has said that it cannot."""
     trained(team, "async-easgd", places[:1], "given-up")
     name = places[0].name
@@ -89,6 +89,6 @@ def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGrou
     model = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = StrategyConfig(name="async-easgd", sync_period_steps=2)
-    choice = BoxChoice(Places(tuple(places[:1])), "given-up", joins=True)
+    choice = BoxChoice(Endpoints(tuple(places[:1])), "given-up", joins=True)
     with pytest.raises(RankFailed, match="gets no first weights: the rank that was to give it some is gone for good"):
         Replica(model, optimizer, team, config, 20.0, choice)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from samovar.box.buffers import BufferShape
 from samovar.box.line import BoxAddress
-from samovar.box.protocol import Shape
 from samovar.box.remote import RemoteCenter
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
@@ -40,7 +40,9 @@ class ServedBox:
         return BoxAddress(self.listener.address, self.key)
 
     def create(self, name: str, num_elements: int, chunk_elements: int) -> NumpyCenter:
-        self.host.centers[name] = NumpyCenter(Shape(num_elements, chunk_elements))
+        self.host.centers[name] = NumpyCenter(
+            BufferShape(num_elements, with_velocity=True, chunk_elements=chunk_elements)
+        )
         return self.host.centers[name]
 
 

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from samovar.box.board import Board
-from samovar.box.host import BufferHost
-from samovar.box.joining import BoxPlace, parse_place
+from samovar.box.joining import Endpoint, parse_endpoint
 from samovar.box.line import BoxAddress
-from samovar.box.server import BoxServer
+from samovar.box.local import BoxServer
+from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.transports.keys import read_key
 from samovar.transports.tcp_listen import Listener, listen
@@ -49,11 +49,11 @@ class Box:
         return Board(self.server.buffers.get(name).board)
 
     @property
-    def places(self) -> dict[str, BoxPlace]:
+    def places(self) -> dict[str, Endpoint]:
         address, port = self.address.address
         return {
-            "local": parse_place(self.name, None),
-            "remote": parse_place(f"{address}:{port}", self.key_file),
+            "local": parse_endpoint(self.name, None),
+            "remote": parse_endpoint(f"{address}:{port}", self.key_file),
         }
 
     def close(self) -> None:

@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from samovar.box.base import Versions
 from samovar.box.board import NUM_WORDS, Member, MemberProgress, Origin, Row
-from samovar.box.bodies import Attachment
 from samovar.box.buffers import BufferShape, Notes
-from samovar.box.protocol import NOBODY, Shape
+from samovar.box.protocol import NOBODY, Attachment
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed
 
@@ -51,9 +50,9 @@ class NumpyBoard:
 
 
 class NumpyCenter:
-    """Outlives servers, as the keeper's memory does; `log` has every update that was applied to a chunk."""
+    """Outlives servers, as held memory does; `log` has every update that was applied to a chunk."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BufferShape) -> None:
         self.shape = shape
         self.values = np.zeros(shape.num_elements, np.float32)
         self.velocity = np.zeros(shape.num_elements, np.float32)
@@ -82,36 +81,36 @@ class NumpyCenter:
 
 
 class NumpySeat:
-    """See `samovar.box.serving.Seat`."""
+    """See `samovar.box.seats.Seat`; its own center, too, as `samovar.box.mapped.MappedCenter`."""
 
     def __init__(self, center: NumpyCenter, member: Member) -> None:
         self.member = member
         self.shape = center.shape
-        self.center = center
-        self.buffer = BufferShape(*(self.shape.num_elements, 64, True), chunk_elements=self.shape.chunk_elements)
+        self.memory = center
+        self.center = self
         self.token = id(center)
         self.board = center.board
         self.answers = center.answers.get(member, np.zeros(0, np.float32))
         self.notes = center.board.notes.setdefault(member, np.array([member.incarnation, 0, 0], np.uint64))
-        self.lost_s = 0.0
+        self.lock_wait_s = 0.0
 
-    def read(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
-        with self.center.lock:
-            destination[:] = self.center.values[self._elements(first_chunk, destination)]
+    def read_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        with self.memory.lock:
+            destination[:] = self.memory.values[self._elements(first_chunk, destination)]
             return self._versions(first_chunk, destination)
 
-    def write(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
-        with self.center.lock:
-            self.center.values[self._elements(first_chunk, values)] = values
+    def write_chunks(self, first_chunk: int, values: Array) -> None:
+        with self.memory.lock:
+            self.memory.values[self._elements(first_chunk, values)] = values
 
-    def read_velocity(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
-        with self.center.lock:
-            destination[:] = self.center.velocity[self._elements(first_chunk, destination)]
+    def read_velocity_chunks(self, first_chunk: int, destination: Array, _deadline: Deadline) -> Versions:
+        with self.memory.lock:
+            destination[:] = self.memory.velocity[self._elements(first_chunk, destination)]
             return self._versions(first_chunk, destination)
 
-    def write_velocity(self, first_chunk: int, values: Array, _deadline: Deadline) -> None:
-        with self.center.lock:
-            self.center.velocity[self._elements(first_chunk, values)] = values
+    def write_velocity_chunks(self, first_chunk: int, values: Array) -> None:
+        with self.memory.lock:
+            self.memory.velocity[self._elements(first_chunk, values)] = values
 
     def post(self, progress: MemberProgress) -> None:
         self.board.post(self.member, progress)
@@ -120,35 +119,35 @@ class NumpySeat:
         if self.member.index in self.board.shown:
             self.board.post(self.member, replace(self.board.row(self.member.index).progress, away=is_away))
 
-    def accumulate(
-        self, first_chunk: int, sequence: int, difference: Array, momentum: float, _deadline: Deadline
+    def accumulate_chunks(
+        self, first_chunk: int, sequence: int, difference: Array, _deadline: Deadline, momentum: float
     ) -> Versions:
-        with self.center.lock:
+        with self.memory.lock:
             for chunk, part in self._new_chunks(first_chunk, difference, sequence):
-                self.center.apply(self.member, sequence, chunk, difference[part].copy(), momentum)
+                self.memory.apply(self.member, sequence, chunk, difference[part].copy(), momentum)
             return self._versions(first_chunk, difference)
 
-    def exchange(
+    def exchange_chunks(
         self,
         first_chunk: int,
         sequence: int,
         weights: Array,
-        moved: Array,
         moving_rate: float,
         _deadline: Deadline,
+        moved: Array,
     ) -> Versions:
-        with self.center.lock:
+        with self.memory.lock:
             for chunk, part in self._new_chunks(first_chunk, weights, sequence):
-                difference = self.difference(weights[part], self.center.values[self.center.part(chunk)], moving_rate)
+                difference = self.difference(weights[part], self.memory.values[self.memory.part(chunk)], moving_rate)
                 moved[part] = weights[part] - difference
-                self.center.apply(self.member, sequence, chunk, difference)
+                self.memory.apply(self.member, sequence, chunk, difference)
             return self._versions(first_chunk, weights)
 
     def difference(self, weights: Array, center: Array, rate: float) -> Array:
         return np.float32(rate) * (weights - center)
 
     def holds(self, first_chunk: int, num_chunks: int, sequence: int) -> npt.NDArray[np.bool_]:
-        return self.center.sequences[self.member][first_chunk : first_chunk + num_chunks] >= sequence
+        return self.memory.sequences[self.member][first_chunk : first_chunk + num_chunks] >= sequence
 
     def close(self) -> None:
         pass
@@ -165,11 +164,11 @@ class NumpySeat:
 
     def _versions(self, first_chunk: int, floats: Array) -> Versions:
         count = -(-len(floats) // self.shape.chunk_elements)
-        return self.center.versions[first_chunk : first_chunk + count].copy()
+        return self.memory.versions[first_chunk : first_chunk + count].copy()
 
 
 class NumpyHost:
-    """See `samovar.box.serving.Host`; `members` are those whose place is theirs."""
+    """See `samovar.box.seats.BufferHost`; `members` are those whose place is theirs."""
 
     def __init__(self, centers: dict[str, NumpyCenter]) -> None:
         self.centers = centers
@@ -194,7 +193,7 @@ class NumpyHost:
     def create(self, name: str, shape: BufferShape, _attempt: int) -> bool:
         is_new = name not in self.centers
         if is_new:
-            self.centers[name] = NumpyCenter(Shape(shape.num_elements, shape.chunk_elements))
+            self.centers[name] = NumpyCenter(replace(shape, max_members=64, with_velocity=True))
         return is_new
 
     def drop(self, name: str) -> None:

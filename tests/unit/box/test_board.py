@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from samovar.box.board import Board, Member, MemberProgress, create_board
-from samovar.box.memory import create_empty
 from samovar.core.errors import InputError, RankFailed
+from samovar.core.host import create_empty
 
 JOIN_AND_WAIT = """
 import sys

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from samovar.box.board import Member, MemberProgress, Origin, Row
-from samovar.box.bodies import Attachment, Creation, Welcome, pack_rows, unpack_rows
 from samovar.box.buffers import BufferShape
 from samovar.box.joining import Look, describe
+from samovar.box.protocol import Attachment, Creation, Welcome, pack_rows, unpack_rows
 from samovar.core.errors import SamovarError
 
 SHAPE = BufferShape(10_000, max_members=4, with_velocity=True, chunk_elements=512)

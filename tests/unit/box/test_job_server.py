@@ -9,7 +9,7 @@ import numpy as np
 from samovar.box.board import Board, MemberProgress, create_board
 from samovar.box.buffers import Buffer, new_token
 from samovar.box.job_server import BUFFER, serve
-from samovar.box.joining import BoxPlace, mapped_seat, take_seat
+from samovar.box.joining import Endpoint, mapped_seat, take_seat
 from samovar.box.mapped import create_center
 from samovar.core.clock import Deadline, polled
 from samovar.transports.keys import make_key
@@ -26,7 +26,7 @@ def test_it_serves_other_hosts_until_the_last_rank_of_the_job_is_gone(tmp_path: 
     Board(board).claim_token(new_token())
     pipe, held = os.pipe()
     listening = listen()
-    place = BoxPlace(None, address_of(listening), tmp_path / "key.pem")
+    place = Endpoint(None, address_of(listening), tmp_path / "key.pem")
     with Buffer(os.dup(center), os.dup(board)) as buffer:
         near = mapped_seat(buffer, 0)
     server = threading.Thread(target=serve, args=(tmp_path / "key.pem", listening, center, board, pipe))

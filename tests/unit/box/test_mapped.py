@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from samovar.box.base import PendingPush
 from samovar.box.board import Member
-from samovar.box.mapped import MappedCenter, MappedPush, create_center, fill_center, is_filled
-from samovar.box.memory import create_empty
+from samovar.box.mapped import MappedCenter, create_center, fill_center, is_filled
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.core.host import create_empty
 
 SIZE, CHUNK = 1000, 64
 Attach = Callable[..., MappedCenter]
@@ -114,7 +115,7 @@ def test_what_is_under_way_when_a_center_is_closed(attach: Attach) -> None:
         assert len(set(values[chunk * CHUNK : (chunk + 1) * CHUNK])) == 1
 
 
-def is_complete(push: MappedPush) -> bool:
+def is_complete(push: PendingPush) -> bool:
     """Whether it was when its center was closed."""
     try:
         push.wait(soon())

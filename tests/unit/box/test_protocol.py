@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from samovar.box.board import PROGRESS_BYTES, Member
-from samovar.box.bodies import MOST_ATTACHMENT_BYTES
+from samovar.box.buffers import BufferShape
 from samovar.box.protocol import (
+    MOST_ATTACHMENT_BYTES,
     MOST_CHUNK_BYTES,
     NOBODY,
     PART_BYTES,
@@ -17,15 +18,16 @@ from samovar.box.protocol import (
     Operation,
     Reply,
     Request,
-    Shape,
     Status,
+    elements,
+    parts,
     status_of,
 )
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, ReplicasDiffer, SamovarError
 from samovar.transports.secure import HEADER_BYTES
 
 MEMBER = Member(3, 7)
-SHAPE = Shape(10 * PART_BYTES // 16 + 1, PART_BYTES // 16)  # 4 chunks a part, 11 chunks
+SHAPE = BufferShape(10 * PART_BYTES // 16 + 1, chunk_elements=PART_BYTES // 16)  # 4 chunks a part, 11 chunks
 
 
 def test_messages_come_back_as_they_were() -> None:
@@ -83,20 +85,24 @@ def test_another_version_is_named() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (-1, 1), (1, 2**25), (2**41, 4)])
 def test_shapes_that_no_center_has_are_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(SamovarError, match="too large"):
-        Shape(*sizes)
+    num_elements, chunk_elements = sizes
+    with pytest.raises(InputError, match="is 1 to"):
+        BufferShape.of_sizes([num_elements, 64, False, True, chunk_elements, False])
 
 
-@pytest.mark.parametrize("shape", [Shape(1, 1), Shape(1001, 7), SHAPE, Shape(10**6, 2**24), Shape(2**20, 2**17)])
-def test_parts_are_all_chunks_once_and_no_larger_than_said(shape: Shape) -> None:
-    elements = [shape.elements(first, count) for first, count in shape.parts()]
-    assert [part.start for part in elements] == [0, *(part.stop for part in elements[:-1])]
-    assert elements[-1].stop == shape.num_elements
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (1001, 7), (SHAPE.num_elements, SHAPE.chunk_elements), (10**6, 2**24), (2**20, 2**17)]
+)
+def test_parts_are_all_chunks_once_and_no_larger_than_said(sizes: tuple[int, int]) -> None:
+    shape = BufferShape(sizes[0], chunk_elements=sizes[1])
+    found = [elements(shape, first, count) for first, count in parts(shape)]
+    assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
+    assert found[-1].stop == shape.num_elements
     most = max(PART_BYTES // 4, shape.chunk_elements)
-    assert all(0 < part.stop - part.start <= most for part in elements)
+    assert all(0 < part.stop - part.start <= most for part in found)
     for first, count in ((0, 0), (shape.num_chunks, 1), (-1, 1), (0, 2**31), (2**31, 1)):
         with pytest.raises(SamovarError):
-            shape.elements(first, count)
+            elements(shape, first, count)
 
 
 def test_an_operation_is_complete_when_each_part_is_answered_in_any_order() -> None:

@@ -11,7 +11,8 @@ import pytest
 from samovar.box import protocol
 from samovar.box.base import Versions
 from samovar.box.line import BoxAddress
-from samovar.box.remote import RemoteCenter, drop_remote_buffer, remote_buffer_names
+from samovar.box.protocol import Kind
+from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
@@ -82,13 +83,13 @@ def test_pushes_are_applied_in_their_order_and_before_what_comes_later(box: Serv
 def test_a_read_does_not_wait_for_a_push(box: ServedBox, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     box.create("c", 1000, 250)
     center, ones = attach(), np.ones(1000, np.float32)
-    may_end, accumulate = threading.Event(), NumpySeat.accumulate
+    may_end, accumulate = threading.Event(), NumpySeat.accumulate_chunks
 
     def accumulate_late(*arguments: Any) -> Versions:
         assert may_end.wait(TIMEOUT_S)
         return accumulate(*arguments)
 
-    monkeypatch.setattr(NumpySeat, "accumulate", accumulate_late)
+    monkeypatch.setattr(NumpySeat, "accumulate_chunks", accumulate_late)
     push = center.accumulate_in_background(1, ones)
     got = np.full(1000, 5, np.float32)
     assert (center.read(got, in_time()) == 0).all()
@@ -201,7 +202,7 @@ def test_a_new_connection_of_a_member_ends_its_old_one(box: ServedBox, attach: A
     first.accumulate(1, ones, in_time())
     second = attach()
     second._line.disconnect()
-    second._line.member = first.member
+    second.member = second._line.member = first.member
     second._line._attachment = first._line._attachment
     second.accumulate(2, ones, in_time())
     assert (first.accumulate(2, ones, in_time()) == 2).all(), "it comes back in turn"
@@ -234,10 +235,10 @@ def test_a_refused_update_leaves_the_member_usable(
 def test_a_box_lists_and_drops(box: ServedBox) -> None:
     box.create("a", 10, 10)
     box.create("b", 10, 10)
-    assert remote_buffer_names(box.address, "me", in_time()) == ["a", "b"]
-    drop_remote_buffer(box.address, "a", "me", in_time())
+    assert box.address.ask(Kind.NAMES, b"", "me", in_time()).decode().split() == ["a", "b"]
+    box.address.ask(Kind.DROP, b"a", "me", in_time())
     with pytest.raises(InputError, match=r"me: the box at .*: no center 'a'"):
-        drop_remote_buffer(box.address, "a", "me", in_time())
+        box.address.ask(Kind.DROP, b"a", "me", in_time())
     assert list(box.host.centers) == ["b"]
 
 

@@ -12,8 +12,8 @@ from samovar.box.base import CenterWithVelocity
 from samovar.box.board import Member, MemberProgress
 from samovar.box.buffers import BufferShape
 from samovar.box.joining import (
-    BoxPlace,
     BoxSeat,
+    Endpoint,
     buffer_names,
     create_buffer,
     drop_buffer,
@@ -22,8 +22,8 @@ from samovar.box.joining import (
     take_seat,
 )
 from samovar.box.line import BoxAddress
-from samovar.box.remote import RemoteCenter, create_remote_buffer
-from samovar.box.remote_board import RemoteBoard
+from samovar.box.protocol import Creation
+from samovar.box.remote import RemoteBoard, RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import make_key
@@ -49,15 +49,15 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 @pytest.fixture(params=["local", "remote"])
-def place(request: pytest.FixtureRequest, box: Box) -> BoxPlace:
+def place(request: pytest.FixtureRequest, box: Box) -> Endpoint:
     return box.places[request.param]
 
 
-def seat_at(place: BoxPlace, index: int | None = None) -> BoxSeat:
+def seat_at(place: Endpoint, index: int | None = None) -> BoxSeat:
     return take_seat(place, "c", "rank 1", soon(), index)
 
 
-def test_a_seat_is_the_same_here_and_elsewhere(box: Box, place: BoxPlace) -> None:
+def test_a_seat_is_the_same_here_and_elsewhere(box: Box, place: Endpoint) -> None:
     assert buffer_names(place, "rank 1", soon()) == []
     assert create_buffer(place, "c", SHAPE, "rank 1", soon())
     assert not create_buffer(place, "c", SHAPE, "rank 1", soon())
@@ -97,7 +97,7 @@ def use(seat: BoxSeat) -> None:
     assert seat.board.word(1) == 2**64 - 1
 
 
-def test_what_is_refused(box: Box, place: BoxPlace) -> None:
+def test_what_is_refused(box: Box, place: Endpoint) -> None:
     create_buffer(place, "c", SHAPE, "rank 1", soon())
     other = BufferShape(SIZE + 1)
     with pytest.raises(InputError, match=r"rank 1: .*buffer 'c' is there already and is another"):
@@ -125,11 +125,11 @@ def test_a_buffer_larger_than_the_memory_is_refused(box: Box, chunk_elements: in
     with pytest.raises(
         InputError, match=r"me: the box at .*: shared memory .* 1,099,511,627,776 elements cannot be had"
     ):
-        create_remote_buffer(box.address, "c", shape, "me", soon())
+        box.address.create(Creation("c", shape, 1), "me", soon())
     assert box.server.buffers.names() == []
     for wrong in (BufferShape(0), BufferShape(1 << 41), BufferShape(10, max_members=1 << 20), BufferShape(1 << 70)):
         with pytest.raises(InputError, match=r"is 1 to|no buffer has the shape"):
-            create_remote_buffer(box.address, "c", wrong, "me", soon())
+            box.address.create(Creation("c", wrong, 1), "me", soon())
 
 
 def test_a_center_without_velocity_says_so(box: Box) -> None:
@@ -149,7 +149,7 @@ def test_who_made_a_buffer_hears_it_again_when_the_answer_was_lost(box: Box) -> 
         proxy = Proxy(box.address.address, [(1 << 30, cut)])
         try:
             address = BoxAddress(proxy.address, box.key)
-            assert create_remote_buffer(address, f"c{cut}", SHAPE, "me", soon()), cut
+            assert address.create(Creation(f"c{cut}", SHAPE, cut + 1), "me", soon()), cut
         finally:
             proxy.close()
 

@@ -9,12 +9,12 @@ import pytest
 
 from samovar.box import protocol
 from samovar.box.board import Board, Member, Origin, create_board
-from samovar.box.bodies import Attachment
 from samovar.box.buffers import RemoteMemory
-from samovar.box.host import MappedSeat
 from samovar.box.line import BoxAddress
 from samovar.box.mapped import MappedCenter, create_center
+from samovar.box.protocol import Attachment
 from samovar.box.remote import RemoteCenter
+from samovar.box.seats import Seat
 from samovar.core.clock import Deadline
 from tests.unit.box.conftest import TIMEOUT_S, ServedBox
 from tests.unit.transports.proxy import Proxy
@@ -36,14 +36,14 @@ class NativeHost:
         self.board = Board(self.board_descriptor)
         self.memory: dict[int, RemoteMemory] = {}
 
-    def attach(self, _attachment: Attachment, member: Member, _origin: Origin) -> MappedSeat:
+    def attach(self, _attachment: Attachment, member: Member, _origin: Origin) -> Seat:
         if member.incarnation == 0:
             member = self.board.join()
         else:
             self.board.adopt(member)
         fresh = RemoteMemory(np.zeros(NUM_ELEMENTS, np.float32), np.zeros(3, np.uint64))
         memory = self.memory.setdefault(member.index, fresh)
-        return MappedSeat(self.board, MappedCenter(self.center, member), member, memory)
+        return Seat(self.board, MappedCenter(self.center, member), member, memory)
 
     def close(self) -> None:
         os.close(self.center)
@@ -53,7 +53,7 @@ class NativeHost:
 @pytest.fixture
 def host(box: ServedBox) -> Iterator[NativeHost]:
     native = NativeHost()
-    box.service._host = native  # type: ignore[assignment]
+    box.service.host = native  # type: ignore[assignment]
     yield native
     native.close()
 

@@ -10,9 +10,9 @@ import pytest
 import samovar.box.endpoints
 from samovar.box.board import MemberProgress
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import Places, create_parts, drop_parts, parse_places, take_parts
-from samovar.box.joining import BoxPlace, buffer_names, create_buffer, look_at, take_seat
-from samovar.box.shards import Part, cut, whole_of
+from samovar.box.endpoints import Endpoints, create_shards, drop_shards, parse_endpoints, take_shards
+from samovar.box.joining import Endpoint, buffer_names, create_buffer, look_at, take_seat
+from samovar.box.shards import CenterShard, cut, whole_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.transports.keys import make_key
@@ -51,11 +51,11 @@ def test_no_part_is_empty(size: int, count: int) -> None:
 def test_boxes_by_name_and_address(tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     make_key(key)
-    here, there = BoxPlace("default", None, None), BoxPlace(None, ("host0", 4711), key)
-    assert parse_places("default", None) == Places((here,))
-    assert parse_places("default,host0:4711", key) == Places((here, there))
-    assert parse_places("host0:4711,default", key).is_far
-    assert not parse_places("default,host0:4711", key).is_far
+    here, there = Endpoint("default", None, None), Endpoint(None, ("host0", 4711), key)
+    assert parse_endpoints("default", None) == Endpoints((here,))
+    assert parse_endpoints("default,host0:4711", key) == Endpoints((here, there))
+    assert parse_endpoints("host0:4711,default", key).is_far
+    assert not parse_endpoints("default,host0:4711", key).is_far
     for text, message in [
         ("a,b,a", "--box a,b,a: names a twice"),
         ("a,", "give letters, digits"),
@@ -63,9 +63,9 @@ def test_boxes_by_name_and_address(tmp_path: Path) -> None:
         (",".join(f"a{number}" for number in range(65)), "65 boxes; a center lies in 64 at most"),
     ]:
         with pytest.raises(InputError, match=message):
-            parse_places(text, None)
+            parse_endpoints(text, None)
     with pytest.raises(InputError, match="is one of this host"):
-        parse_places("a,b", key)
+        parse_endpoints("a,b", key)
 
 
 @pytest.fixture
@@ -81,18 +81,18 @@ def boxes(tmp_path: Path) -> Iterator[list[Box]]:
 
 
 @pytest.fixture
-def places(boxes: list[Box]) -> Places:
+def places(boxes: list[Box]) -> Endpoints:
     """Two boxes that are far, and one that is near between them."""
-    return Places(tuple(box.places[kind] for box, kind in zip(boxes, ("remote", "local", "remote"), strict=True)))
+    return Endpoints(tuple(box.places[kind] for box, kind in zip(boxes, ("remote", "local", "remote"), strict=True)))
 
 
-def make(places: Places, name: str = "c", *, goes_on: bool = False) -> BoxPlace | None:
-    return create_parts(places, name, SHAPE, "rank 0", soon(), goes_on=goes_on)
+def make(places: Endpoints, name: str = "c", *, goes_on: bool = False) -> Endpoint | None:
+    return create_shards(places, name, SHAPE, "rank 0", soon(), goes_on=goes_on)
 
 
-def test_a_seat_at_parts_is_one_at_a_whole(places: Places) -> None:
+def test_a_seat_at_parts_is_one_at_a_whole(places: Endpoints) -> None:
     assert make(places) is None
-    with take_parts(places, "c", "rank 0", soon(), 2) as seat:
+    with take_shards(places, "c", "rank 0", soon(), 2) as seat:
         assert (seat.shape.num_elements, seat.shape.with_velocity, seat.member.index) == (SIZE, True, 2)
         values = np.arange(SIZE, dtype=np.float32)
         seat.center.write(values, soon())
@@ -116,11 +116,11 @@ def test_a_seat_at_parts_is_one_at_a_whole(places: Places) -> None:
     assert [[(row.member.index, row.progress.steps) for row in look.rows if row.member.index] for look in looks] == [
         [(2, 7)]
     ] * 3
-    drop_parts(places, "c", "rank 0", soon())
+    drop_shards(places, "c", "rank 0", soon())
     assert [buffer_names(place, "rank 0", soon()) for place in places.boxes] == [[], [], []]
 
 
-def test_what_is_made_twice_or_in_part(places: Places) -> None:
+def test_what_is_made_twice_or_in_part(places: Endpoints) -> None:
     """Nothing is left of what could not be made; an earlier try's parts are taken on."""
     first, middle, last = places.boxes
     create_buffer(middle, "c", SHAPE, "other", soon())
@@ -131,21 +131,21 @@ def test_what_is_made_twice_or_in_part(places: Places) -> None:
     assert [buffer_names(place, "rank 0", soon()) for place in (first, last)] == [["d"], []]
     assert make(places, "d", goes_on=True) is None
     assert make(places, "d", goes_on=True) is None
-    take_parts(places, "d", "rank 0", soon()).close()
-    drop_parts(Places((middle,)), "d", "rank 0", soon())
+    take_shards(places, "d", "rank 0", soon()).close()
+    drop_shards(Endpoints((middle,)), "d", "rank 0", soon())
     with pytest.raises(InputError, match="no buffer 'd'"):
-        drop_parts(places, "d", "rank 0", soon())
+        drop_shards(places, "d", "rank 0", soon())
     assert buffer_names(last, "rank 0", soon()) == []
 
 
-def test_boxes_that_do_not_belong_together(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_that_do_not_belong_together(places: Endpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samovar.box.endpoints, "_PATIENCE_S", 0.1)
     first, middle, last = places.boxes
-    for name, among in (("c", places), ("e", Places((first, middle))), ("e", Places((last,)))):
+    for name, among in (("c", places), ("e", Endpoints((first, middle))), ("e", Endpoints((last,)))):
         assert make(among, name) is None
-    drop_parts(Places((middle,)), "e", "rank 0", soon())
-    assert make(Places((last, middle)), "f") is None
-    assert make(Places((first,)), "f") is None
+    drop_shards(Endpoints((middle,)), "e", "rank 0", soon())
+    assert make(Endpoints((last, middle)), "f") is None
+    assert make(Endpoints((first,)), "f") is None
     for boxes, name, message in [
         (
             (first,),
@@ -158,20 +158,20 @@ def test_boxes_that_do_not_belong_together(places: Places, monkeypatch: pytest.M
         ((last, first), "f", f"buffer 'f' of {first} is a whole center, and not part 2 of 2"),
     ]:
         with pytest.raises(InputError) as caught:
-            take_parts(Places(boxes), name, "rank 1", Deadline.after(30))
+            take_shards(Endpoints(boxes), name, "rank 1", Deadline.after(30))
         assert message in str(caught.value)
         assert str(caught.value).startswith("rank 1: ")
     rows = [look_at(place, "c", "rank 1", soon()).rows for place in places.boxes]
     assert not any(row.is_alive for each in rows for row in each)  # who was refused has left
 
 
-def test_parts_of_two_centers(places: Places) -> None:
+def test_parts_of_two_centers(places: Endpoints) -> None:
     first, middle, _ = places.boxes
-    pair = Places((first, middle))
+    pair = Endpoints((first, middle))
     make(pair)
-    drop_parts(Places((middle,)), "c", "rank 0", soon())
+    drop_shards(Endpoints((middle,)), "c", "rank 0", soon())
     create_buffer(middle, "c", cut(SHAPE, 2)[1], "other", soon())
     with take_seat(middle, "c", "other", soon()) as seat:
-        Part(1, 2, 123).say(seat.board)
+        CenterShard(1, 2, 123).say(seat.board)
     with pytest.raises(InputError, match=f"of {middle} is part 2 of 2 of another center than the box at .* has"):
-        take_parts(pair, "c", "rank 1", soon())
+        take_shards(pair, "c", "rank 1", soon())

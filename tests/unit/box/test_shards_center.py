@@ -13,13 +13,13 @@ from samovar.box.base import Push, SeatCenter, Versions
 from samovar.box.board import Member
 from samovar.box.buffers import BufferShape
 from samovar.box.mapped import MappedCenter, create_center
-from samovar.box.shards import SplitCenter, cut
+from samovar.box.shards import ShardedCenter, cut
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.transports.base import Array
 
 SIZE, CHUNK, MEMBERS, UPDATES = 600, 64, 3, 12
-Make = Callable[[Sequence[SeatCenter]], SplitCenter]
+Make = Callable[[Sequence[SeatCenter]], ShardedCenter]
 
 
 def soon() -> Deadline:
@@ -49,7 +49,7 @@ def history(count: int) -> bytes:
     generator = np.random.default_rng(3)
     weights, got = generator.standard_normal((2, SIZE)).astype(np.float32)
     with parts_of(count) as (parts,):
-        center = SplitCenter(parts)
+        center = ShardedCenter(parts)
         center.write(weights[::-1].copy(), soon())
         for sequence in range(1, 25, 4):
             weights += generator.standard_normal(SIZE).astype(np.float32)
@@ -92,7 +92,7 @@ class Flaky:
         return versions
 
 
-class SwappedParts(SplitCenter):
+class SwappedParts(ShardedCenter):
     """Planted: on the second try each part gets the other's elements."""
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
@@ -102,19 +102,19 @@ class SwappedParts(SplitCenter):
         return super().accumulate(sequence, difference, deadline, momentum)
 
 
-class SkippedPart(SplitCenter):
+class SkippedPart(ShardedCenter):
     """Planted: a try again leaves the last part out."""
 
     def accumulate(self, sequence: int, difference: Array, deadline: Deadline, momentum: float = 0.0) -> Versions:
-        every, self._parts = self._parts, self._parts[: -1 if sequence == getattr(self, "before", None) else None]
+        every, self._shards = self._shards, self._shards[: -1 if sequence == getattr(self, "before", None) else None]
         self.before = sequence
         try:
             return super().accumulate(sequence, difference, deadline, momentum)
         finally:
-            self._parts = every
+            self._shards = every
 
 
-class NewNumber(SplitCenter):
+class NewNumber(ShardedCenter):
     """Planted: a try again is numbered as if it were another update."""
 
     tries = 0
@@ -128,11 +128,11 @@ class NewNumber(SplitCenter):
         return super().exchange(1000 + self.tries, weights, moving_rate, deadline)
 
 
-class EarlyReturn(SplitCenter):
+class EarlyReturn(ShardedCenter):
     """Planted: who moves takes the first part's answer for that of all."""
 
     def _on_all(self, work: Callable[[SeatCenter, slice], Any]) -> list[Any]:
-        return [work(part, own) for part, own in self._parts[:1]]
+        return [work(part, own) for part, own in self._shards[:1]]
 
 
 def conserves(make: Make, seed: int) -> bool:
@@ -152,7 +152,7 @@ def conserves(make: Make, seed: int) -> bool:
     return bool((sum(weights) + got == total).all() and (versions == MEMBERS * UPDATES).all())
 
 
-def update(center: SplitCenter, sequence: int, weights: Array, rng: random.Random) -> None:
+def update(center: ShardedCenter, sequence: int, weights: Array, rng: random.Random) -> None:
     """One of this member's, tried until it is done."""
     is_exchange, difference = rng.random() < 0.5, np.arange(SIZE, dtype=np.float32) % 7
     if not is_exchange:
@@ -170,7 +170,7 @@ def update(center: SplitCenter, sequence: int, weights: Array, rng: random.Rando
 
 @pytest.mark.parametrize("seed", range(10))
 def test_each_update_counts_once_in_each_part(seed: int) -> None:
-    assert conserves(SplitCenter, seed)
+    assert conserves(ShardedCenter, seed)
 
 
 @pytest.mark.parametrize("make", [SwappedParts, SkippedPart, NewNumber, EarlyReturn])
@@ -181,7 +181,7 @@ def test_planted_mistakes_are_found(make: Make) -> None:
 class Broken:
     """A part that fails."""
 
-    num_elements = SIZE
+    num_elements, chunk_elements = SIZE, CHUNK
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -192,7 +192,7 @@ class Broken:
 
 def test_the_error_that_no_second_try_mends_is_raised() -> None:
     late, gone = Broken(DeadlineExceeded("late")), Broken(RankFailed("join anew"))
-    center = SplitCenter([late, gone])  # type: ignore[list-item]
+    center = ShardedCenter([late, gone])  # type: ignore[list-item]
     with pytest.raises(RankFailed, match="join anew"):
         center.read(np.zeros(2 * SIZE, np.float32), soon())
     center.close()

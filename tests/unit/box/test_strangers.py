@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from samovar.box.bodies import Attachment
-from samovar.box.protocol import VERSION, Kind, Reply, Request, Shape
+from samovar.box.buffers import BufferShape
+from samovar.box.protocol import VERSION, Attachment, Kind, Reply, Request
 from samovar.box.remote import RemoteCenter
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
@@ -282,4 +282,4 @@ def say_with_a_key(box: ServedBox, header: bytes, generator: random.Random) -> N
 )
 def test_sizes_that_do_not_fit_are_refused(request_: Request) -> None:
     with pytest.raises(SamovarError):
-        Request.unpack(request_.pack()).elements(Shape(1000, 100))
+        Request.unpack(request_.pack()).elements(BufferShape(1000, chunk_elements=100))

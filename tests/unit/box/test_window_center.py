@@ -16,8 +16,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 from tests.threads import on_threads
 
 SIZE, CHUNK = 1000, 64

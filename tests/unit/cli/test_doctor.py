@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from samovar.cli.doctor import host_rows, record_rows
-from samovar.core.calibration import NOMINAL, CalibrationRecord
+from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.report.diagnosis import diagnose
 from samovar.report.host import HostFigures, read_host
 

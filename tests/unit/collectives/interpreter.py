@@ -40,7 +40,7 @@ class Interpreter:
         self._inputs = inputs
         self._random = Random(seed)
         self._size = len(inputs[0][0])
-        self._room = plans[0].largest_chunk(self._size)
+        self._room = plans[0].largest_cell(self._size)
         self._buffers = [np.zeros_like(share) for share in inputs[0]]
         self._stagings = [np.zeros(plan.num_stagings * self._room, inputs[0][0].dtype) for plan in plans]
         self._unread = [np.zeros(plan.num_stagings * self._room, bool) for plan in plans]

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from samovar.collectives.choose import choose_all_reduce, predicted_s
-from samovar.collectives.cost import cost
+from samovar.collectives.cost import choose_all_reduce, cost, predicted_s
 from samovar.collectives.plans import ALL_REDUCES
-from samovar.core.calibration import NOMINAL, CalibrationRecord, TransportFigures
 from samovar.core.errors import InputError
+from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 
 LATENCY_S = 1e-3
 # Latency is all, or bandwidth is: where either is alone, a prediction can be counted by hand.

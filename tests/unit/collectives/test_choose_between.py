@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from samovar.collectives.choose import choose_between, predicted_between_s
-from samovar.collectives.cost import cost
+from samovar.collectives.cost import choose_between, cost, predicted_between_s
 from samovar.collectives.plans import ALL_REDUCES
-from samovar.core.calibration import NOMINAL, CalibrationRecord, TransportFigures
+from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 
 LATENCY_S, RATE = 1e-3, 1e6
 SLOW_MESSAGES = TransportFigures(1.0, LATENCY_S, 1.0, ((1, 1e18),))

@@ -10,15 +10,11 @@ import pytest
 from samovar.collectives.cost import cost
 from samovar.collectives.encoded import CODECS, Codec, EncodedChannel, completed_cells, encodable
 from samovar.collectives.execute import Channel
-from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.plan import PlanFunction
-from samovar.collectives.plans import ALL_REDUCES
-from samovar.collectives.segment import segmented
-from samovar.collectives.two_level import num_cells, two_level
+from samovar.collectives.plan import PlanFunction, segmented
+from samovar.collectives.plans import ALL_REDUCES, halving_doubling_all_reduce, two_level
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 from tests.unit.strategies.harness import on_threads
 
 SIZE, NUM_RUNS = 1500, 3
@@ -69,7 +65,7 @@ def simulated(plan: str, codec: str, world_size: int, seed: int) -> list[Found]:
 def test_each_sum_is_completed_by_one_rank(plan: str, world_size: int) -> None:
     plans = [PLANS[plan](rank, world_size) for rank in range(world_size)]
     completed = [cell for rank in range(world_size) for cell in completed_cells(plans, rank)]
-    assert sorted(completed) == list(range(num_cells(plans[0])))
+    assert sorted(completed) == list(range(plans[0].num_cells))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])

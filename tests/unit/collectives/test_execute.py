@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samovar.collectives.direct import direct_all_reduce
 from samovar.collectives.execute import Channel, NativeChannel, open_channel
 from samovar.collectives.plan import PlanFunction
-from samovar.collectives.ring import dissemination_barrier, ring_all_reduce
+from samovar.collectives.plans import direct_all_reduce, dissemination_barrier, ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce, tree_broadcast
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded

@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
-from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait
-from samovar.collectives.ring import dissemination_barrier, ring_all_reduce
-from samovar.collectives.segment import segmented
-from samovar.collectives.two_level import NestedPlan, two_level
+from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Wait, segmented
+from samovar.collectives.plans import dissemination_barrier, halving_doubling_all_reduce, ring_all_reduce, two_level
 from tests.conformance import cases
 
 FUNCTIONS: dict[str, PlanFunction] = {
@@ -88,19 +85,19 @@ def test_chunks_cover_the_buffer_and_differ_by_one_at_most(num_chunks: int, num_
     assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
     assert bounds[-1][1] == num_elements
     sizes = [stop - start for start, stop in bounds]
-    assert max(sizes) == plan.largest_chunk(num_elements)
+    assert max(sizes) == plan.largest_cell(num_elements)
     assert max(sizes) - min(sizes) <= 1
 
 
 def num_elements(plan: Plan) -> int:
     """So many that every chunk has some, and all cells of nested chunks have equally many."""
-    return 2 * (plan.num_cells if isinstance(plan, NestedPlan) else plan.num_chunks)
+    return 2 * plan.num_cells
 
 
 def staging_range(plan: Plan, chunk: int, staging: int) -> range:
     """The staging areas that the chunk takes: several in a row where it is larger than one."""
     start, stop = plan.chunk_bounds(chunk, num_elements(plan))
-    return range(staging, staging - (start - stop) // plan.largest_chunk(num_elements(plan)))
+    return range(staging, staging - (start - stop) // plan.largest_cell(num_elements(plan)))
 
 
 def accesses(rank: int, plan: Plan, operation: Operation) -> Iterator[tuple[Place, bool]]:

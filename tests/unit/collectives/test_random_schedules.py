@@ -10,12 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samovar.collectives import plans as registry
-from samovar.collectives.halving_doubling import halving_doubling_all_reduce
-from samovar.collectives.plan import Notify, Plan, PlanFunction, Put, Reduce, Wait
-from samovar.collectives.ring import ring_all_reduce
-from samovar.collectives.segment import segmented
+from samovar.collectives.plan import Notify, Plan, PlanFunction, Put, Reduce, Wait, segmented
+from samovar.collectives.plans import halving_doubling_all_reduce, ring_all_reduce, two_level
 from samovar.collectives.tree import kary_tree_all_reduce, tree_all_reduce
-from samovar.collectives.two_level import two_level
 from tests.conformance import cases, orders
 from tests.conformance.orders import Array, Order
 from tests.unit.collectives.interpreter import Interpreter

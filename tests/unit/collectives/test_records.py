@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from samovar.collectives.records import RecordExchange
+from samovar.collectives.engine import RecordExchange
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.shm import ShmTransport

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.slice_tree import Node, children, own_nodes, slice_tree_all_reduce
+from samovar.collectives.tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.strategies.exact import SliceSums
 from samovar.transports.base import Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 SIZE = 48
 NUM_RUNS = 3

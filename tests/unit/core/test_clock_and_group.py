@@ -1,5 +1,7 @@
 """Deadlines, groups, and exit codes."""
 
+import math
+
 import pytest
 
 from samovar.core.clock import Deadline
@@ -13,6 +15,11 @@ def test_deadlines_pass_and_never_go_below_zero() -> None:
     assert past.remaining_s() == 0.0
     assert not future.passed()
     assert 0.0 < future.remaining_s() <= 3600.0
+
+
+@pytest.mark.parametrize(("at_s", "timeout_s"), [(0.0, 0.001), (math.inf, 1e6)])
+def test_the_system_is_given_neither_nothing_nor_infinity(at_s: float, timeout_s: float) -> None:
+    assert Deadline(at_s).timeout_s() == timeout_s
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(-1, 2), (2, 2), (0, 0)])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from samovar import _native
-from samovar.core import crowding
-from samovar.core.crowding import Others, PoliteThreads, busy_seconds, taken_cpus
+from samovar.core import host
+from samovar.core.host import Others, PoliteThreads, busy_seconds, taken_cpus
 from tests.multiproc.command import wait_until
 
 TASKS = Path("/proc/self/task")
@@ -56,7 +56,7 @@ def test_own_computing_is_not_that_of_others() -> None:
 def test_threads_are_polite_while_others_compute(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     cores = [0.0, 0.9, 0.9, 0.05, 0.05, 0.05, 0.05, 0.9]
     monkeypatch.setattr(Others, "cores", lambda _self: cores.pop(0))
-    monkeypatch.setattr(crowding, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(host, "_LOOK_EVERY_S", 0.0)
     threads = PoliteThreads(num_threads)
     found = [(threads.look(), threads.are_polite) for _ in range(8)]
     if num_threads == 1:

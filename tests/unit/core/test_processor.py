@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from samovar.core.device import models, vendor
+from samovar.core.host import models, vendor
 
 TOLD = "processor\t: {}\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 9B45\n\n"
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from samovar.box.buffers import BufferShape
-from samovar.box.endpoints import Places, create_parts, take_parts
-from samovar.box.shards import Part
+from samovar.box.endpoints import Endpoints, create_shards, take_shards
+from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_content import Content
@@ -45,15 +45,15 @@ def soon() -> Deadline:
     return Deadline.after(30.0)
 
 
-def places(boxes: Sequence[Box], kind: str = "local") -> Places:
-    return Places(tuple(box.places[kind] for box in boxes))
+def places(boxes: Sequence[Box], kind: str = "local") -> Endpoints:
+    return Endpoints(tuple(box.places[kind] for box in boxes))
 
 
-def filled(boxes: Sequence[Box], name: str = "c") -> Places:
+def filled(boxes: Sequence[Box], name: str = "c") -> Endpoints:
     """A center of VALUES, with twice that as velocity, and WORDS on its board."""
     where = places(boxes)
-    assert create_parts(where, name, SHAPE, "test", soon()) is None
-    with take_parts(where, name, "test", soon()) as seat:
+    assert create_shards(where, name, SHAPE, "test", soon()) is None
+    with take_shards(where, name, "test", soon()) as seat:
         seat.center.write(VALUES, soon())
         seat.center.write_velocity(2 * VALUES, soon())
         for index, value in WORDS.items():
@@ -61,9 +61,9 @@ def filled(boxes: Sequence[Box], name: str = "c") -> Places:
     return where
 
 
-def assert_filled(where: Places, name: str = "c") -> None:
+def assert_filled(where: Endpoints, name: str = "c") -> None:
     got = np.empty_like(VALUES)
-    with take_parts(where, name, "test", soon()) as seat:
+    with take_shards(where, name, "test", soon()) as seat:
         seat.center.read(got, soon())
         assert (got == VALUES).all()
         seat.center.read_velocity(got, soon())
@@ -113,7 +113,7 @@ def test_a_part_comes_back_to_its_box(boxes: list[Box], tmp_path: Path) -> None:
     assert str(content).startswith("part 2 of 2, ")
     assert load(content, places(boxes[1:2]), "c")
     assert_filled(where)
-    assert Part.on(boxes[1].board("c")) == content.part
+    assert CenterShard.on(boxes[1].board("c")) == content.part
 
 
 def test_what_cannot_be_put_together(boxes: list[Box], tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(boxes: list[Box], tmp_path: Path) -> None:
     part = Content.read(files[0])
     filled(boxes[2:])
     alike = Content(part.shape, {name: part.arrays[name] for name in ("center", "velocity")})
-    with take_parts(where, "c", "test", soon()), pytest.raises(InputError, match="members 0 are at work there"):
+    with take_shards(where, "c", "test", soon()), pytest.raises(InputError, match="members 0 are at work there"):
         load(whole, where, "c")
     for content, to, message in [
         (part, boxes[:2], "part 1 of 2 of a center goes into one box, not 2; give the files of all 2 parts"),

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from samovar.box.endpoints import Places
-from samovar.box.joining import BoxPlace
+from samovar.box.endpoints import Endpoints
+from samovar.box.joining import Endpoint
 from samovar.launcher.box_plan import buffer_name, drop_command
 
-DEFAULT = BoxPlace("default", None, None)
-FAR = BoxPlace(None, ("host0", 4711), Path("key"))
+DEFAULT = Endpoint("default", None, None)
+FAR = Endpoint(None, ("host0", 4711), Path("key"))
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ def test_a_net_gives_its_name_to_its_buffer(net_name: str, name: str) -> None:
     ("boxes", "flags"),
     [
         ([DEFAULT], ""),
-        ([BoxPlace("mine", None, None)], " --box mine"),
+        ([Endpoint("mine", None, None)], " --box mine"),
         ([FAR], " --box host0:4711 --key-file key"),
-        ([BoxPlace(None, ("::1", 4711), Path("key"))], " --box [::1]:4711 --key-file key"),
+        ([Endpoint(None, ("::1", 4711), Path("key"))], " --box [::1]:4711 --key-file key"),
         ([DEFAULT, FAR], " --box default,host0:4711 --key-file key"),
     ],
 )
-def test_the_command_that_deletes_a_buffer_can_be_copied(boxes: list[BoxPlace], flags: str) -> None:
-    assert drop_command(Places(tuple(boxes)), "net") == f"samovar box drop net{flags}"
+def test_the_command_that_deletes_a_buffer_can_be_copied(boxes: list[Endpoint], flags: str) -> None:
+    assert drop_command(Endpoints(tuple(boxes)), "net") == f"samovar box drop net{flags}"

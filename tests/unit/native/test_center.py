@@ -10,7 +10,7 @@ import pytest
 
 from samovar import _native
 from samovar.box.mapped import create_center
-from samovar.box.memory import create_empty, seal
+from samovar.core.host import create_empty, seal
 from tests.unit.native.numbers import wild
 
 Floats = npt.NDArray[np.float32]

@@ -13,7 +13,7 @@ from samovar.box.board import Member
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
-from samovar.collectives.ring import dissemination_barrier
+from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State

@@ -15,8 +15,7 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat, CenterSteps, Staleness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 from tests.unit.strategies.center_harness import Work, on_sim
 from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS
 from tests.unit.strategies.test_definitions import gradient

@@ -14,8 +14,7 @@ from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
-from samovar.transports.sim.transport import SimTransport
-from samovar.transports.sim.world import SimConfig, simulate
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 from tests.unit.strategies import references
 from tests.unit.strategies.harness import (
     LAYOUT,

@@ -8,10 +8,10 @@ import pytest
 
 from samovar.cli.strategy_flags import sharing_of
 from samovar.config import RunConfig
-from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.layout import Bucket
+from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net

@@ -12,7 +12,7 @@ TIMEOUT_S = 20.0
 
 
 def test_jobs_run_in_their_order_on_one_thread() -> None:
-    background = Background()
+    background = Background("test")
     ran: list[tuple[int, int]] = []
     jobs = [Job(f"job {n}", lambda _job, n=n: ran.append((n, threading.get_ident()))) for n in range(20)]
     for job in jobs:
@@ -26,7 +26,7 @@ def test_jobs_run_in_their_order_on_one_thread() -> None:
 
 
 def test_an_error_comes_where_it_is_waited_for_and_ends_what_follows() -> None:
-    background = Background()
+    background = Background("test")
     ran = []
 
     def fail(_job: Job) -> None:
@@ -41,8 +41,24 @@ def test_an_error_comes_where_it_is_waited_for_and_ends_what_follows() -> None:
     assert ran == []
 
 
+def test_of_independent_jobs_each_fails_for_itself() -> None:
+    background = Background("test", independent=True)
+    ran = []
+
+    def fail(_job: Job) -> None:
+        raise RankFailed("rank 2 is gone")
+
+    failing = background.submit(Job("first", fail))
+    following = background.submit(Job("second", lambda _job: ran.append(2)))
+    following.wait(Deadline.after(TIMEOUT_S))
+    assert ran == [2]
+    with pytest.raises(RankFailed, match="rank 2 is gone"):
+        failing.wait(Deadline.after(TIMEOUT_S))
+    background.close()
+
+
 def test_a_wait_that_ends_too_early_says_what_for() -> None:
-    background = Background()
+    background = Background("test")
     begun, may_end = threading.Event(), threading.Event()
 
     def work(job: Job) -> None:
@@ -93,7 +109,7 @@ def test_several_threads_take_jobs_in_their_order_and_who_waits_hears_of_the_fir
 
 
 def test_nothing_is_begun_after_the_close() -> None:
-    background = Background()
+    background = Background("test")
     background.close()
     background.close()
     with pytest.raises(SamovarError, match="closed"):

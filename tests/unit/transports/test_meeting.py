@@ -11,7 +11,6 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
-from samovar.transports.join import ask_port, offer_port
 from samovar.transports.meeting import (
     Meeting,
     address_of,
@@ -21,6 +20,7 @@ from samovar.transports.meeting import (
     is_loopback,
     listen_at,
 )
+from samovar.transports.unix_sockets import ask_port, offer_port
 from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 20.0
@@ -137,7 +137,7 @@ def test_the_port_of_a_job_is_told_on_its_host() -> None:
 OFFERER = """
 import os, sys
 user = int(sys.argv[2])
-from samovar.transports.join import offer_port
+from samovar.transports.unix_sockets import offer_port
 os.setresuid(user, user, user)
 offer = offer_port(sys.argv[1], 1)
 print("offered", flush=True)

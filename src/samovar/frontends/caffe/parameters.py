@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from samovar.core.memory import address_space_left, available_bytes
+from samovar.core.host import address_space_left, available_bytes
 from samovar.formats.caffe.schema import Message, message_class
 from samovar.frontends.caffe.fillers import fill
 from samovar.frontends.caffe.spec import LayerSpec, Phase, Shape, checked, text

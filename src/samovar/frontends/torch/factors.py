@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from samovar.collectives.encoded import Floats
-from samovar.collectives.records import digest_record
-from samovar.core.device import models
+from samovar.collectives.engine import digest_record
 from samovar.core.errors import SamovarError
+from samovar.core.host import models
 from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
 
 Node: TypeAlias = torch.autograd.graph.Node

@@ -38,7 +38,7 @@ class Access:
         return f"rank {self.rank}'s {self.verb} at {self.at_s:.9f} s"
 
 
-class _Access:
+class _History:
     """Bytes that have the same history: the last write, and who has read since."""
 
     __slots__ = ("reads", "write")
@@ -55,9 +55,9 @@ class AccessLog:
         self.window = window
         self.owner = owner
         self._starts = [0, num_bytes]
-        self._places = [_Access(), _Access()]
+        self._places = [_History(), _History()]
 
-    def places(self, start: int, stop: int) -> list[_Access]:
+    def places(self, start: int, stop: int) -> list[_History]:
         """The places that make up the bytes [start, stop)."""
         first = self._cut(start)
         return self._places[first : self._cut(stop)]
@@ -67,7 +67,7 @@ class AccessLog:
         if self._starts[index] != at:
             left = self._places[index - 1]
             self._starts.insert(index, at)
-            self._places.insert(index, _Access(left.write, dict(left.reads)))
+            self._places.insert(index, _History(left.write, dict(left.reads)))
         return index
 
 

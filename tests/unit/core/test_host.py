@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from samovar.core.memory import peak_memory_bytes
+from samovar.core.host import peak_memory_bytes
 
 # Ten rounds of blocks, the first of which make the process as large as it gets.
 PROGRAM = """
 import resource, sys
-from samovar.core.memory import keep_freed_memory
+from samovar.core.host import keep_freed_memory
 sizes = [int(size) for size in sys.argv[2:]]
 if sys.argv[1] != "leave":
     assert keep_freed_memory(large_too=sys.argv[1] == "all")
@@ -46,7 +46,7 @@ def test_large_blocks_go_back_where_they_are_not_named() -> None:
 
 # More than this process has, whose own peak must not pass for that of a child.
 PEAK_PROGRAM = """
-from samovar.core.memory import peak_memory_bytes
+from samovar.core.host import peak_memory_bytes
 before = peak_memory_bytes()
 block = b"x" * (200 << 20)
 del block

@@ -1,26 +1,40 @@
-"""How processes of one host hand each other something: the descriptor of a running segment, a port.
+"""How processes of one user on one host find each other: abstract Unix sockets, which have no file.
 
-An offer is an abstract Unix socket: it has no file, and it goes with the process that made it. Only
-processes of the same user are answered, and only the same user's offers are taken (SO_PEERCRED).
+A socket goes with the process that made it. Whoever is at the other end must belong to this user (SO_PEERCRED), or
+nothing is told and nothing is read. An `Offer` gives the same to all who ask: the descriptor of a running segment, a
+port. Between `listen` and `connect` go messages: JSON, and descriptors beside it.
 """
 
+import json
 import os
 import secrets
 import socket
 import struct
 import threading
 import time
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _WORLD_SIZE = struct.Struct("!I")
 _PORT = struct.Struct("!H")
-_FILES = "samovar-files-"
-_POLL_S = 0.2
-_RETRY_S = 0.02
+_FILES: Final = "samovar-files-"
+_POLL_S: Final = 0.2
+_RETRY_S: Final = 0.02
+_MAX_BYTES: Final = 60_000
+_MAX_DESCRIPTORS: Final = 4
+_BACKLOG: Final = 64
+
+
+def user_process(connection: socket.socket) -> int | None:
+    """The process at the other end; None where it is another user's, 0 where it is none that this one can see."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process_id, uid, _gid = _CREDENTIALS.unpack(raw)
+    return int(process_id) if uid == os.getuid() else None
 
 
 class Offer:
@@ -67,7 +81,7 @@ class Offer:
                 self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
-        if not _is_ours(connection):
+        if user_process(connection) is None:
             return
         connection.settimeout(_POLL_S)
         try:
@@ -111,7 +125,7 @@ def join_files(secret: bytes, count: int, deadline: Deadline) -> list[int]:
 def _received(address: str, num_bytes: int, count: int, deadline: Deadline) -> tuple[bytes, list[int]]:
     """The message and the descriptors of an offer. Raises InputError, DeadlineExceeded."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(max(deadline.remaining_s(), 0.001))
+        connection.settimeout(deadline.timeout_s())
         try:
             connection.connect(f"\0{address}")
             message, descriptors, _flags, _address = socket.recv_fds(connection, num_bytes, count)
@@ -138,10 +152,10 @@ def ask_port(job: str, deadline: Deadline) -> int | None:
     """
     while not deadline.passed():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(max(deadline.remaining_s(), 0.001))
+            connection.settimeout(deadline.timeout_s())
             try:
                 connection.connect(f"\0samovar-port-{job}")
-                if not _is_ours(connection):
+                if user_process(connection) is None:
                     raise InputError(f"socket samovar-port-{job} belongs to another user; set MASTER_ADDR, MASTER_PORT")
                 message = connection.recv(_PORT.size)
             except OSError:  # not yet, or not any more
@@ -152,8 +166,88 @@ def ask_port(job: str, deadline: Deadline) -> int | None:
     return None
 
 
-def _is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this user."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(raw)
-    return bool(uid == os.getuid())
+class ConnectionEnded(SamovarError):
+    """Nobody is at the other end any more."""
+
+
+@dataclass(slots=True)
+class LocalMessage:
+    """What came: JSON, and descriptors that the receiver owns."""
+
+    content: dict[str, Any]
+    descriptors: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens at the abstract `address`. Raises InputError where another has it."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{address}")
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InputError(f"socket {address}: {error.strerror}") from error
+    return listener
+
+
+def connect(address: str, deadline: Deadline) -> socket.socket | None:
+    """A connection to who listens at `address`; None where nobody does. Raises InputError where it is another user."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(deadline.timeout_s())
+    try:
+        connection.connect(f"\0{address}")
+    except TimeoutError as error:
+        connection.close()
+        raise DeadlineExceeded(f"socket {address}: no answer; is the box stopped?") from error
+    except OSError:
+        connection.close()
+        return None
+    if not user_process(connection):
+        connection.close()
+        raise InputError(f"socket {address} belongs to another user; give the box another name")
+    return connection
+
+
+def send(
+    connection: socket.socket, content: Mapping[str, Any], deadline: Deadline, descriptors: Sequence[int] = ()
+) -> None:
+    """Raises ConnectionEnded or DeadlineExceeded."""
+    data = json.dumps(content).encode()
+    assert len(data) <= _MAX_BYTES, f"a message of {len(data)} bytes"
+    connection.settimeout(deadline.timeout_s())
+    try:
+        socket.send_fds(connection, [data], list(descriptors))
+    except TimeoutError as error:
+        raise DeadlineExceeded("the other end of a box's socket does not read; is it stopped?") from error
+    except OSError as error:
+        raise ConnectionEnded(f"the other end of a box's socket is gone: {error}") from error
+
+
+def receive(connection: socket.socket, deadline: Deadline) -> LocalMessage:
+    """The next message. Raises ConnectionEnded, DeadlineExceeded, or SamovarError where it is none."""
+    connection.settimeout(deadline.timeout_s())
+    try:
+        data, descriptors, flags, _address = socket.recv_fds(connection, _MAX_BYTES, _MAX_DESCRIPTORS)
+    except TimeoutError as error:
+        raise DeadlineExceeded("the other end of a box's socket does not answer; is it stopped?") from error
+    except OSError as error:
+        raise ConnectionEnded(f"the other end of a box's socket is gone: {error}") from error
+    message = LocalMessage({}, descriptors)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # a received descriptor is inheritable
+    if not data:
+        raise ConnectionEnded("the other end of a box's socket has ended")
+    try:
+        content = json.loads(data)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        message.close()
+        raise SamovarError("a box's socket brought what is no message of this version")
+    message.content = content
+    return message

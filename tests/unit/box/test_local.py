@@ -1,4 +1,4 @@
-"""A box's server in this process, with a real keeper: names, refusals, restarts, and members that need no server."""
+"""A box's server in this process, with a real memory holder: names, refusals, restarts, members that need no server."""
 
 import os
 import signal
@@ -13,23 +13,21 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from samovar.box import local_wire
 from samovar.box.board import Board, Origin
-from samovar.box.bodies import Attachment
 from samovar.box.buffers import Buffer, BufferShape
-from samovar.box.host import BufferHost
-from samovar.box.local import LocalBox, keeper_address, server_address
+from samovar.box.local import BoxServer, LocalBox, holder_address, server_address
 from samovar.box.mapped import MappedCenter
-from samovar.box.protocol import NOBODY
-from samovar.box.server import BoxServer
+from samovar.box.protocol import NOBODY, Attachment
+from samovar.box.seats import BufferHost
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.transports import unix_sockets
 
 ORIGIN = Origin("192.0.2.7", 7)
 SHAPE = BufferShape(1000, max_members=3, chunk_elements=64)
 KEEP_S, WAIT_S = 100.0, 100.0
 pytestmark = pytest.mark.timeout(300)  # starts processes
-KEEPERS: list["subprocess.Popen[bytes]"] = []  # of servers that went without a word
+HOLDERS: list["subprocess.Popen[bytes]"] = []  # of servers that went without a word
 
 
 def soon() -> Deadline:
@@ -43,7 +41,7 @@ def box() -> str:
 
 @contextmanager
 def serving(box: str, keep_s: float = KEEP_S) -> Iterator[BoxServer]:
-    """A server on a thread; it ends as if it was killed: its keeper stays."""
+    """A server on a thread; it ends as if it was killed: its memory holder stays."""
     server = BoxServer(box, keep_s)
     over = threading.Event()
     thread = threading.Thread(target=server.serve, args=(over.is_set,))
@@ -61,23 +59,23 @@ def die(server: BoxServer) -> None:
     server.buffers.close()
     server._memory.close()
     if server._memory._process is not None:
-        KEEPERS.append(server._memory._process)
+        HOLDERS.append(server._memory._process)
 
 
 def end(box: str) -> None:
     """The regular end, by a server that comes to it."""
     server = BoxServer(box, KEEP_S)
-    keeper = server._memory._process
+    holder = server._memory._process
     server.close()
-    assert keeper is None or keeper.returncode == 0
-    wait_for_keeper(box)
+    assert holder is None or holder.returncode == 0
+    wait_for_holder(box)
 
 
-def wait_for_keeper(box: str) -> None:
+def wait_for_holder(box: str) -> None:
     """Until it is gone."""
-    while KEEPERS:
-        KEEPERS.pop().wait(WAIT_S)
-    assert local_wire.connect(keeper_address(box), soon()) is None
+    while HOLDERS:
+        HOLDERS.pop().wait(WAIT_S)
+    assert unix_sockets.connect(holder_address(box), soon()) is None
 
 
 @contextmanager
@@ -160,14 +158,14 @@ def test_nonsense_does_no_harm(box: str) -> None:
     ]
     with serving(box):
         for data in [*texts, *(random.bytes(size) for size in range(1, 200, 7))]:
-            connection = local_wire.connect(server_address(box), soon())
+            connection = unix_sockets.connect(server_address(box), soon())
             assert connection is not None
             with connection:
                 socket.send_fds(connection, [data], [0, 0])
                 with suppress(SamovarError):  # it may hang up
-                    assert "error" in local_wire.receive(connection, soon()).content
+                    assert "error" in unix_sockets.receive(connection, soon()).content
         for _ in range(3):  # and some who say nothing at all
-            connection = local_wire.connect(server_address(box), soon())
+            connection = unix_sockets.connect(server_address(box), soon())
             assert connection is not None
             connection.close()
         assert LocalBox(box).names(soon()) == []
@@ -176,7 +174,7 @@ def test_nonsense_does_no_harm(box: str) -> None:
 
 def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
     with serving(box) as server:
-        assert not server.was_kept
+        assert not server.was_held
         buffer = LocalBox(box).create("a", SHAPE, soon())
         LocalBox(box).create("b", SHAPE, soon()).close()
         LocalBox(box).drop("b", soon())
@@ -184,7 +182,7 @@ def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
         for sequence in (1, 2):  # nobody serves the box, and nobody needs to
             center.accumulate(sequence, np.ones(SHAPE.num_elements, np.float32), soon())
         with serving(box) as server:
-            assert server.was_kept
+            assert server.was_held
             assert LocalBox(box).names(soon()) == ["a"]
             found = LocalBox(box).attach("a", soon())
             center.accumulate(3, np.ones(SHAPE.num_elements, np.float32), soon())
@@ -194,22 +192,22 @@ def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
     end(box)
 
 
-def test_the_keeper_goes_when_no_server_comes(box: str) -> None:
+def test_the_memory_holder_goes_when_no_server_comes(box: str) -> None:
     with serving(box, keep_s=0.2):
         LocalBox(box).create("a", SHAPE, soon()).close()
-    wait_for_keeper(box)
+    wait_for_holder(box)
     with serving(box) as server:
-        assert not server.was_kept
+        assert not server.was_held
         assert LocalBox(box).names(soon()) == []
     end(box)
 
 
-def test_a_server_whose_keeper_was_killed_says_so(box: str) -> None:
+def test_a_server_whose_memory_holder_was_killed_says_so(box: str) -> None:
     with serving(box) as server:
         assert server._memory._process is not None
         server._memory._process.send_signal(signal.SIGKILL)
         server._memory._process.wait()
-        with pytest.raises(InputError, match=r"the keeper of the box's memory: .*; start the box anew"):
+        with pytest.raises(InputError, match=r"the process that holds the box's memory: .*; start the box anew"):
             LocalBox(box).create("a", SHAPE, soon())
 
 
@@ -219,19 +217,19 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
     with serving(box) as server:
         LocalBox(box).create("a", SHAPE, soon()).close()
         seat = BufferHost(server.buffers).attach(Attachment("a", 7), NOBODY, ORIGIN)
-        seat.accumulate(0, 1, ones, 0.0, soon())
-        seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        seat.center.accumulate_chunks(0, 1, ones, soon())
+        seat.center.exchange_chunks(0, 2, x, 0.5, soon(), seat.answers)
         assert (x == 3).all()
         member, seat_token = seat.member, seat.token
-        seat._center.close()  # as its process's death would
+        seat.center.close()  # as its process's death would
         del seat
     with serving(box) as server:
         host = BufferHost(server.buffers)
         Board(server.buffers.get("a").board).leave(member)  # what a dead process's row is: nobody's
         seat = host.attach(Attachment("a", 7, token=seat_token), member, ORIGIN)
         assert (seat.answers == 2).all()
-        assert (seat.accumulate(0, 1, ones, 0.0, soon()) == 2).all()  # it has a later one: nothing to do
-        versions = seat.exchange(0, 2, x, seat.answers, 0.5, soon())
+        assert (seat.center.accumulate_chunks(0, 1, ones, soon()) == 2).all()  # it has a later one: nothing to do
+        versions = seat.center.exchange_chunks(0, 2, x, 0.5, soon(), seat.answers)
         assert (versions == 2).all()
         assert (seat.answers == 2).all()
         with pytest.raises(RankFailed):
@@ -265,12 +263,12 @@ except ConnectionError:
 def test_another_user_gets_nothing(box: str) -> None:
     with serving(box):
         LocalBox(box).create("a", SHAPE, soon()).close()
-        for address in (server_address(box), keeper_address(box)):
+        for address in (server_address(box), holder_address(box)):
             listening = [sys.executable, "-I", "-S", "-c", AS_NOBODY, address]
             if address == server_address(box):
                 found = subprocess.run(listening, capture_output=True, text=True, check=True)
                 assert found.stdout.strip() == "0"
-    # The keeper hears others only when no server is there.
+    # The memory holder hears others only when no server is there.
     found = subprocess.run(listening, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "0"
     end(box)

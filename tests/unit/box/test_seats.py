@@ -9,12 +9,12 @@ import pytest
 
 from samovar.box.board import Board
 from samovar.box.buffers import BufferShape, NamedBuffers
-from samovar.box.host import BufferHost
 from samovar.box.line import BoxAddress
-from samovar.box.local import keeper_address
+from samovar.box.local import holder_address
 from samovar.box.mapped import MappedCenter
-from samovar.box.memory_holder_client import KeptMemory
+from samovar.box.memory_holder import HeldMemory
 from samovar.box.remote import RemoteCenter
+from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.transports.keys import Key
@@ -39,7 +39,7 @@ class Server:
 
 @pytest.fixture
 def buffers() -> Iterator[NamedBuffers]:
-    memory = KeptMemory(keeper_address(f"test-{uuid.uuid4().hex}"), 20.0)
+    memory = HeldMemory(holder_address(f"test-{uuid.uuid4().hex}"), 20.0)
     made = NamedBuffers(memory)
     yield made
     made.close()

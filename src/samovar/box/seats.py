@@ -1,106 +1,124 @@
-"""What a box does for a remote member, each update once; no sockets here: the tests' simulated link runs the same code.
+"""What a box does for its remote members, each update once.
 
+No sockets here: the tests' simulated link runs the same code.
 The answers to a member's exchanges are kept until they are written over by the next, so a lost one can be given again.
 Of its requests to the board, which come one after the other, the last one's answer is kept.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from samovar.box.base import Versions
-from samovar.box.board import NUM_WORDS, Member, MemberProgress, Origin, Rows
-from samovar.box.bodies import Attachment, pack_rows, pack_word, unpack_progress, unpack_word
-from samovar.box.buffers import BufferShape, Notes
-from samovar.box.protocol import NOBODY, READING, Kind, Reply, Request, Shape
+from samovar.box.board import NUM_WORDS, Board, Member, MemberProgress, Origin, Rows
+from samovar.box.buffers import BufferShape, NamedBuffers, RemoteMemory
+from samovar.box.mapped import MappedCenter
+from samovar.box.protocol import (
+    NOBODY,
+    READING,
+    Attachment,
+    Kind,
+    Reply,
+    Request,
+    pack_rows,
+    pack_word,
+    unpack_progress,
+    unpack_word,
+)
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed
 from samovar.transports.base import Array
 
 
-class Seat(Protocol):
-    """A buffer as one remote member's place sees it; arrays cover whole chunks from `first_chunk` on.
+class Seat:
+    """A buffer as one remote member's place sees it; one call at a time on the center, and one on the board.
 
-    See `samovar.box.base.Center`; one call at a time on the center, and one on the board. `answers`, float32 (N,), is
-    the member's own: what its last exchange left of its weights. So are `notes`: its incarnation, the number of its
-    last request to the board, and that one's answer. Both live as long as the center, where the server's death is to
-    cost nothing. NOBODY may only read, and has neither.
+    `answers` and `notes` are the member's own (see `RemoteMemory`), and live as long as the center: the server's death
+    costs nothing. NOBODY may only read, and has neither. `origin` is where the member is.
     """
 
-    member: Member
-    shape: Shape
-    buffer: BufferShape
-    token: int
-    board: Rows
-    answers: Array
-    notes: Notes
-
-    @property
-    def lost_s(self) -> float:
-        """Seconds that the member lost to others at the center so far."""
-        ...
-
-    def read(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions: ...
-
-    def write(self, first_chunk: int, values: Array, deadline: Deadline) -> None: ...
-
-    def read_velocity(self, first_chunk: int, destination: Array, deadline: Deadline) -> Versions: ...
-
-    def write_velocity(self, first_chunk: int, values: Array, deadline: Deadline) -> None: ...
-
-    def accumulate(
-        self, first_chunk: int, sequence: int, difference: Array, momentum: float, deadline: Deadline
-    ) -> Versions: ...
-
-    def exchange(
+    def __init__(
         self,
-        first_chunk: int,
-        sequence: int,
-        weights: Array,
-        moved: Array,
-        moving_rate: float,
-        deadline: Deadline,
-    ) -> Versions:
-        """moved = x - d, before c += d shows; chunks that hold the sequence leave c and `moved` alone."""
-        ...
+        board: Board,
+        center: MappedCenter,
+        member: Member,
+        memory: RemoteMemory | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.board = board
+        self.center = center
+        self.member = member
+        self.shape = BufferShape.of_mapped(center)
+        self.token = board.claim_token(0)
+        self.answers = np.empty(0, np.float32) if memory is None else memory.answers
+        self.notes = np.zeros(3, np.uint64) if memory is None else memory.notes
+        self._origin = origin
 
     def post(self, progress: MemberProgress) -> None:
         """Show it in the member's row, beside where the member is."""
-        ...
+        self.board.post(self.member, progress, self._origin)
 
     def show_away(self, *, is_away: bool) -> None:
         """Show in the member's row whether it has a connection."""
-        ...
+        row = self.board.row(self.member.index)
+        if row.member == self.member and row.progress.away != is_away:
+            self.post(replace(row.progress, away=is_away))
 
     def close(self) -> None:
         """The member is not there any more; its place is free."""
-        ...
+        self.center.close()
+        if self.member != NOBODY:
+            self.board.leave(self.member)
 
 
-class Host(Protocol):
-    """The box as its server sees it. Calls may come from several threads at once."""
+class BufferHost:
+    """The buffers of a box as its server works on them for remote members; for several threads at once."""
+
+    def __init__(self, buffers: NamedBuffers) -> None:
+        self._buffers = buffers
 
     def attach(self, attachment: Attachment, member: Member, origin: Origin) -> Seat:
         """The buffer's place for a new member (incarnation 0; its row where the index is one), or for an earlier one.
 
         Raises InputError where there is no such buffer, RankFailed where the member's place is another's by now.
         """
-        ...
+        with self._buffers.held(attachment.name) as buffer:
+            board = Board(buffer.board)
+            if attachment.token not in (0, board.claim_token(0)):
+                raise RankFailed(f"buffer {attachment.name!r} was made anew, without this member; join anew")
+            if member.incarnation == 0:
+                member = board.join(member.index if member.index >= 0 else None)
+            else:
+                board.adopt(member)
+            try:
+                center = MappedCenter(buffer.center, member)
+                seat = Seat(board, center, member, self._memory(attachment.name, member, center), origin)
+                seat.post(replace(board.row(member.index).progress, away=False))
+            except BaseException:
+                board.leave(member)
+                raise
+        return seat
+
+    def _memory(self, name: str, member: Member, center: MappedCenter) -> RemoteMemory:
+        memory = self._buffers.remote_memory(name, member.index, center.num_elements)
+        if memory.notes[0] != member.incarnation:
+            memory.notes[:] = member.incarnation, 0, 0
+        return memory
 
     def view(self, name: str) -> Seat:
         """The buffer for who only reads. Raises InputError where there is none."""
-        ...
+        with self._buffers.held(name) as buffer:
+            return Seat(Board(buffer.board), MappedCenter(buffer.center), NOBODY)
 
     def create(self, name: str, shape: BufferShape, attempt: int) -> bool:
-        """Whether this attempt made the buffer; see `samovar.box.buffers.NamedBuffers.create`."""
-        ...
+        """Whether this attempt made the buffer; see `NamedBuffers.create`."""
+        return self._buffers.create(name, shape, attempt).is_new
 
     def drop(self, name: str) -> None:
-        """Delete a buffer; who is attached keeps it. Raises InputError where there is none."""
-        ...
+        self._buffers.drop(name)
 
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        return self._buffers.names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +136,28 @@ def answer(seat: Seat, request: Request, body: Array, deadline: Deadline) -> Ans
     `body` is float32, as many as the request says; for READ it is filled.
     """
     _check_member(seat, request)
-    before_s = seat.lost_s
+    before_s = seat.center.lock_wait_s
     versions, floats = _done(seat, request, body, deadline)
     num_bytes = 0 if floats is None else floats.nbytes
-    return Answer(Reply.to(request, num_bytes, lost_s=seat.lost_s - before_s), versions, floats)
+    return Answer(Reply.to(request, num_bytes, lost_s=seat.center.lock_wait_s - before_s), versions, floats)
 
 
 def _done(seat: Seat, request: Request, body: Array, deadline: Deadline) -> tuple[Versions, Array | None]:
-    first, sequence = request.first_chunk, request.sequence
+    center, first, sequence = seat.center, request.first_chunk, request.sequence
     match request.kind:
         case Kind.READ:
-            return seat.read(first, body, deadline), body
+            return center.read_chunks(first, body, deadline), body
         case Kind.READ_VELOCITY:
-            return seat.read_velocity(first, body, deadline), body
+            return center.read_velocity_chunks(first, body, deadline), body
         case Kind.WRITE:
-            seat.write(first, body, deadline)
+            center.write_chunks(first, body)
         case Kind.WRITE_VELOCITY:
-            seat.write_velocity(first, body, deadline)
+            center.write_velocity_chunks(first, body)
         case Kind.ACCUMULATE:
-            return seat.accumulate(first, sequence, body, request.rate, deadline), None
+            return center.accumulate_chunks(first, sequence, body, deadline, request.rate), None
         case Kind.EXCHANGE:  # of a chunk that holds the update already, the kept answer is given again
             kept = seat.answers[request.elements(seat.shape)]
-            return seat.exchange(first, sequence, body, kept, request.rate, deadline), kept
+            return center.exchange_chunks(first, sequence, body, request.rate, deadline, kept), kept
         case _:
             raise AssertionError(request)
     return np.zeros(request.num_chunks, np.int64), None

@@ -14,8 +14,8 @@ import pytest
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
-from samovar.transports.join import SegmentOffer, join_segment
 from samovar.transports.shm import ShmTransport
+from samovar.transports.unix_sockets import SegmentOffer, join_segment
 
 MakeSegment = Callable[[int], int]
 TIMEOUT_S = 100.0
@@ -28,7 +28,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.transports.base import Notification
-from samovar.transports.join import join_segment
+from samovar.transports.unix_sockets import join_segment
 from samovar.transports.shm import ShmTransport
 
 user = int(sys.argv[2])

@@ -1,0 +1,219 @@
+"""What this process has of its host: memory, its own and shared, processors, and who else computes on its cores."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import resource
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from samovar import _native
+
+_TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
+_MMAP_THRESHOLD: Final = -3
+_MMAP_MAX: Final = -4
+_NEVER: Final = -1
+# The largest that glibc takes from its heap where it maps any block by itself.
+_LARGEST_BYTES: Final = 32 << 20
+
+
+def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
+    """The most that was resident so far, with memory that it shares with others; 0 where the system does not tell.
+
+    Not getrusage's, which begins with that of the process that started this one.
+    """
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE):
+            return int(found[1]) << 10
+    return 0
+
+
+def keep_freed_memory(*, large_too: bool) -> bool:
+    """Have malloc keep what is freed for the next step, instead of giving it back to the kernel; whether it does.
+
+    Every step asks for the same blobs again, and pages that come fresh from the kernel cost a fault and zeros each:
+    3 to 20 % of a step (20,000 faults in each of AlexNet's and GoogLeNet's without this, none with it). The process
+    stays as large as it was at its largest. With `large_too` blocks above 32 MiB are kept as well; until malloc's
+    caches of slivers have filled, several copies of each may lie there.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # not glibc
+        return False
+    which = mallopt(_MMAP_MAX, 0) if large_too else mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
+    return bool(which and mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Memory that is free for new processes: the system's, less where a control group has less; None: not told."""
+    found = [_meminfo_bytes(meminfo), left_in_groups(groups, "memory.max", "memory.current")]
+    known = [value for value in found if value is not None]
+    return min(known) if known else None
+
+
+def _meminfo_bytes(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def left_in_groups(root: Path, limit: str, used: str) -> int | None:
+    """What is left of this process's control group and of those around it (version 2), as two of their files tell."""
+    try:
+        name = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+    except OSError:
+        return None
+    own = root / name.lstrip("/")
+    left = [_left_in(folder, limit, used) for folder in (own, *own.parents) if folder.is_relative_to(root)]
+    known = [value for value in left if value is not None]
+    return min(known) if known else None
+
+
+def _left_in(folder: Path, limit: str, used: str) -> int | None:
+    try:
+        most = (folder / limit).read_text().strip()
+        taken = int((folder / used).read_text())
+    except (OSError, ValueError):
+        return None
+    return None if most == "max" or not most.isdecimal() else max(0, int(most) - taken)
+
+
+def address_space_left() -> int | None:
+    """What this process may still map under its limit (`ulimit -v`); None without one."""
+    limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    used_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(0, limit - used_pages * resource.getpagesize())
+
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def create_empty() -> int:
+    """A new empty file in memory (memfd) that processes map together: it has no name, so no kill leaves one behind.
+
+    The caller owns the descriptor, which children inherit only where it is passed on.
+    """
+    return os.memfd_create("samovar", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def seal(descriptor: int) -> None:
+    """The file keeps its size from now on, so no mapping of it can ever fault."""
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether the file has got the size and the content with which others may map it."""
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK != 0
+
+
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+def vendor(path: Path = _PROCESSORS) -> str:
+    """The maker, such as "GenuineIntel" or "AuthenticAMD"; an empty string where it is not told."""
+    return next(iter(_values("vendor_id", path)), "")
+
+
+def models(path: Path = _PROCESSORS) -> list[str]:
+    """The name of every core's model."""
+    return _values("model name", path)
+
+
+def _values(key: str, path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return re.findall(rf"^{key}\s*:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    return []
+
+
+_STAT: Final = Path("/proc/stat")
+# Of a line of it: user, nice, system, irq and softirq; a guest's time is in user's already.
+_BUSY_FIELDS: Final = (1, 2, 3, 6, 7)
+_LOOK_S: Final = 0.1
+_LOOK_EVERY_S: Final = 0.5
+_CROWDED_CORES, _QUIET_CORES = 0.3, 0.1
+_QUIET_LOOKS: Final = 4
+
+
+def busy_seconds(cpus: Iterable[int], path: Path = _STAT) -> dict[int, float]:
+    """What each of these cores has computed since the machine started; nothing where the system does not tell."""
+    wanted = {f"cpu{cpu}": cpu for cpu in cpus}
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    ticks_a_second = os.sysconf("SC_CLK_TCK")
+    found = {wanted[line[0]]: line for line in lines if line and line[0] in wanted}
+    return {cpu: sum(int(line[field]) for field in _BUSY_FIELDS) / ticks_a_second for cpu, line in found.items()}
+
+
+def taken_cpus(cpus: Iterable[int], look_s: float = _LOOK_S) -> tuple[int, ...]:
+    """As many of these cores as others compute on, the busiest first; takes `look_s`, in which this process rests."""
+    cpus = tuple(cpus)
+    before = busy_seconds(cpus)
+    time.sleep(look_s)
+    busy = {cpu: seconds - before[cpu] for cpu, seconds in busy_seconds(cpus).items() if cpu in before}
+    count = round(sum(busy.values()) / look_s)
+    return tuple(sorted(busy, key=busy.__getitem__, reverse=True)[:count])
+
+
+class Others:
+    """How many cores' worth other programs compute on `cpus`, between two looks."""
+
+    def __init__(self, cpus: Iterable[int]) -> None:
+        self._cpus = tuple(cpus)
+        self._before = self._now()
+
+    def cores(self) -> float:
+        """Since the last look; 0 where the system does not tell."""
+        before, self._before = self._before, self._now()
+        wall_s, busy_s, own_s = (now - then for now, then in zip(self._before, before, strict=True))
+        return max(0.0, (busy_s - own_s) / wall_s) if wall_s > 0 else 0.0
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.monotonic(), sum(busy_seconds(self._cpus).values()), time.process_time()
+
+
+class PoliteThreads:
+    """Has `num_threads` compute threads sleep while they wait for each other, as long as others use their cores.
+
+    By themselves they spin for milliseconds first: a barrier is quick where each has a core, and where one has not,
+    the others spin on the core that it waits for. Beside one busy program on 2 cores LeNet makes a tenth of its steps.
+    The sums that each thread makes stay the same.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        cpus = os.sched_getaffinity(0)
+        self._num_idle = max(1, len(cpus) - num_threads + 2)
+        self._others = Others(cpus) if num_threads > 1 else None
+        self._look_s = time.monotonic() + _LOOK_EVERY_S
+        self._quiet_looks = 0
+        self._idle: _native.IdleThreads | None = None
+
+    @property
+    def are_polite(self) -> bool:
+        """Whether they sleep while they wait."""
+        return self._idle is not None
+
+    def look(self) -> bool:
+        """Between two steps; whether others have just come, for the first time or again."""
+        if self._others is None or time.monotonic() < self._look_s:
+            return False
+        self._look_s = time.monotonic() + _LOOK_EVERY_S
+        cores = self._others.cores()
+        if self._idle is None:
+            return self._come() if cores > _CROWDED_CORES else False
+        self._quiet_looks = self._quiet_looks + 1 if cores < _QUIET_CORES else 0
+        if self._quiet_looks == _QUIET_LOOKS:
+            self._idle = None
+        return False
+
+    def _come(self) -> bool:
+        self._idle, self._quiet_looks = _native.IdleThreads(self._num_idle), 0
+        return True
