@@ -95,6 +95,6 @@ def run() -> int:
             sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
         return InputError.exit_code
     except SamovarError as error:
-        sys.stderr.write(f"samovar: error: {error}\n")
+        typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
         return error.exit_code
     return int(code or 0)

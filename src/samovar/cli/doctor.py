@@ -36,7 +36,7 @@ def doctor(
     """Measure this machine, tell what is here and what is wrong."""
     if save is not None:
         _require_writable(save)
-    host, devices = read_host(), torch_devices().described()
+    host, devices = read_host(), torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
     findings = diagnose(host, record)
     if save is not None and record is not None:
