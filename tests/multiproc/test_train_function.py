@@ -60,7 +60,9 @@ def test_it_trains_as_the_command_does_and_shows_the_same(
     ended = succeed("train", "--solver", solver, *flags, folder=tmp_path)
     assert result.weights_sha256 == result_of(tmp_path / "command")["weights_sha256"]
     assert (result.steps, result.stopped_by, result.run_folder) == (6, None, tmp_path / "function")
-    kept = [re.sub(r"[\d.:]+ s\b.*|run folder .*|[\d,.]+ samples/s.*|on cpu .*", "", text) for text in (shown, ended.output)]
+    kept = [
+        re.sub(r"[\d.:]+ s\b.*|run folder .*|[\d,.]+ samples/s.*|on cpu .*", "", text) for text in (shown, ended.output)
+    ]
     assert kept[0] == kept[1]
     assert read_result(tmp_path / "function/result.json").weights_sha256 == result.weights_sha256
     assert "run_folder" not in result_of(tmp_path / "function")
@@ -117,7 +119,9 @@ def test_on_another_thread_it_takes_no_signal_and_a_killed_rank_is_an_error(tmp_
     (error,) = raised
     assert type(error) is RankFailed
     assert error.exit_code == 3
-    assert re.match(r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+; .*go on with snapshot latest", str(error))
+    assert re.match(
+        r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+; .*go on with snapshot latest", str(error)
+    )
     assert "go on with --snapshot latest" in (out / "samovar.log").read_text()
 
 
@@ -138,9 +142,11 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
     with pytest.raises(samovar.InputError) as caught:
         samovar.train(solver, out=tmp_path / "out", **settings)
     assert str(caught.value).startswith(sentence)
-    assert str(caught.value) == re.sub(r"--timeout\b", "timeout_s", ended.error).replace("--device cpu", "device cpu").replace(
-        "--stop-rule", "stop_rule"
-    ).replace("--warm-up-steps", "warm_up_steps").replace("--large-batch", "large_batch").replace("--", "")
+    assert str(caught.value) == re.sub(r"--timeout\b", "timeout_s", ended.error).replace(
+        "--device cpu", "device cpu"
+    ).replace("--stop-rule", "stop_rule").replace("--warm-up-steps", "warm_up_steps").replace(
+        "--large-batch", "large_batch"
+    ).replace("--", "")
     assert caught.value.exit_code == ended.return_code == 2
     assert not (tmp_path / "out").exists()
 

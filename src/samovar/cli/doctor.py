@@ -15,8 +15,7 @@ from samovar.core.calibration import CalibrationRecord
 from samovar.core.errors import InputError
 from samovar.launcher.calibrate import calibrate
 from samovar.launcher.placing import torch_devices
-from samovar.report.diagnosis import Finding, diagnose
-from samovar.report.host import HostFigures, read_host
+from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
 from samovar.report.wording import cpu_ranges

@@ -1,12 +1,15 @@
 """The launcher's part of a job: run folder, ranks, what they tell, the result or the error that it came to."""
 
+import fcntl
 import glob
 import os
 import shutil
 import signal
+import stat
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -17,12 +20,10 @@ from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
 from samovar.launch.numa import apart, numa_nodes, spread
-from samovar.launch.passing_folder import passing_folder
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
-from samovar.report.pipe import RecordReader
-from samovar.report.records import Failed, Finished, Notice, Record, SnapshotWritten
+from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
@@ -86,7 +87,7 @@ def run_job(
     with ExitStack() as stack:
         config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
         write_json_atomic(folder.config, config.to_json())
-        return _Job(config, folder, display, _memory(config, stack)).run(effects)
+        return _RunningJob(config, folder, display, _memory(config, stack)).run(effects)
 
 
 def exit_code_of(result: RunResult | None) -> int:
@@ -108,7 +109,7 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
     return memory
 
 
-class _Job:
+class _RunningJob:
     """Ranks that share `memory`, what they told, and what their ends mean."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, display: Display, memory: Mapping[str, int]) -> None:
@@ -292,3 +293,53 @@ def _oversubscribed(config: RunConfig) -> str:
         f"{config.workers} workers x {config.threads_per_worker} threads are {threads} threads on "
         f"{len(config.cpus[0])} cores: ranks share cores, and speed figures mean little"
     )
+
+
+_PREFIX, _LOCK = "samovar-", ".running"
+
+
+class PassingFolder:
+    """A new folder in the temporary one; `keep` it, or it goes away at the end of the `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_kept = False
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+
+@contextmanager
+def passing_folder(name: str) -> Iterator[PassingFolder]:
+    """A folder whose name begins with `name`. Its owner locks a file in it; any death opens the lock."""
+    remove_abandoned(Path(tempfile.gettempdir()))
+    folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
+    lock = os.open(folder.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        if folder.is_kept:
+            (folder.path / _LOCK).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove this user's folders whose owners died; one that was kept has no lock, and stays."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_abandoned(path / _LOCK):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(lock: Path) -> bool:
+    """Raises OSError where there is no lock, or another process holds it."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+    return True

@@ -56,7 +56,7 @@ def _taken(workers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What PyTorch sees: how many CUDA devices, all in words, and why the one in question cannot be had ("": it can)."""
+    """What PyTorch sees: how many CUDA devices, all in words, and why the one asked for cannot be had ("": it can)."""
 
     count: int
     described: str

@@ -205,7 +205,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
         raise InputError(
             f"train: there is no argument {unknown[0]}; known are {', '.join(TrainSettings.__annotations__)}"
         )
-    large = {name: run.pop(name, None) for name in ("large_batch", "rate_scaling", "warm_up_steps")}
+    large = [run.pop(name, None) for name in ("large_batch", "rate_scaling", "warm_up_steps")]
     calibration, trace, weights = (run.pop(name, None) for name in ("calibration", "trace", "weights"))
     if calibration is not None and not isinstance(calibration, CalibrationRecord):
         calibration = CalibrationRecord.load(Path(calibration))
@@ -216,7 +216,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
         weights=_paths(weights),
         strategy=_strategy(strategy, given),
         calibration=calibration or NOMINAL,
-        large_batch=large_batch_of(**large),
+        large_batch=large_batch_of(*large),
         trace=TraceWindow.parse(trace) if isinstance(trace, str) else trace,
         **paths,
         **run,

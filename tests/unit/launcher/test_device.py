@@ -95,7 +95,7 @@ def test_ranks_take_devices_in_turn_and_say_where_they_share(monkeypatch: pytest
 def test_another_process_is_asked_and_says_what_this_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_devices("cuda:99") == asked("cuda:99")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SamovarError, match="PyTorch cannot be asked which devices are here: .* exit status 1"):
+    with pytest.raises(SamovarError, match=r"PyTorch cannot be asked which devices are here: .* exit status 1"):
         torch_devices()
 
 
