@@ -123,7 +123,7 @@ class ScriptLaunch(EndPolicy):
         with ExitStack() as stack:
             self._guard = stack.enter_context(Guard())
             self._cpus = stack.enter_context(apart(self._placement.cpus))
-            self._variables = stack.enter_context(self._meeting())
+            self._variables = stack.enter_context(self._rendezvous())
             ends = self._watch.run()
         by_itself = [self._ends[end.rank] for end in ends]
         names = {end.rank for end in by_itself}
@@ -136,7 +136,7 @@ class ScriptLaunch(EndPolicy):
         return by_itself + ended
 
     @contextmanager
-    def _meeting(self) -> Iterator[dict[str, str]]:
+    def _rendezvous(self) -> Iterator[dict[str, str]]:
         """Variables that tell where rank 0 is met; on one host with a socket that listens there."""
         if self._hosts is not None:
             yield {"MASTER_ADDR": self._hosts.address, "MASTER_PORT": str(self._hosts.port)}

@@ -107,13 +107,13 @@ class Content:
         part = "" if self.part is None else f"{self.part}, "
         return f"{part}{self.shape.num_elements:,} elements"
 
-    def fill(self, seat: BoxSeat, deadline: Deadline) -> None:
-        seat.center.write(self.arrays["center"], deadline)
-        if seat.shape.with_velocity:
-            seat.center.write_velocity(self.arrays["velocity"], deadline)
+    def fill(self, session: BoxSeat, deadline: Deadline) -> None:
+        session.center.write(self.arrays["center"], deadline)
+        if session.shape.with_velocity:
+            session.center.write_velocity(self.arrays["velocity"], deadline)
         for index, value in enumerate(self.arrays.get("words", np.zeros(0, np.uint64)).tolist()):
             if value or index not in PART_WORDS:  # a whole one may be cut for those who get it
-                seat.board.set_word(index, value)
+                session.board.set_word(index, value)
 
 
 def _in_order(found: Mapping[str, Content]) -> list[str]:
@@ -199,11 +199,11 @@ def load(content: Content, places: Places, name: str) -> bool:
     is_new = _make(content, places, name, deadline)
     _check_free(content, places, name, deadline, is_new=is_new)
     if len(places.boxes) > 1:
-        seat = take_parts(places, name, _WHO, deadline)
+        session = take_parts(places, name, _WHO, deadline)
     else:
-        seat = take_seat(places.boxes[0], name, _WHO, deadline)
-    with seat:
-        content.fill(seat, deadline)
+        session = take_seat(places.boxes[0], name, _WHO, deadline)
+    with session:
+        content.fill(session, deadline)
     return is_new
 
 
@@ -303,8 +303,8 @@ class Snapshots:
             try:
                 content = Content.read(path)
                 self._buffers.create(name, content.shape)
-                with self._buffers.held(name) as buffer, mapped_seat(buffer) as seat:
-                    content.fill(seat, Deadline.after(TIMEOUT_S))
+                with self._buffers.held(name) as buffer, mapped_seat(buffer) as session:
+                    content.fill(session, Deadline.after(TIMEOUT_S))
             except SamovarError as error:
                 self._tell(f"not loaded: {error}")
             else:
