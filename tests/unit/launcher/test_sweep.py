@@ -123,7 +123,6 @@ def test_on_one_core_there_is_nothing_to_try(monkeypatch: pytest.MonkeyPatch, re
 
 
 def test_cores_to_spare_go_to_workers_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "taken_cpus", lambda _cpus: ())  # by other programs of this machine
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(5)))
     monkeypatch.setattr(placing, "taken_cpus", lambda _cpus: ())  # what else computes here now
     plain = RunConfig("train", Path("s"))
