@@ -8,12 +8,22 @@ if TYPE_CHECKING:
     from samovar import caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
+    from samovar.core.errors import InputError, SamovarError
+    from samovar.launcher.train import train
+    from samovar.report.result import RunResult
 
 __version__ = "0.1.0"
-__all__ = ["Replica", "__version__", "caffe", "replicate"]
+__all__ = ["InputError", "Replica", "RunResult", "SamovarError", "__version__", "caffe", "replicate", "train"]
 
-# What needs torch is imported when it is first asked for: the launcher does without.
-_LAZY = {"Replica": "samovar.api.replica", "replicate": "samovar.api.replicate"}
+# Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
+_LAZY = {
+    "InputError": "samovar.core.errors",
+    "Replica": "samovar.api.replica",
+    "RunResult": "samovar.report.result",
+    "SamovarError": "samovar.core.errors",
+    "replicate": "samovar.api.replicate",
+    "train": "samovar.launcher.train",
+}
 
 
 def __getattr__(name: str) -> object:

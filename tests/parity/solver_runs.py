@@ -17,8 +17,7 @@ from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.weights import match_weights
 from samovar.model.model import Model, layout_of
-from samovar.solver.base import Multipliers, history_key
-from samovar.solver.flat import build_solver
+from samovar.solver.flat import Multipliers, build_solver, history_key
 
 # What a maximum decides on (a pooling window's two largest, ReLU's zero) differs by less than rounding may move it.
 # More so by solvers that divide by small roots: their weights move 1e-6, and sums of 20 and more inputs with them.

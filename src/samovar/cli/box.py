@@ -20,9 +20,7 @@ from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.launcher.box_content import Content
-from samovar.launcher.box_loading import load, saved
-from samovar.launcher.box_snapshots import Snapshots
+from samovar.launcher.box_files import Content, Snapshots, load, saved
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
 

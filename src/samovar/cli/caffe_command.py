@@ -18,7 +18,7 @@ from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
-from samovar.launcher.job import remove_unfinished, run_without_folder
+from samovar.launcher.job import exit_code_of, remove_unfinished, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.report.caffe_log import CaffeLog
 from samovar.strategies.config import StrategyConfig
@@ -110,7 +110,7 @@ def _run(
 ) -> int:
     """The job, in the state and on the cores that the flags ask for."""
     config = replace(config, level=given.level, stages=given.stage, by_caffe=True)
-    return run_without_folder(placed(config, config.workers, given.threads_per_worker), log, effects)
+    return exit_code_of(run_without_folder(placed(config, config.workers, given.threads_per_worker), log, effects))
 
 
 def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> RunConfig:

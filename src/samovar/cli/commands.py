@@ -36,8 +36,8 @@ COMMANDS = {
     "train": Command("samovar.cli.train", "train"),
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),
-    "inspect": Command("samovar.cli.inspect", "inspect"),
-    "convert": Command("samovar.cli.convert", "convert"),
+    "inspect": Command("samovar.cli.files", "inspect"),
+    "convert": Command("samovar.cli.files", "convert"),
     "caffe": Command("samovar.cli.caffe_command", "caffe", has_help=False),
     "run": Command("samovar.cli.run", "run_script"),
     "doctor": Command("samovar.cli.doctor", "doctor"),
@@ -95,6 +95,6 @@ def run() -> int:
             sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
         return InputError.exit_code
     except SamovarError as error:
-        sys.stderr.write(f"samovar: error: {error}\n")
+        typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
         return error.exit_code
     return int(code or 0)

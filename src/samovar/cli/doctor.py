@@ -15,8 +15,7 @@ from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
 from samovar.launcher.placing import torch_devices
-from samovar.report.diagnosis import Finding, diagnose
-from samovar.report.host import HostFigures, read_host
+from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
 from samovar.report.wording import cpu_ranges
@@ -36,7 +35,7 @@ def doctor(
     """Measure this machine, tell what is here and what is wrong."""
     if save is not None:
         _require_writable(save)
-    host, devices = read_host(), torch_devices().described()
+    host, devices = read_host(), torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
     findings = diagnose(host, record)
     if save is not None and record is not None:

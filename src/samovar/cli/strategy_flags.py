@@ -4,10 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from samovar.cli.flag_groups import AtCenter, Compression, LargeBatchFlags, Rates
-from samovar.core import large_batch as large
+from samovar.cli.flag_groups import AtCenter, Compression, Rates
 from samovar.core.device import DEVICES
-from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.strategies.catalog import TRAITS
 from samovar.strategies.config import STRATEGIES, StrategyConfig, parse_bucket
@@ -72,26 +70,6 @@ def _settings(center: AtCenter, compression: Compression) -> dict[str, Any]:
         "read_first": center.read_first,
         "center_momentum": center.center_momentum,
     }
-
-
-def count_of(flag: str, text: str | None) -> int | None:
-    """A number, or None for `auto` and where nothing is given; InputError for anything else."""
-    if text in (None, AUTO):
-        return None
-    if not text.isdecimal() or not text.isascii():
-        raise InputError(f"{flag}: got {text!r}; give a number or 'auto'")
-    return int(text)
-
-
-def large_batch_of(flags: LargeBatchFlags) -> large.LargeBatch | None:
-    """The recipe that three flags ask for; InputError where the last two stand alone."""
-    batch_size, rate_scaling, warm_up_steps = flags
-    if batch_size is None:
-        for flag, value in (("--rate-scaling", rate_scaling), ("--warm-up-steps", warm_up_steps)):
-            if value is not None:
-                raise InputError(f"{flag} {value}: belongs to --large-batch; give that too, or leave it out")
-        return None
-    return large.LargeBatch(batch_size, rate_scaling or "firecaffe", warm_up_steps)
 
 
 def trace_of(written: str | None) -> TraceWindow | None:

@@ -51,7 +51,7 @@ def time_net(
         raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
-    raise typer.Exit(run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out), _EFFECTS))
+    run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out), _EFFECTS)
 
 
 class TimeDisplay:
@@ -69,9 +69,6 @@ class TimeDisplay:
         _print(record)
         if self._out is not None:
             write_atomic(self._out, as_json_lines(record))
-
-    def error(self, sentence: str) -> None:
-        self._console.error(sentence)
 
 
 def as_json_lines(timed: Timed) -> bytes:

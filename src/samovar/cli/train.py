@@ -11,14 +11,11 @@ from samovar.cli import strategy_flags as flags
 from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
-from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
-from samovar.launcher.job import remove_if_unused, run_job, run_without_folder
+from samovar.launcher.job import exit_code_of, run_without_folder
 from samovar.launcher.placing import on_device, placed
-from samovar.launcher.sweep import sweep_lines, with_fastest_workers
-from samovar.launcher.train_plan import TrainingPlan, plan_training
-from samovar.report.console import Console, LogFile
-from samovar.report.records import Notice
+from samovar.launcher.train import large_batch_of, run_training
+from samovar.report.console import Console
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 
@@ -80,51 +77,15 @@ def train(
     sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center, compression)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
-    config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
+    config = replace(config, large_batch=large_batch_of(*large), precision=precision, timeout_s=timeout)
     config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
-    config = on_device(config, device)
-    raise typer.Exit(_train(_on_machine(config, on, snapshot, out), snapshot, out))
+    config = replace(config, device=device)
+    raise typer.Exit(exit_code_of(run_training(config, *on, snapshot, out)))
 
 
 def _record(calibration: Path | None) -> CalibrationRecord:
     """What `auto` stands on."""
     return NOMINAL if calibration is None else CalibrationRecord.load(calibration)
-
-
-def _on_machine(config: RunConfig, on: OnMachine, snapshot: str | None, out: Path | None) -> RunConfig:
-    """`config` with its workers, threads and cores."""
-    num_workers = flags.count_of("--workers", on.workers)
-    num_threads = flags.count_of("--threads-per-worker", on.threads_per_worker)
-    if config.exact is not None and on.threads_per_worker is None:
-        num_threads = 1  # a number that follows from that of workers would change the bits with it
-    if num_workers is not None:
-        return placed(config, num_workers, num_threads, on.oversubscribe)
-    return with_fastest_workers(config, num_threads, snapshot, out, Console(sys.stdout, sys.stderr))
-
-
-def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
-    plan = plan_training(config, snapshot, out)
-    code = InputError.exit_code
-    try:
-        code = _run(plan)
-    finally:
-        if code == InputError.exit_code and plan.is_new and not plan.folder.metrics.exists():
-            remove_if_unused(plan.folder)
-    return code
-
-
-def _run(plan: TrainingPlan) -> int:
-    log = LogFile(plan.folder.log)
-    console = Console(sys.stdout, sys.stderr, log=log, display_steps=max(1, plan.display_steps))
-    try:
-        for text in sweep_lines(plan.config.sweep):
-            log.write(text)
-        for text in plan.notices:
-            console.show(Notice(level="warning", text=text))
-        return run_job(plan.config, plan.folder, console)
-    finally:
-        console.close()
-        log.close()
 
 
 def test(
@@ -141,4 +102,4 @@ def test(
     """Mean outputs of a net over a number of test batches."""
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
     config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
-    raise typer.Exit(run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr)))
+    run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr))

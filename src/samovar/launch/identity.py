@@ -175,7 +175,7 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
     return Identity(
         **{
             **{name: getattr(found, name) for name in Identity.__slots__},
-            **_meeting_place(given),
+            **_rendezvous(given),
             "interfaces": tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if "GLOO_SOCKET_IFNAME" in given else (),
             "transport": checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT", AUTO)),
             "key_file": Path(given["SAMOVAR_KEY_FILE"]) if "SAMOVAR_KEY_FILE" in given else None,
@@ -191,7 +191,7 @@ def _check_local(found: Identity, who: str) -> None:
         raise InputError(f"{who}: local rank {rank} of {size} on this node, in all {found.world_size} ranks")
 
 
-def _meeting_place(given: Mapping[str, str]) -> dict[str, str | int]:
+def _rendezvous(given: Mapping[str, str]) -> dict[str, str | int]:
     """MASTER_ADDR and MASTER_PORT win over what a launcher's own variables say."""
     if "MASTER_PORT" not in given:
         return {"address": given["MASTER_ADDR"]} if "MASTER_ADDR" in given and "SLURM_PROCID" in given else {}

@@ -1,6 +1,5 @@
 """Ranks that work for a launcher of ours: a pipe for records each, a log file, signals passed on over the board."""
 
-import math
 import os
 import signal
 import subprocess
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from samovar.core.errors import InputError
-from samovar.launch.watch import RankEnd, RankProcess, RankWatch
+from samovar.launch.watch import EndPolicy, RankEnd, RankProcess, RankWatch
 from samovar.transports.shm import BoardWord, RunBoard
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
@@ -59,30 +58,22 @@ class Signals:
 
 
 class Launch:
-    """Runs one process per rank until all are done or one fails; then none is left.
+    """Runs one process for each of `log_paths` until all are done or one fails, as `policy` has it; then none is left.
 
     `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
     descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
-    `patience_s(end)` tells, when a first rank has failed, how long the others may take to end by themselves; a rank for
-    which `is_replaced(end)` is started again, see `RankWatch`.
     """
 
     def __init__(
         self,
         command: Callable[[int, int], Sequence[str]],
-        world_size: int,
+        log_paths: Sequence[Path],
         board: RunBoard,
         inherited: Sequence[int],
-        log_paths: Sequence[Path],
-        threads_per_worker: int,
         on_output: Callable[[int, bytes], None],
-        patience_s: Callable[[RankEnd], float] = lambda _end: 0.0,
+        threads_per_worker: int = 1,
+        policy: EndPolicy | None = None,
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
-        is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
-        ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
-        started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
-        stopped_s: float = math.inf,
-        on_stopped: Callable[[int], None] = lambda _rank: None,
     ) -> None:
         self._command = command
         self._inherited = inherited
@@ -90,18 +81,11 @@ class Launch:
         self._threads_per_worker = threads_per_worker
         self._on_output = on_output
         self.signals = Signals(effects)
-        self._watch = RankWatch(
-            self._start,
-            world_size,
-            _SIGNALS,
-            lambda number: self.signals.take(number, board),
-            patience_s,
-            is_replaced=is_replaced,
-            ended_with=ended_with,
-            started_after=started_after,
-            stopped_s=stopped_s,
-            on_stopped=on_stopped,
-        )
+
+        def act(number: int) -> bool:
+            return self.signals.take(number, board)
+
+        self._watch = RankWatch(self._start, len(log_paths), _SIGNALS, act, policy or EndPolicy())
 
     def run(self) -> list[RankEnd]:
         """How each rank ended, in the order of their ends; the first one that failed ended the others.

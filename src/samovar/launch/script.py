@@ -18,7 +18,7 @@ from functools import partial
 from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
 from samovar.launch.numa import apart, place
-from samovar.launch.watch import Outlet, RankEnd, RankProcess, RankWatch
+from samovar.launch.watch import Consequence, EndPolicy, Outlet, RankEnd, RankProcess, RankWatch
 from samovar.transports.meeting import addresses_towards, interface_of
 
 EXIT_PREEMPTED = 75
@@ -58,7 +58,7 @@ class _Running:
     started_s: float
 
 
-class ScriptLaunch:
+class ScriptLaunch(EndPolicy):
     """Runs `command(rank, cpus)` once for each of `num_ranks` ranks of this host, and passes signals on.
 
     `hosts` is None where this host is the only one. `on_output(rank, stream, data)` gets what ranks write,
@@ -94,9 +94,7 @@ class ScriptLaunch:
         self._guard: Guard | None = None
         self._signals: list[int] = []
         self._kill_signal = 0
-        self._watch = RankWatch(
-            self._start, num_ranks, _unignored(_PASSED_ON), self._pass_on, self._patience_s, self._note_end, outlet
-        )
+        self._watch = RankWatch(self._start, num_ranks, _unignored(_PASSED_ON), self._pass_on, self, outlet)
 
     @property
     def first_rank(self) -> int:
@@ -125,7 +123,7 @@ class ScriptLaunch:
         with ExitStack() as stack:
             self._guard = stack.enter_context(Guard())
             self._cpus = stack.enter_context(apart(self._placement.cpus))
-            self._variables = stack.enter_context(self._meeting())
+            self._variables = stack.enter_context(self._rendezvous())
             ends = self._watch.run()
         by_itself = [self._ends[end.rank] for end in ends]
         names = {end.rank for end in by_itself}
@@ -138,7 +136,7 @@ class ScriptLaunch:
         return by_itself + ended
 
     @contextmanager
-    def _meeting(self) -> Iterator[dict[str, str]]:
+    def _rendezvous(self) -> Iterator[dict[str, str]]:
         """Variables that tell where rank 0 is met; on one host with a socket that listens there."""
         if self._hosts is not None:
             yield {"MASTER_ADDR": self._hosts.address, "MASTER_PORT": str(self._hosts.port)}
@@ -212,12 +210,12 @@ class ScriptLaunch:
                     signal.pidfd_send_signal(rank.pidfd, number)
         return False
 
-    def _patience_s(self, failed: RankEnd) -> float:
+    def patience_s(self, failed: RankEnd) -> float:
         if self._signals or failed.return_code == EXIT_PREEMPTED:
             return self._grace_s
         return self._await_others_s(self._ends[failed.rank])
 
-    def _note_end(self, end: RankEnd) -> None:
+    def consequence(self, end: RankEnd) -> Consequence:
         running = self._running[end.rank]
         assert self._guard is not None
         self._guard.forget(running.process_id)
@@ -225,6 +223,7 @@ class ScriptLaunch:
         self._ends[end.rank] = ScriptEnd(
             end.rank, running.process_id, end.return_code, now_s - running.started_s, now_s
         )
+        return super().consequence(end)
 
 
 def _unignored(numbers: Sequence[int]) -> list[int]:

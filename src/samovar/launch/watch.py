@@ -11,6 +11,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,15 +60,37 @@ class Outlet(Protocol):
         """Write what can be written without waiting."""
 
 
-class RankWatch:
-    """Runs one process per rank until all are done or one fails; then none is left.
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """What follows a rank's end: whether that counts (not where the rank comes back), who else is ended, who starts."""
 
-    `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the
-    ranks are to be ended at once; `patience_s(end)` tells, when a first rank has failed, how long the
-    others may take to end by themselves (asked again at every news, infinity: as long as they like); `on_end` gets
-    each rank's end. It takes those of `ended_with(end)` with it. One for which `is_replaced(end)` counts as if it had
-    not ended; `started_after(end)` are started again then: itself, or all that were to end first. One that stands still
-    for `stopped_s` is ended, after `on_stopped(rank)`.
+    counts: bool = True
+    ended: Sequence[int] = ()
+    started: Sequence[int] = ()
+
+
+class EndPolicy:
+    """What a rank's end means for the others; by this one the first that fails ends them all, at once."""
+
+    stopped_s: float = math.inf  # one that a signal has stopped for so long is ended
+
+    def consequence(self, _end: RankEnd) -> Consequence:
+        """Asked once, when the rank has ended."""
+        return Consequence()
+
+    def patience_s(self, _end: RankEnd) -> float:
+        """How long others may take to end by themselves after the first failure; asked again at every news."""
+        return 0.0
+
+    def stood_still(self, rank: int) -> None:
+        """The rank was stopped for `stopped_s`, and is about to be ended."""
+
+
+class RankWatch:
+    """Runs one process per rank until all are done or one fails, as `policy` has it; then none is left.
+
+    `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the ranks are to
+    be ended at once. Signals reach the main thread alone: on another one none is taken.
     """
 
     def __init__(
@@ -76,27 +99,16 @@ class RankWatch:
         num_ranks: int,
         signals: Sequence[int],
         on_signal: Callable[[int], bool],
-        patience_s: Callable[[RankEnd], float],
-        on_end: Callable[[RankEnd], None] = lambda _end: None,
+        policy: EndPolicy,
         outlet: Outlet | None = None,
-        is_replaced: Callable[[RankEnd], bool] = lambda _end: False,
-        ended_with: Callable[[RankEnd], Sequence[int]] = lambda _end: (),
-        started_after: Callable[[RankEnd], Sequence[int]] = lambda end: (end.rank,),
-        stopped_s: float = math.inf,
-        on_stopped: Callable[[int], None] = lambda _rank: None,
     ) -> None:
         self._start = start
         self._num_ranks = num_ranks
         self._signals = signals
         self._on_signal = on_signal
-        self._patience_s = patience_s
-        self._on_end = on_end
+        self._policy = policy
         self._outlet = outlet
-        self._is_replaced = is_replaced
-        self._ended_with = ended_with
-        self._started_after = started_after
-        self._stopped = StoppedRanks(stopped_s)
-        self._on_stopped = on_stopped
+        self._stopped = StoppedRanks(policy.stopped_s)
         self._selector = selectors.DefaultSelector()
         self._blocked: set[int] = set()
         self._waiting: list[int] = []
@@ -129,11 +141,11 @@ class RankWatch:
             self._hold_back()
             ends += self._next_ends(self._stopped.next_look_s(waiting_for))
             for rank in self._stopped.too_long(self.ranks):
-                self._on_stopped(rank)
+                self._policy.stood_still(rank)
                 self._kill([rank])
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
-            patience_s = math.inf if failed is None else self._patience_s(failed)
+            patience_s = math.inf if failed is None else self._policy.patience_s(failed)
             if math.isfinite(patience_s) and (waiting_for is None or patience_s < waiting_for.remaining_s()):
                 waiting_for = Deadline.after(patience_s)
             to_end = to_end or (waiting_for is not None and waiting_for.passed())
@@ -156,12 +168,10 @@ class RankWatch:
                 self._outlet.pump()
             elif key.fd == key.data.pidfd:
                 end = self._reap(key.data)
-                is_replaced = self._is_replaced(end)
-                self._kill(self._ended_with(end))
-                if not is_replaced:
-                    ends.append(end)
-                    continue
-                for rank in self._started_after(end):
+                what = self._policy.consequence(end)
+                self._kill(what.ended)
+                ends += [end] if what.counts else []
+                for rank in what.started:
                     self._add(self._start(rank))
             elif key.fd in key.data.pipes:  # not so where its rank was reaped a moment ago
                 self._read(key.data, key.fd)
@@ -204,9 +214,7 @@ class RankWatch:
         self._selector.unregister(rank.pidfd)
         kill_session(rank.process.pid)
         self._drain(rank)
-        end = RankEnd(rank.rank, rank.process.wait(_REAP_WAIT_S))
-        self._on_end(end)
-        return end
+        return RankEnd(rank.rank, rank.process.wait(_REAP_WAIT_S))
 
     def _kill(self, ranks: Sequence[int]) -> None:
         for rank in self.ranks:
@@ -273,7 +281,13 @@ def kill_session(pid: int) -> None:
 
 @contextlib.contextmanager
 def _wakeup_on_signals(numbers: Sequence[int], waiting: list[int]) -> Iterator[socket.socket]:
-    """Handlers that only note the signal; the socket becomes readable so that the watching loop sees it."""
+    """Handlers that only note the signal; the socket becomes readable so that the watching loop sees it.
+
+    On another thread than the main one, where Python allows no handlers, it stays silent. A handler that is not
+    Python's could not be put back, and stays.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in numbers if is_main and signal.getsignal(number) is not None]
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -281,13 +295,14 @@ def _wakeup_on_signals(numbers: Sequence[int], waiting: list[int]) -> Iterator[s
     def note(number: int, _frame: FrameType | None) -> None:
         waiting.append(number)
 
-    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    old_handlers = {number: signal.signal(number, note) for number in numbers}
+    old_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False) if is_main else -1
+    old_handlers = {number: signal.signal(number, note) for number in taken}
     try:
         yield reader
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(old_wakeup)
+        if is_main:
+            signal.set_wakeup_fd(old_wakeup)
         reader.close()
         writer.close()

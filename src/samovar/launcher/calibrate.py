@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from samovar.core.errors import RankFailed
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.processes import Launch, RankEnd
 from samovar.launcher.doctor_rank import LARGEST_MESSAGE_BYTES, Arguments
+from samovar.launcher.job import EndedBySignal
 from samovar.report.host import HostFigures
 from samovar.transports.shm import RunBoard, create_segment
 
@@ -29,7 +28,7 @@ _MEMORY_SHARE = 8
 def calibrate(host: HostFigures) -> CalibrationRecord:
     """Measure for some seconds, on every core that this process may use.
 
-    Raises RankFailed where a process ends early, InputError where memory is short, typer.Exit on a signal.
+    Raises RankFailed where a process ends early, InputError where memory is short, EndedBySignal.
     """
     cpus = host.cpus_allowed[:_MAX_RANKS]
     return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, _copy_bytes(host, len(cpus))))
@@ -57,10 +56,10 @@ def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
             return arguments.to_command(sys.executable)
 
         board = RunBoard(all_ranks, world_size)
-        launch = Launch(command, world_size, board, segments, logs, 1, lambda rank, data: output[rank].extend(data))
+        launch = Launch(command, logs, board, segments, lambda rank, data: output[rank].extend(data))
         ends = launch.run()
-        if launch.signals.stop_signal:
-            raise typer.Exit(128 + launch.signals.stop_signal)
+        if number := launch.signals.stop_signal:
+            raise EndedBySignal(f"measuring: ended by {signal.Signals(number).name}", number)
         if ends[0].return_code != 0:
             raise _failure(ends[0], logs[ends[0].rank])
     return [json.loads(text) for text in output]

@@ -1,30 +1,29 @@
-"""The launcher's part of a job: run folder, ranks, what they tell, the exit code."""
+"""The launcher's part of a job: run folder, ranks, what they tell, the result or the error that it came to."""
 
+import fcntl
 import glob
-import math
 import os
 import shutil
 import signal
+import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from samovar.box.board import create_board
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
 from samovar.core.host import create_empty
 from samovar.launch.numa import apart, numa_nodes, spread
-from samovar.launch.passing_folder import passing_folder
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
-from samovar.launcher.restart_policy import RestartPolicy, blamed
-from samovar.report.pipe import RecordReader
-from samovar.report.records import Failed, Finished, Notice, Record, SnapshotWritten
+from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
+from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
 from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
@@ -32,8 +31,15 @@ from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
 EXIT_PREEMPTED = 75
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
-_STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
-_LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
+_ERRORS = {error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)}
+
+
+class EndedBySignal(SamovarError):
+    """A signal ended a job before there was a result; `exit_code` is 128 + its number."""
+
+    def __init__(self, sentence: str, number: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = 128 + number
 
 
 @dataclass(slots=True)
@@ -44,6 +50,17 @@ class Told:
     failures: dict[int, Failed] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     snapshot: Path | None = None
+
+    def take(self, rank: int, record: Record) -> bool:
+        """Keep what it says; whether it is to be shown now: the end is later, and no news is not."""
+        match record:
+            case Finished():
+                self.result = record.result
+            case Failed():
+                self.failures[rank] = record
+            case SnapshotWritten():
+                self.snapshot = Path(record.path)
+        return not isinstance(record, Failed | Finished) and self.is_news(record)
 
     def is_news(self, record: Record) -> bool:
         """Whether no rank has told the same."""
@@ -57,75 +74,25 @@ class Display(Protocol):
     """Who shows what ranks tell."""
 
     def show(self, record: Record) -> None: ...
-    def error(self, sentence: str) -> None: ...
 
 
 def run_job(
-    config: RunConfig,
-    folder: RunFolder,
-    console: Display,
-    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
-) -> int:
-    """Start the ranks of `config` with their files in `folder`, show what they tell; the exit code.
+    config: RunConfig, folder: RunFolder, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+) -> RunResult | None:
+    """Start the ranks of `config` with their files in `folder`, show what they tell; what a training run came to.
 
     Ranks that are pinned get the cores that other runs leave. `effects` are those of signals that do not stop the job.
+    Raises the error of the first rank that failed, with its exit code, RankFailed, or EndedBySignal.
     """
-    told = Told(snapshot=config.snapshot)
     with ExitStack() as stack:
-        config = _begun(config, folder, stack)
-        memory = _memory(config, stack)
-        board = RunBoard(memory["segment"], config.workers)
-        group_size = config.strategy.group_size or 1
-        survivors = RestartPolicy(config.workers, _may_restart(config), told.failures, board, console.show, group_size)
-        take = _take_records(config.workers, told, console)
-        launch = _launch(config, folder, memory, board, survivors, take, told, effects)
-        if (placement := _placement(config)) is not None:
-            console.show(placement)
-        ends = launch.run()
-        _remove_unfinished(folder)
-        if launch.signals.kill_signal:
-            return _killed_by(launch.signals, console)
-        if told.result is None and ends[0].return_code != 0:
-            return _failed(blamed(ends, told.failures), told, survivors, board, folder, console)
-    if told.result is None and config.job == "train":
-        return _without_result(launch.signals, console)
-    return _done(told, survivors, folder, console)
+        config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
+        write_json_atomic(folder.config, config.to_json())
+        return _RunningJob(config, folder, display, _memory(config, stack)).run(effects)
 
 
-def _launch(
-    config: RunConfig,
-    folder: RunFolder,
-    memory: Mapping[str, int],
-    board: RunBoard,
-    survivors: RestartPolicy,
-    take: Callable[[int, bytes], None],
-    told: Told,
-    effects: Mapping[int, SignalEffect],
-) -> Launch:
-    """Where ranks wait for each other, one that stands still is told of by those that wait; else it is looked for."""
-    return Launch(
-        _command(folder, memory, survivors),
-        config.workers,
-        board,
-        list(memory.values()),
-        [folder.rank_log(rank) for rank in range(config.workers)],
-        config.threads_per_worker,
-        take,
-        survivors.patience_s if config.is_free else partial(_patience_s, told, config.timeout_s),
-        effects,
-        survivors.is_replaced if config.is_free else lambda _end: False,
-        survivors.ended_with,
-        survivors.started_after,
-        _STOPPED_SHARE * config.timeout_s if config.is_free else math.inf,
-        survivors.stopped,
-    )
-
-
-def _begun(config: RunConfig, folder: RunFolder, stack: ExitStack) -> RunConfig:
-    """`config` with the cores that are this run's until `stack` closes; it stands in the run folder from now on."""
-    config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
-    write_json_atomic(folder.config, config.to_json())
-    return config
+def exit_code_of(result: RunResult | None) -> int:
+    """Of a job that ended well, or as it was asked to."""
+    return EXIT_PREEMPTED if result is not None and result.stopped_by in _PREEMPTING else 0
 
 
 def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
@@ -142,21 +109,102 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
     return memory
 
 
-def _may_restart(config: RunConfig) -> bool:
-    """Whether a rank can come back alone: not where the data held by all wait for it, or one order."""
-    return not (config.hold_data or config.record or config.replay)
+class _RunningJob:
+    """Ranks that share `memory`, what they told, and what their ends mean."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, memory: Mapping[str, int]) -> None:
+        self._config = config
+        self._folder = folder
+        self._display = display
+        self._memory = memory
+        self._told = Told(snapshot=config.snapshot)
+        self._board = RunBoard(memory["segment"], config.workers)
+        self._policy = self._policy_of(config)
+        self._readers = [RecordReader() for _ in range(config.workers)]
+
+    def _policy_of(self, config: RunConfig) -> InStepPolicy:
+        failures, timeout_s = self._told.failures, config.timeout_s
+        if not config.is_free:
+            return InStepPolicy(failures, timeout_s)
+        # A rank cannot come back alone where the data held by all wait for it, or one order.
+        may_restart = not (config.hold_data or config.record or config.replay)
+        group_size, show = config.strategy.group_size or 1, self._display.show
+        return RestartPolicy(config.workers, may_restart, failures, self._board, show, group_size, timeout_s)
+
+    def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
+        config, told = self._config, self._told
+        logs = [self._folder.rank_log(rank) for rank in range(config.workers)]
+        inherited = list(self._memory.values())
+        launch = Launch(
+            self._command, logs, self._board, inherited, self._take, config.threads_per_worker, self._policy, effects
+        )
+        if (placement := _placement(config)) is not None:
+            self._display.show(placement)
+        ends = launch.run()
+        _remove_unfinished(self._folder)
+        if launch.signals.kill_signal:
+            raise _killed_by(launch.signals)
+        if told.result is None and ends[0].return_code != 0:
+            self._fail(blamed(ends, told.failures))
+        if told.result is None:
+            if config.job == "train":
+                raise _without_result(launch.signals)
+            return None
+        return self._finished(told.result)
+
+    def _command(self, rank: int, pipe: int) -> list[str]:
+        life, parent = self._policy.life(rank), os.getpid()
+        config = self._folder.config
+        given = RankArguments(rank=rank, pipe=pipe, parent=parent, config=config, life=life, **self._memory)
+        return given.to_command(sys.executable)
+
+    def _take(self, rank: int, data: bytes) -> None:
+        for record in self._readers[rank].feed(data):
+            if self._told.take(rank, record):
+                self._display.show(record)
+
+    def _finished(self, told: RunResult) -> RunResult:
+        result = self._policy.counted(told)
+        write_result(self._folder.result, result)
+        self._display.show(Finished(result=result))
+        return replace(result, run_folder=self._folder.path)
+
+    def _fail(self, ends: Sequence[RankEnd]) -> NoReturn:
+        """Raise what the first rank of `ends` failed by."""
+        rank = ends[0].rank
+        step, log = self._board.read(rank, BoardWord.STEPS_DONE), self._folder.rank_log(rank)
+        failure = self._told.failures.get(rank)
+        if failure is None:
+            raise RankFailed(
+                f"rank {rank} {self._policy.how(ends[0])} after step {step}; the other ranks were ended; "
+                f"see {log}, go on with --snapshot latest if a snapshot was written"
+            )
+        reason = failure.message.removeprefix(f"rank {rank}: ")
+        sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
+        if failure.kind == InputError.__name__:
+            # Wrong input is wrong for every rank: which one met it first says nothing.
+            sentence = failure.message
+        elif failure.kind == NotFinite.__name__:
+            sentence = f"rank {rank}: {reason}; {_last_snapshot(self._told.snapshot)}"
+        elif failure.kind == DeadlineExceeded.__name__:
+            sentence = _silent(ends, self._board.launcher_row) + sentence
+        error = _ERRORS.get(failure.kind, RankFailed)(sentence)
+        error.exit_code = failure.exit_code
+        raise error
 
 
 def run_without_folder(
-    config: RunConfig, console: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
-) -> int:
+    config: RunConfig, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+) -> RunResult | None:
     """`run_job` with files in a folder that goes away with the job, unless a rank failed: its log tells why."""
     with passing_folder(config.job) as passing:
         folder = RunFolder(passing.path)
-        code = run_job(replace(config, out=folder.path), folder, console, effects)
-        if code == SamovarError.exit_code and _have_content(folder, config.workers):
-            passing.keep()
-    return code
+        try:
+            return run_job(replace(config, out=folder.path), folder, display, effects)
+        except SamovarError as error:
+            if error.exit_code == SamovarError.exit_code and _have_content(folder, config.workers):
+                passing.keep()
+            raise
 
 
 def _have_content(folder: RunFolder, workers: int) -> bool:
@@ -173,110 +221,34 @@ def remove_if_unused(folder: RunFolder) -> None:
 def _remove_unfinished(folder: RunFolder) -> None:
     """Remove what a killed rank was just writing."""
     SnapshotStore(folder.snapshots).clean()
-    for path in folder.path.glob(".tmp-*"):
-        with suppress(OSError):
-            path.unlink()
+    _unlink(folder.path, ".tmp-*")
 
 
 def remove_unfinished(prefix: Path) -> None:
     """The same beside a snapshot_prefix."""
-    for path in prefix.parent.glob(f".tmp-{glob.escape(prefix.name)}_iter_*"):
+    _unlink(prefix.parent, f".tmp-{glob.escape(prefix.name)}_iter_*")
+
+
+def _unlink(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
         with suppress(OSError):
             path.unlink()
 
 
-def _patience_s(told: Told, timeout_s: float, end: RankEnd) -> float:
-    """A rank that waited in vain is not the one to blame: the others show it by giving up too, or not."""
-    failure = told.failures.get(end.rank)
-    if failure is None or failure.kind != DeadlineExceeded.__name__:
-        return 0.0
-    return max(_LEAST_PATIENCE_S, 0.1 * timeout_s)
-
-
-def _command(folder: RunFolder, memory: Mapping[str, int], survivors: RestartPolicy) -> Callable[[int, int], list[str]]:
-    def command(rank: int, pipe: int) -> list[str]:
-        life, parent = survivors.life(rank), os.getpid()
-        given = RankArguments(rank=rank, pipe=pipe, parent=parent, config=folder.config, life=life, **memory)
-        return given.to_command(sys.executable)
-
-    return command
-
-
-def _take_records(num_ranks: int, told: Told, console: Display) -> Callable[[int, bytes], None]:
-    readers = [RecordReader() for _ in range(num_ranks)]
-
-    def take(rank: int, data: bytes) -> None:
-        for record in readers[rank].feed(data):
-            _note(record, told, rank)
-            if not isinstance(record, Failed | Finished) and told.is_news(record):
-                console.show(record)
-
-    return take
-
-
-def _note(record: Record, told: Told, rank: int) -> None:
-    match record:
-        case Finished():
-            told.result = record.result
-        case Failed():
-            told.failures[rank] = record
-        case SnapshotWritten():
-            told.snapshot = Path(record.path)
-
-
-def _done(told: Told, survivors: RestartPolicy, folder: RunFolder, console: Display) -> int:
-    if told.result is None:
-        return 0
-    result = survivors.counted(told.result)
-    write_result(folder.result, result)
-    console.show(Finished(result=result))
-    return EXIT_PREEMPTED if result.stopped_by in _PREEMPTING else 0
-
-
-def _without_result(signals: Signals, console: Display) -> int:
+def _without_result(signals: Signals) -> SamovarError:
     """All ranks ended well, and none told what the run came to."""
-    if signals.stop_signal:
-        name = signal.Signals(signals.stop_signal).name
-        console.error(f"ended by {name} before there was a result to tell")
-        return 128 + signals.stop_signal
-    console.error("all ranks ended, and none told a result; go on with --snapshot latest if a snapshot was written")
-    return SamovarError.exit_code
+    if number := signals.stop_signal:
+        name = signal.Signals(number).name
+        return EndedBySignal(f"ended by {name} before there was a result to tell", number)
+    return RankFailed("all ranks ended, and none told a result; go on with --snapshot latest if a snapshot was written")
 
 
-def _killed_by(signals: Signals, console: Display) -> int:
+def _killed_by(signals: Signals) -> EndedBySignal:
     name = signal.Signals(signals.kill_signal).name
+    sentence = f"ended by {name}"
     if signals.stop_signal:
-        console.error(f"ended at once by a second signal ({name}); no snapshot was written")
-    else:
-        console.error(f"ended by {name}")
-    return 128 + signals.kill_signal
-
-
-def _failed(
-    ends: Sequence[RankEnd], told: Told, survivors: RestartPolicy, board: RunBoard, folder: RunFolder, console: Display
-) -> int:
-    """Tell why the first rank of `ends` failed."""
-    rank = ends[0].rank
-    step, log = board.read(rank, BoardWord.STEPS_DONE), folder.rank_log(rank)
-    failure = told.failures.get(rank)
-    if failure is None:
-        console.error(
-            f"rank {rank} {survivors.how(ends[0])} after step {step}; the other ranks were ended; "
-            f"see {log}, go on with --snapshot latest if a snapshot was written"
-        )
-        return SamovarError.exit_code
-    if failure.kind == InputError.__name__:
-        # Wrong input is wrong for every rank: which one met it first says nothing.
-        console.show(replace(failure, rank=None, step=step))
-        return failure.exit_code
-    reason = failure.message.removeprefix(f"rank {rank}: ")
-    sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
-    if failure.kind == NotFinite.__name__:
-        sentence = f"rank {rank}: {reason}; {_last_snapshot(told.snapshot)}"
-    if failure.kind == DeadlineExceeded.__name__:
-        sentence = _silent(ends, board.launcher_row) + sentence
-    console.error(sentence)
-    return failure.exit_code
+        sentence = f"ended at once by a second signal ({name}); no snapshot was written"
+    return EndedBySignal(sentence, signals.kill_signal)
 
 
 def _last_snapshot(path: Path | None) -> str:
@@ -321,3 +293,53 @@ def _oversubscribed(config: RunConfig) -> str:
         f"{config.workers} workers x {config.threads_per_worker} threads are {threads} threads on "
         f"{len(config.cpus[0])} cores: ranks share cores, and speed figures mean little"
     )
+
+
+_PREFIX, _LOCK = "samovar-", ".running"
+
+
+class PassingFolder:
+    """A new folder in the temporary one; `keep` it, or it goes away at the end of the `with` block."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_kept = False
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+
+@contextmanager
+def passing_folder(name: str) -> Iterator[PassingFolder]:
+    """A folder whose name begins with `name`. Its owner locks a file in it; any death opens the lock."""
+    remove_abandoned(Path(tempfile.gettempdir()))
+    folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
+    lock = os.open(folder.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        if folder.is_kept:
+            (folder.path / _LOCK).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove this user's folders whose owners died; one that was kept has no lock, and stays."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            found = path.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_abandoned(path / _LOCK):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(lock: Path) -> bool:
+    """Raises OSError where there is no lock, or another process holds it."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,18 +1,22 @@
 """A run's workers on the cores and devices of this machine."""
 
-import importlib
+import json
 import os
-from dataclasses import replace
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from samovar.config import RunConfig
 from samovar.core.device import AUTO, CPU, CUDA
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import taken_cpus
 from samovar.launch.limits import require_room
 from samovar.launch.numa import numa_nodes, place
 
 _GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # as the drivers of NVIDIA, of AMD, and of both under WSL name them
+_MOST_S = 120.0  # on a busy machine PyTorch loads for long
 
 
 def placed(
@@ -50,22 +54,43 @@ def _taken(workers: int) -> tuple[int, ...]:
     return taken[: len(cpus) - workers]
 
 
-def on_device(config: RunConfig, device: str, devices: Path = Path("/dev")) -> RunConfig:
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What PyTorch sees: how many CUDA devices, all in words, and why the one asked for cannot be had ("": it can)."""
+
+    count: int
+    described: str
+    refusal: str
+
+
+def torch_devices(device: str | None = None) -> Devices:
+    """What a process that loads PyTorch says: that takes a second, and with a GPU memory for as long as it lives.
+
+    Raises SamovarError where it says nothing.
+    """
+    question = [sys.executable, "-P", "-m", "samovar.model.device", *([] if device is None else [device])]
+    try:
+        said = subprocess.run(question, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MOST_S, check=True)
+        return Devices(**json.loads(said.stdout.strip().rpartition(b"\n")[2]))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
+        reason = getattr(error, "stderr", None) or str(error).encode()
+        last = reason.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SamovarError(f"PyTorch cannot be asked which devices are here: {last}; is it installed whole?") from error
+
+
+def on_device(
+    config: RunConfig, device: str, devices: Path = Path("/dev"), ask: Callable[[str], Devices] = torch_devices
+) -> RunConfig:
     """`config` on the device that --device names, `auto` settled; InputError where it is not here.
 
-    `auto` is CUDA where PyTorch has it and the run asks for nothing that only the CPU gives, else the CPU. PyTorch,
-    which takes a second to load, is asked only where a driver shows a device, or one was asked for.
+    `auto` is CUDA where PyTorch has it and the run asks for nothing that only the CPU gives, else the CPU. PyTorch is
+    asked only where a driver shows a device, or one was asked for.
     """
     config = replace(config, device=device)
-    if device.startswith(CUDA):
-        torch_devices().require(device)
+    if device.startswith(CUDA) and (refusal := ask(device).refusal):
+        raise InputError(refusal)
     if device != AUTO:
         return config
     has_driver = any(True for pattern in _GPUS for _ in devices.glob(pattern))
-    takes_cuda = has_driver and config.needs_cpu is None and torch_devices().count_devices() > 0
+    takes_cuda = has_driver and config.needs_cpu is None and ask(CUDA).count > 0
     return replace(config, device=CUDA if takes_cuda else CPU)
-
-
-def torch_devices() -> ModuleType:
-    """`samovar.model.device`, loaded now: PyTorch comes with it."""
-    return importlib.import_module("samovar.model.device")

@@ -1,11 +1,12 @@
-"""Which deaths a run outlives: those of workers that wait for nobody."""
+"""What a rank's end means for its run: the end of it, or of a worker that the others can do without."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from samovar.core.errors import InputError, NotFinite
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite
 from samovar.launch.processes import RankEnd
+from samovar.launch.watch import Consequence, EndPolicy
 from samovar.report.records import Failed, Notice, Record
 from samovar.report.result import RunResult
 from samovar.report.script_output import how
@@ -13,15 +14,48 @@ from samovar.transports.shm import BoardWord, RunBoard
 
 STOOD_STILL = "stood still, stopped by a signal, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
+_STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
+_LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
 
 
-class RestartPolicy:
-    """The launcher's judgement on ranks that end, where the others can go on without them.
+class InStepPolicy(EndPolicy):
+    """Ranks wait for each other: the first that fails ends the run, once it is clear that it is the one to blame.
+
+    One that stands still is told of by those that wait for it within `timeout_s`. `failures` are the reasons that ranks
+    told.
+    """
+
+    def __init__(self, failures: Mapping[int, Failed], timeout_s: float) -> None:
+        self._failures = failures
+        self._timeout_s = timeout_s
+
+    def patience_s(self, end: RankEnd) -> float:
+        """A rank that waited in vain is not the one to blame: the others show it by giving up too, or not."""
+        failure = self._failures.get(end.rank)
+        if failure is None or failure.kind != DeadlineExceeded.__name__:
+            return 0.0
+        return max(_LEAST_PATIENCE_S, 0.1 * self._timeout_s)
+
+    def how(self, end: RankEnd) -> str:
+        """How the rank came to its end, for people."""
+        return how(end.return_code)
+
+    def life(self, _rank: int) -> int:
+        """How often the rank was started again."""
+        return 0
+
+    def counted(self, result: RunResult) -> RunResult:
+        """`result` with how often each worker was started again."""
+        return result
+
+
+class RestartPolicy(InStepPolicy):
+    """Ranks wait for nobody: most deaths concern no other rank.
 
     Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
     without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others. The ranks
     of a group, `group_size` of them, step together: they come back together, when all have ended, or go together.
-    `failures` are the reasons that ranks told, `show` shows a record.
+    `show` shows a record.
     """
 
     def __init__(
@@ -32,9 +66,10 @@ class RestartPolicy:
         board: RunBoard,
         show: Callable[[Record], None],
         group_size: int = 1,
+        timeout_s: float = math.inf,
     ) -> None:
+        super().__init__(failures, timeout_s)
         self._may_restart = may_restart
-        self._failures = failures
         self._board = board
         self._show = show
         self._group_size = group_size
@@ -45,52 +80,49 @@ class RestartPolicy:
         self._stopped: set[int] = set()
         self._finished: set[int] = set()
         self._awaited: dict[range, set[int]] = {}  # of groups that come back: whose ends are still to come
+        self.stopped_s = _STOPPED_SHARE * timeout_s
 
     def how(self, end: RankEnd) -> str:
         """How the rank came to its end, for people."""
-        return STOOD_STILL if end.rank in self._stopped else how(end.return_code)
+        return STOOD_STILL if end.rank in self._stopped else super().how(end)
 
-    def stopped(self, rank: int) -> None:
+    def stood_still(self, rank: int) -> None:
         """It stood still for too long, and is about to be ended."""
         self._stopped.add(rank)
 
-    def is_replaced(self, end: RankEnd) -> bool:
-        """Whether the rank is started again, at once or with its group; tells what becomes of it."""
+    def consequence(self, end: RankEnd) -> Consequence:
+        """Whether the rank comes back, at once or with its group; tells what becomes of it."""
         group = self._group_of(end.rank)
         if group in self._awaited:
             self._awaited[group].discard(end.rank)
-            return True
+            return self._awaiting(group)
         if end.return_code == 0:
             self._finished.add(end.rank)
         if end.return_code == 0 or end.rank in self._gone:  # gone with its group
-            return False
+            return Consequence(ended=self._others_gone(end))
         if end.return_code < 0 and end.rank not in self._stopped and self._may_come_back(group):
             for rank in group:
                 self._num_restarts[rank] += 1
             self._awaited[group] = set(group) - {end.rank}
             self._tell(end, "starts again from the center")
-            return True
+            return self._awaiting(group)
         for rank in group:
             self._gone.add(rank)
             self._board.post(rank, BoardWord.IS_GONE, 1)
         if self._are_left and not self._is_input_wrong:
             self._tell(end, "does not come back")
-        return False
+        return Consequence(ended=self._others_gone(end))
 
-    def ended_with(self, end: RankEnd) -> Sequence[int]:
-        """The ranks that cannot go on without it: those of its group."""
-        group = self._group_of(end.rank)
-        if group in self._awaited:
-            return sorted(self._awaited[group])
-        return [rank for rank in group if rank != end.rank and end.rank in self._gone]
-
-    def started_after(self, end: RankEnd) -> Sequence[int]:
-        """The ranks that start again now: those of the group, when the last of them has ended."""
-        group = self._group_of(end.rank)
-        if self._awaited[group]:
-            return ()
+    def _awaiting(self, group: range) -> Consequence:
+        """The ranks of a group that comes back start when the last of them has ended."""
+        if left := sorted(self._awaited[group]):
+            return Consequence(counts=False, ended=left)
         del self._awaited[group]
-        return group
+        return Consequence(counts=False, started=group)
+
+    def _others_gone(self, end: RankEnd) -> Sequence[int]:
+        """Those of its group that cannot go on without it."""
+        return [rank for rank in self._group_of(end.rank) if rank != end.rank and end.rank in self._gone]
 
     def life(self, rank: int) -> int:
         """How often the rank was started again."""

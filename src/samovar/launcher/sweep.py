@@ -1,21 +1,17 @@
 """`samovar train --workers auto`: a short run of each setting of workers and threads, and the fastest is kept."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import typer
-
 from samovar.checkpoint.reading import read_manifest
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, SamovarError
-from samovar.frontends.caffe.solver import load_solver
 from samovar.launch.numa import num_available_cpus, num_inside, numa_nodes, spread
-from samovar.launcher.job import run_without_folder
+from samovar.launcher.job import Display, EndedBySignal, run_without_folder
 from samovar.launcher.placing import placed
-from samovar.launcher.train_plan import find_snapshot
-from samovar.report.console import Console
-from samovar.report.records import Failed, Notice, Probed, Record
+from samovar.report.records import Notice, Probed, Record
 from samovar.report.result import SweptSetting
 from samovar.report.wording import counted
 from samovar.strategies.defaults import resolved
@@ -67,29 +63,28 @@ _FLAG = "--workers auto"
 
 
 def with_fastest_workers(
-    config: RunConfig, threads_per_worker: int | None, snapshot: str | None, out: Path | None, console: Console
+    config: RunConfig, threads_per_worker: int | None, snapshot: Path | None, display: Display
 ) -> RunConfig:
-    """`config` with the workers and threads of the run that it continues, else with the fastest of a sweep.
+    """`config` with the workers and threads of the run that saved `snapshot`, else with the fastest of a sweep.
 
     Raises InputError where settings would not train alike: the batch of a step and the strategy's rule must not depend
     on the number of workers.
     """
-    found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
-    if found is not None and (earlier := _as_before(config, threads_per_worker, found)) is not None:
-        text = f"{_FLAG}: {_named(earlier.workers, earlier.threads_per_worker)}, as the run that saved {found}"
-        console.show(Notice(level="info", text=text))
+    if snapshot is not None and (earlier := _as_before(config, threads_per_worker, snapshot)) is not None:
+        text = f"{_FLAG}: {_named(earlier.workers, earlier.threads_per_worker)}, as the run that saved {snapshot}"
+        display.show(Notice(level="info", text=text))
         return earlier
     nodes = numa_nodes()
     settings = sweep_settings([len(node) for node in nodes], threads_per_worker, config.exact)
     if len(settings) > 1:
         _require_same_training(config, settings)
-        figures = _sweep(config, settings, console)
+        figures = _sweep(config, settings, display)
     else:
         figures = [SweptSetting(workers=settings[0][0], threads_per_worker=settings[0][1], samples_per_second=None)]
     best = fastest(figures)
     kept = replace(placed(config, best.workers, best.threads_per_worker), sweep=tuple(figures))
     lies = spread(kept.cpus, nodes)
-    console.show(Notice(level="info", text=f"{_kept(best)}, {lies}" if lies else _kept(best)))
+    display.show(Notice(level="info", text=f"{_kept(best)}, {lies}" if lies else _kept(best)))
     return kept
 
 
@@ -118,32 +113,37 @@ def _require_same_training(config: RunConfig, settings: Sequence[Setting]) -> No
         )
 
 
-def _sweep(config: RunConfig, settings: Sequence[Setting], console: Console) -> list[SweptSetting]:
+def _sweep(config: RunConfig, settings: Sequence[Setting], display: Display) -> list[SweptSetting]:
     text = f"{_FLAG}: some steps with each of {len(settings)} settings, the whole batch the same in all"
-    console.show(Notice(level="info", text=text))
+    display.show(Notice(level="info", text=text))
     figures: list[SweptSetting] = []
     for workers, threads in settings:
         rate = _rate(config, workers, threads, is_first=not figures)
         figures.append(SweptSetting(workers=workers, threads_per_worker=threads, samples_per_second=rate))
-        console.show(Notice(level="info", text=_row(figures[-1])))
+        display.show(Notice(level="info", text=_row(figures[-1])))
     return figures
 
 
 def _rate(config: RunConfig, workers: int, threads: int, is_first: bool) -> float | None:
     """Samples per second of a setting; None for more workers than can share the batch."""
-    probe = replace(placed(config, workers, threads), job="probe", iterations=None, snapshot=None)
+    strategy = resolved(config.strategy, workers)
+    probe = replace(placed(config, workers, threads), job="probe", iterations=None, snapshot=None, strategy=strategy)
     heard = _Listener()
-    code = run_without_folder(replace(probe, strategy=resolved(config.strategy, workers)), heard)
-    if heard.probed is not None and heard.probed.stop_signal:
-        raise typer.Exit(128 + heard.probed.stop_signal)
-    if code >= 128:
-        raise typer.Exit(code)
-    if code == InputError.exit_code:
-        if is_first:  # what one worker refuses is wrong in itself
-            raise InputError(heard.sentence)
+    try:
+        run_without_folder(probe, heard)
+    except EndedBySignal:
+        raise
+    except InputError as error:
+        # What one worker refuses is wrong in itself, and a process that the system does not start is no rank's refusal.
+        if is_first or isinstance(error.__cause__, OSError):
+            raise
         return None
+    except SamovarError as error:
+        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: {error}") from error
     if heard.probed is None:
-        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: {heard.sentence}")
+        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: told nothing")
+    if number := heard.probed.stop_signal:
+        raise EndedBySignal(f"{_FLAG}: ended by {signal.Signals(number).name}, before training began", number)
     return heard.probed.samples_per_second
 
 
@@ -152,17 +152,10 @@ class _Listener:
     """Keeps what a probe tells; whatever else it says, the run itself will say again."""
 
     probed: Probed | None = None
-    sentence: str = ""
 
     def show(self, record: Record) -> None:
-        match record:
-            case Probed():
-                self.probed = record
-            case Failed():
-                self.sentence = record.message
-
-    def error(self, sentence: str) -> None:
-        self.sentence = sentence
+        if isinstance(record, Probed):
+            self.probed = record
 
 
 def _as_before(config: RunConfig, threads_per_worker: int | None, snapshot: Path) -> RunConfig | None:

@@ -1,7 +1,14 @@
-"""The CUDA devices that PyTorch sees here, and a rank's own."""
+"""The CUDA devices that PyTorch sees here, and a rank's own.
+
+As a program, `python -m samovar.model.device [DEVICE]`, it answers those who load no PyTorch.
+"""
+
+import json
+import sys
 
 import torch
 
+from samovar import _native
 from samovar.core.device import CPU, CUDA, STAGED_CPU
 from samovar.core.errors import InputError
 
@@ -32,6 +39,17 @@ def _why() -> str:
     if torch.version.cuda is None and torch.version.hip is None:
         return f"PyTorch {torch.__version__} is built without CUDA"
     return f"PyTorch {torch.__version__} finds none; is the driver loaded, and CUDA_VISIBLE_DEVICES not empty?"
+
+
+def answer(device: str | None = None) -> dict[str, int | str]:
+    """How many CUDA devices are here, all in words, and why `device` cannot be had ("" where it can)."""
+    refusal = ""
+    try:
+        if device is not None:
+            require(device)
+    except InputError as error:
+        refusal = str(error)
+    return {"count": count_devices(), "described": described(), "refusal": refusal}
 
 
 def use_device(device: str, rank: int) -> torch.device | None:
@@ -76,3 +94,13 @@ def device_notices(device: torch.device | None, workers: int, name: str) -> tupl
         f"computing on {device} ({torch.cuda.get_device_name(device)}){shared}; this way is tested on stand-ins for a "
         "GPU, not on one: --device cpu is the proven one",
     )
+
+
+def main(arguments: list[str]) -> None:
+    """Answer on standard output."""
+    _native.die_with_parent()
+    sys.stdout.write(json.dumps(answer(*arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,7 +11,6 @@ from typing import TextIO
 
 from samovar.report.console import Screen, local_now
 from samovar.report.records import (
-    Failed,
     Finished,
     Iterated,
     LastLoss,
@@ -25,7 +24,6 @@ from samovar.report.records import (
     Valued,
     ValueLine,
 )
-from samovar.report.wording import failure_sentence
 
 _INDEX = re.compile(r"\[\d+\]$")
 _MIN_NAME_WIDTH = 10
@@ -55,10 +53,6 @@ class CaffeLog:
         stamp = self._now().strftime("%m%d %H:%M:%S.%f")
         self._screen.line(f"{level}{stamp} {os.getpid():5d} {place}] {text}")
 
-    def error(self, sentence: str) -> None:
-        """Show `samovar: error: <sentence>`."""
-        self._screen.line(f"samovar: error: {sentence}")
-
     def show(self, record: Record) -> None:
         """Show one record."""
         match record:
@@ -74,8 +68,6 @@ class CaffeLog:
                 self.entry("samovar", record.text, "W" if record.level == "warning" else "I")
             case Finished():
                 self._finish(record.result.stopped_by)
-            case Failed():
-                self.error(failure_sentence(record))
             case _:
                 self._show_measured(record)
 

@@ -14,7 +14,6 @@ import rich.text
 from samovar.core.errors import InputError
 from samovar.report import wording
 from samovar.report.records import (
-    Failed,
     Finished,
     Notice,
     Progress,
@@ -193,12 +192,11 @@ class Console:
                 self._notice(record.level, record.text)
             case Finished():
                 self._finish(record)
-            case Failed():
-                self.error(wording.failure_sentence(record))
 
-    def error(self, sentence: str) -> None:
-        """Show `samovar: error: <sentence>`."""
-        self._aside(f"samovar: error: {sentence}", "bold red")
+    def failed(self, sentence: str) -> None:
+        """The run ends by this error, which its caller shows: the bar goes, the log keeps the sentence."""
+        self._screen.erase()
+        self._write_log(f"samovar: error: {sentence}")
 
     def close(self) -> None:
         """Leave the terminal tidy; the last bar stays."""

@@ -57,7 +57,7 @@ class RunResult:
     `transport` is what weights and gradients went by: "shm" (mapped memory), "tcp", or "shm, tcp" where some did by
     each. `box` is where the center was, as --box names it, and `buffer` its name there; None: with the run itself.
     `peak_memory_bytes` is the most memory that each rank had, what it shares with others included; empty where workers
-    wait for nobody, or the system does not tell.
+    wait for nobody, or the system does not tell. `run_folder` is what `samovar.train` adds; no file has it.
     """
 
     net: str
@@ -92,11 +92,14 @@ class RunResult:
     box: str | None = None
     buffer: str | None = None
     peak_memory_bytes: tuple[int, ...] = ()
+    run_folder: Path | None = None
 
 
 def write_result(path: Path, result: RunResult) -> None:
     """Put `result` at `path`, whole or not at all; raises InputError where the disk refuses."""
-    write_json_atomic(path, to_plain(result))
+    values = to_plain(result)
+    del values["run_folder"]  # which may be moved
+    write_json_atomic(path, values)
 
 
 def read_result(path: Path) -> RunResult:

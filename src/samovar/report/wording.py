@@ -2,7 +2,7 @@
 
 import math
 
-from samovar.report.records import Failed, Progress, Started, Tested
+from samovar.report.records import Progress, Started, Tested
 from samovar.report.result import RunResult
 
 _SHOWN_HASH_DIGITS = 8
@@ -55,10 +55,6 @@ def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> li
     if run_folder is not None:
         lines.append(f"run folder {run_folder}" + (f"   ({', '.join(files)})" if files else ""))
     return lines
-
-
-def failure_sentence(failed: Failed) -> str:
-    return failed.message if failed.rank is None else f"rank {failed.rank}: {failed.message}"
 
 
 def pinning(worker_cpus: tuple[tuple[int, ...], ...]) -> str:

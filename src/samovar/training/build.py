@@ -24,8 +24,7 @@ from samovar.launcher.momentum import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model, layout_of
-from samovar.solver.base import Multipliers, Solver
-from samovar.solver.flat import build_solver
+from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.compressed import CompressedSync

@@ -13,8 +13,7 @@ from samovar.frontends.caffe.debug_info import DebugInfo
 from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.model.half import NetOutput
-from samovar.report.pipe import RecordWriter
-from samovar.report.records import Iterated, LastLoss, Tested, Valued, ValueLine
+from samovar.report.records import Iterated, LastLoss, RecordWriter, Tested, Valued, ValueLine
 from samovar.solver.policy import PolicyConfig
 from samovar.training.build import Learner
 from samovar.training.context import RankContext

@@ -12,8 +12,7 @@ from samovar.config import RunConfig
 from samovar.core.group import Group
 from samovar.core.host import PoliteThreads
 from samovar.launch.rank_arguments import SNAPSHOT_SIGNAL, STOP_SIGNALS
-from samovar.report.pipe import RecordWriter
-from samovar.report.records import Notice
+from samovar.report.records import Notice, RecordWriter
 from samovar.training.loop import Requests
 from samovar.transports.base import Transport
 from samovar.transports.shm import BoardWord, RunBoard

@@ -6,7 +6,7 @@ from typing import Final
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import NotFinite
 from samovar.core.layout import all_finite, first_not_finite
-from samovar.solver.base import Solver
+from samovar.solver.flat import Solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from samovar.membership.progress_table import WorkerState
 from samovar.report.metrics import MetricsWriter
-from samovar.report.pipe import RecordWriter
-from samovar.report.records import Notice, Progress, Tested
+from samovar.report.records import Notice, Progress, RecordWriter, Tested
 from samovar.report.result import WorkerFigures
 from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
 from samovar.solver.policy import PolicyConfig

@@ -10,8 +10,7 @@ from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
-from samovar.report.pipe import RecordWriter
-from samovar.report.records import Failed
+from samovar.report.records import Failed, RecordWriter
 from samovar.training.context import Boundary, BoxDescriptors, RankContext, SignalRequests, use_cpus
 from samovar.training.evaluate_rank import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing

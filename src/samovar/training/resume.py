@@ -17,7 +17,7 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.frontends.caffe.spec import is_there
 from samovar.frontends.caffe.weights import match_weights, read_weights
-from samovar.solver.base import history_key
+from samovar.solver.flat import history_key
 from samovar.strategies.catalog import TRAITS
 from samovar.strategies.traits import NONE
 

@@ -66,7 +66,7 @@ class StepLoss:
 
 
 class Updates(Protocol):
-    """The part of a solver that a step needs; see `samovar.solver.base.Solver`."""
+    """The part of a solver that a step needs; see `samovar.solver.flat.Solver`."""
 
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None: ...
 

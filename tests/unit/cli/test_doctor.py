@@ -11,8 +11,7 @@ import pytest
 
 from samovar.cli.doctor import host_rows, record_rows
 from samovar.core.machine import NOMINAL, CalibrationRecord
-from samovar.report.diagnosis import diagnose
-from samovar.report.host import HostFigures, read_host
+from samovar.report.host import HostFigures, diagnose, read_host
 
 SAMOVAR = str(Path(sys.executable).with_name("samovar"))
 TIMEOUT_S = 100.0

@@ -80,7 +80,6 @@ class Started:
         self.logs = [folder / f"{rank}.log" for rank in range(len(programs))]
         self.launch = Launch(
             command=lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))],
-            world_size=len(programs),
             board=RunBoard(self.segment, len(programs)),
             inherited=[self.segment, *inherited],
             log_paths=self.logs,
@@ -256,8 +255,8 @@ from samovar.launch.processes import Launch
 from samovar.transports.shm import RunBoard, create_segment
 
 segment = create_segment(1)
-launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], 1, RunBoard(segment, 1),
-                [segment], [Path(sys.argv[1])], 1, lambda rank, data: os.write(1, data))
+launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], [Path(sys.argv[1])],
+                RunBoard(segment, 1), [segment], lambda rank, data: os.write(1, data))
 ends = launch.run()
 print("ends", [end.return_code for end in ends], launch.signals.stop_signal, launch.signals.kill_signal, flush=True)
 """

@@ -1,7 +1,5 @@
 """What one machine bears, and folders that go away."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from samovar.core.host import available_bytes
 from samovar.launch import limits
 from samovar.launch.limits import MOST_THREADS_PER_CORE, RANK_BYTES, processes_left, require_room
 from samovar.launch.numa import num_available_cpus
-from samovar.launch.passing_folder import passing_folder, remove_abandoned
 
 MOST = num_available_cpus() * MOST_THREADS_PER_CORE
 
@@ -59,23 +56,3 @@ def test_a_control_group_may_allow_few_processes(tmp_path: Path, monkeypatch: py
         InputError, match=r"16 workers of 1 threads are at least 32 .* 30 more .* at most 15 workers fit"
     ):
         require_room("--workers", 16, None, True)
-
-
-def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with passing_folder("time") as kept:
-        (kept.path / "rank0.log").write_text("why")
-        kept.keep()
-    killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
-        "from samovar.launch.passing_folder import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
-    (abandoned,) = set(tmp_path.iterdir()) - {kept.path}
-
-    with passing_folder("time") as mine:
-        assert not abandoned.exists()
-        remove_abandoned(tmp_path)
-        assert mine.path.exists()
-
-    assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
-    assert [path.name for path in kept.path.iterdir()] == ["rank0.log"]

@@ -11,8 +11,7 @@ from samovar.box.endpoints import Endpoints, create_shards, take_shards
 from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.launcher.box_content import Content
-from samovar.launcher.box_loading import load, saved
+from samovar.launcher.box_files import Content, load, saved
 from samovar.transports.keys import make_key
 from tests.unit.box.listening_box import Box
 

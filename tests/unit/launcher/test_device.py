@@ -1,5 +1,7 @@
 """--device: what it may be, what `auto` comes to, and what is refused before anything is made."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,9 @@ import pytest
 import torch
 
 from samovar.config import RunConfig
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.trace import TraceWindow
-from samovar.launcher.placing import on_device
+from samovar.launcher.placing import Devices, on_device, torch_devices
 from samovar.model import device as devices
 from samovar.model.half import precision_warnings
 from samovar.strategies.config import StrategyConfig
@@ -25,6 +27,11 @@ def with_devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"GPU {number}")
+
+
+def asked(device: str | None = None) -> Devices:
+    """What the process that loads PyTorch would say; the devices above are of this one alone."""
+    return Devices(**json.loads(json.dumps(devices.answer(device))))
 
 
 @pytest.mark.parametrize("written", ["gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "CUDA", "", "cuda:0,1"])
@@ -55,22 +62,22 @@ def test_slices_are_summed_on_the_cpu(device: str) -> None:
 
 def test_auto_is_cuda_where_a_driver_and_pytorch_show_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_devices(monkeypatch, 1)
-    assert on_device(CONFIG, "auto", tmp_path).device == "cpu"  # no driver
+    assert on_device(CONFIG, "auto", tmp_path, asked).device == "cpu"  # no driver
     (tmp_path / "nvidia0").touch()
-    assert on_device(CONFIG, "auto", tmp_path).device == "cuda"
-    assert on_device(replace(CONFIG, exact=2), "auto", tmp_path).device == "cpu"
+    assert on_device(CONFIG, "auto", tmp_path, asked).device == "cuda"
+    assert on_device(replace(CONFIG, exact=2), "auto", tmp_path, asked).device == "cpu"
     with_devices(monkeypatch, 0)
-    assert on_device(CONFIG, "auto", tmp_path).device == "cpu"
+    assert on_device(CONFIG, "auto", tmp_path, asked).device == "cpu"
 
 
 def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_devices(monkeypatch, 2)
-    assert on_device(CONFIG, "cuda:1").device == "cuda:1"
+    assert on_device(CONFIG, "cuda:1", ask=asked).device == "cuda:1"
     with pytest.raises(InputError, match=r"--device cuda:2: of 2 CUDA devices here the last is cuda:1; give one"):
-        on_device(CONFIG, "cuda:2")
+        on_device(CONFIG, "cuda:2", ask=asked)
     with_devices(monkeypatch, 0)
     with pytest.raises(InputError, match=r"--device cuda: no CUDA device is here \(PyTorch .*\); give --device cpu"):
-        on_device(CONFIG, "cuda")
+        on_device(CONFIG, "cuda", ask=asked)
     assert devices.described().startswith("cpu; no CUDA device (PyTorch ")
 
 
@@ -83,6 +90,13 @@ def test_ranks_take_devices_in_turn_and_say_where_they_share(monkeypatch: pytest
     assert "2 workers share 1" in devices.device_notices(first, 2, "cuda:0")[0]
     assert "share" not in devices.device_notices(first, 2, "cuda")[0]
     assert devices.device_notices(None, 4, "cpu") == ()
+
+
+def test_another_process_is_asked_and_says_what_this_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_devices("cuda:99") == asked("cuda:99")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SamovarError, match=r"PyTorch cannot be asked which devices are here: .* exit status 1"):
+        torch_devices()
 
 
 def test_on_the_cpu_nothing_is_set() -> None:

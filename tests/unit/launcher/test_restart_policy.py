@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samovar.launch.processes import Launch, RankEnd
+from samovar.launch.watch import Consequence
 from samovar.launcher.restart_policy import RestartPolicy, blamed
 from samovar.report.records import Failed, Notice, Record
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
@@ -43,7 +44,7 @@ class Run:
         self.shown: list[Record] = []
         self._descriptor = create_segment(world_size)
         self.board = RunBoard(self._descriptor, world_size)
-        self.survivors = RestartPolicy(world_size, may_restart, failures, self.board, self.shown.append, group_size)
+        self.policy = RestartPolicy(world_size, may_restart, failures, self.board, self.shown.append, group_size)
 
         def command(rank: int, _pipe: int) -> list[str]:
             self.board.post(rank, BoardWord.STEPS_DONE, self.board.read(rank, BoardWord.STEPS_DONE) + get_on)
@@ -51,16 +52,11 @@ class Run:
 
         self._launch = Launch(
             command,
-            world_size,
+            [folder / f"{rank}.log" for rank in range(world_size)],
             self.board,
             [],
-            [folder / f"{rank}.log" for rank in range(world_size)],
-            1,
             lambda _rank, _data: None,
-            self.survivors.patience_s,
-            is_replaced=self.survivors.is_replaced,
-            ended_with=self.survivors.ended_with,
-            started_after=self.survivors.started_after,
+            policy=self.policy,
         )
 
     def ends(self) -> list[RankEnd]:
@@ -94,7 +90,7 @@ def test_a_killed_rank_that_gets_on_is_started_again_each_time_and_the_result_sa
     assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 0)]
     assert (tmp_path / "lives").read_text() == "xxxx"
     assert run.words == ["it starts again from the center"] * 3
-    counted = run.survivors.counted(replace(RESULT, by_worker=(WORKER, WORKER)))
+    counted = run.policy.counted(replace(RESULT, by_worker=(WORKER, WORKER)))
     assert [worker.restarts for worker in counted.by_worker] == [0, 3]
 
 
@@ -104,7 +100,7 @@ def test_a_group_comes_back_whole_with_its_first_dead_as_long_as_it_gets_on(tmp_
     assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(rank, 0) for rank in range(4)]
     assert (tmp_path / "lives").read_text() == "xxxx"
     assert run.words == ["its own, ranks 2 and 3, starts again from the center"] * 3
-    assert [run.survivors.life(rank) for rank in range(4)] == [0, 0, 3, 3]
+    assert [run.policy.life(rank) for rank in range(4)] == [0, 0, 3, 3]
 
 
 def test_a_group_that_gets_nowhere_leaves_whole_and_other_groups_go_on(tmp_path: Path) -> None:
@@ -128,14 +124,10 @@ def test_a_run_ends_with_its_last_group(tmp_path: Path) -> None:
 def test_a_group_does_not_come_back_without_those_that_have_finished(tmp_path: Path) -> None:
     """No rank is started here: what the launcher would be told."""
     run = Run(tmp_path, [FOREVER] * 4, {}, group_size=2)
-    survivors = run.survivors
-    assert not survivors.is_replaced(RankEnd(2, 0))
-    assert not survivors.is_replaced(RankEnd(3, -9))
-    assert survivors.ended_with(RankEnd(3, -9)) == [2]
-    assert survivors.is_replaced(RankEnd(1, -9))
-    assert (survivors.ended_with(RankEnd(1, -9)), survivors.started_after(RankEnd(1, -9))) == ([0], ())
-    assert survivors.is_replaced(RankEnd(0, -9))
-    assert survivors.started_after(RankEnd(0, -9)) == range(2)
+    assert run.policy.consequence(RankEnd(2, 0)) == Consequence(ended=[])
+    assert run.policy.consequence(RankEnd(3, -9)) == Consequence(ended=[2])
+    assert run.policy.consequence(RankEnd(1, -9)) == Consequence(counts=False, ended=[0])
+    assert run.policy.consequence(RankEnd(0, -9)) == Consequence(counts=False, started=range(2))
     run.close()
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.cli.strategy_flags import count_of
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.launch.numa import place
 from samovar.launcher import placing
 from samovar.launcher.placing import placed
 from samovar.launcher.sweep import fastest, sweep_lines, sweep_settings, with_fastest_workers
+from samovar.launcher.train import count_of
 from samovar.report.console import Console
 from samovar.report.result import SweptSetting
 from samovar.strategies.config import StrategyConfig
@@ -91,7 +91,7 @@ def test_the_fastest_is_kept_and_of_equals_the_fewest_workers() -> None:
 
 
 def settle(config: RunConfig) -> RunConfig:
-    return with_fastest_workers(config, None, None, None, Console(sys.stdout, sys.stderr))
+    return with_fastest_workers(config, None, None, Console(sys.stdout, sys.stderr))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_cores_to_spare_go_to_workers_that_overlap(monkeypatch: pytest.MonkeyPat
 
 
 def test_numbers_and_auto() -> None:
-    assert [count_of("--workers", text) for text in (None, "auto", "3", "0")] == [None, None, 3, 0]
-    for text in ("", "-1", "two", "1.5", "²", "Auto"):
+    assert [count_of("--workers", text) for text in (None, "auto", "3", "0", 5)] == [None, None, 3, 0, 5]
+    for text in ("", "-1", "two", "1.5", "²", "Auto", True, 1.0):
         with pytest.raises(InputError, match="--workers: got"):
             count_of("--workers", text)

@@ -8,7 +8,7 @@ import pytest
 
 from samovar.report import records
 from samovar.report.caffe_log import CaffeLog
-from samovar.report.records import Failed, Notice, Record, SnapshotWritten
+from samovar.report.records import Notice, Record, SnapshotWritten
 from tests.multiproc.caffe_log import parse_log
 
 from .examples import (
@@ -41,7 +41,6 @@ def test_the_head_is_glogs() -> None:
     assert line.startswith("I1121 00:12:34.123456 ")
     assert line.endswith(" solver.cpp:327] Iteration 600, loss = 0.0123456")
     assert log_of(Notice(level="warning", text="x")).startswith("W1121 ")
-    assert log_of(Failed(rank=1, message="gone", step=1, exit_code=3, kind="X")) == "samovar: error: rank 1: gone\n"
 
 
 def test_a_run() -> None:

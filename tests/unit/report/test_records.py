@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samovar.core.errors import DeadlineExceeded
-from samovar.report.pipe import MAX_LINE_BYTES, RecordReader, RecordWriter
-from samovar.report.records import Notice, Progress, from_json, to_json
+from samovar.report.records import MAX_LINE_BYTES, Notice, Progress, RecordReader, RecordWriter, from_json, to_json
 
 from .examples import EVERY_RECORD, FINISHED, PROGRESS, STARTED, TESTED
 

@@ -13,8 +13,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samovar.report.script_lines import MAX_LINE_BYTES, ErrorTail, LineSplitter, StoreRefusals
-from samovar.report.script_output import STDERR, STDOUT, Doubles, RankOutput, ScriptOutput
+from samovar.report.script_output import (
+    MAX_LINE_BYTES,
+    STDERR,
+    STDOUT,
+    Doubles,
+    ErrorTail,
+    LineSplitter,
+    RankOutput,
+    ScriptOutput,
+    StoreRefusals,
+)
 from tests.terminal import read_to_end
 
 

@@ -10,8 +10,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.solver.base import Multipliers, Solver, history_key
-from samovar.solver.flat import build_solver
+from samovar.solver.flat import Multipliers, Solver, build_solver, history_key
 from samovar.solver.policy import TYPES, PolicyConfig, SolverConfig
 from samovar.strategies.parts import own_part
 from tests.unit.solver.expected import Arrays, Expected

@@ -1,0 +1,344 @@
+"""Buffers of boxes as files: what one says, saved from boxes and loaded into them, and kept by a box of all it has.
+
+A buffer, or a part of one, is a safetensors file, which holds its own SHA-256.
+Beside `center` (float32) and, where there is one, `velocity`, a file holds the `versions` of the chunks, the `words` of
+the board, the `shape` that the buffer was made with, and the `sha256` of all these. To fill a buffer, `center` will do.
+"""
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from samovar.box.board import NUM_WORDS
+from samovar.box.buffers import BufferShape, NamedBuffers
+from samovar.box.endpoints import MOST_BOXES, Endpoints, create_shards, take_shards
+from samovar.box.joining import (
+    BoxSeat,
+    Endpoint,
+    Look,
+    buffer_names,
+    create_buffer,
+    look_at,
+    mapped_seat,
+    read_buffer,
+    read_mapped,
+    take_seat,
+)
+from samovar.box.shards import SHARD_WORDS, CenterShard, whole_of
+from samovar.checkpoint.arrays import Array, chunks, parse
+from samovar.core.clock import Deadline
+from samovar.core.durable import FileMark, publish_file, sync_folder
+from samovar.core.errors import InputError, SamovarError
+
+TIMEOUT_S: Final = 120.0
+_BY_PART: Final = ("center", "velocity", "versions")  # what follows one part after the other in the whole
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file says of a buffer. Without a shape, one is made of `center` and `velocity`; without `words`, none."""
+
+    shape: BufferShape
+    arrays: dict[str, Array]
+
+    @classmethod
+    def of(cls, shape: BufferShape, arrays: dict[str, Array]) -> "Content":
+        """What `samovar.box.joining.read_buffer` gave."""
+        return cls(shape, arrays | {"shape": np.array(astuple(shape), np.int64)})
+
+    @classmethod
+    def joined(cls, found: Mapping[str, "Content"]) -> "Content":
+        """The center whose parts these are, in any order, by where they were found; of one alone, that one.
+
+        Its words are those of the first part. Raises InputError where parts are missing or not of one center.
+        """
+        if len(found) == 1:
+            return next(iter(found.values()))
+        contents = [found[where] for where in _in_order(found)]
+        names = [name for name in _BY_PART if all(name in content.arrays for content in contents)]
+        arrays = {name: np.concatenate([content.arrays[name] for content in contents]) for name in names}
+        words = contents[0].arrays["words"].copy()
+        words[list(SHARD_WORDS)] = 0
+        return cls.of(whole_of([content.shape for content in contents]), arrays | {"words": words})
+
+    @classmethod
+    def read_all(cls, files: Sequence[Path]) -> "Content":
+        """What is in one file, or in those of the parts of one center; raises InputError as `read` and `joined`."""
+        if twice := [file for file in files if files.count(file) > 1]:
+            raise InputError(f"{twice[0]}: is given twice; give each part once")
+        return cls.joined({str(file): cls.read(file) for file in files})
+
+    @classmethod
+    def read(cls, path: Path) -> "Content":
+        """Raises InputError where the file is no snapshot of a buffer, or not as it was written."""
+        try:
+            arrays = parse(path.read_bytes())
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be read ({error.strerror}); give a file of `samovar box snapshot`"
+            ) from error
+        except ValueError as error:
+            raise InputError(f"{path}: {error}; give a file of `samovar box snapshot`") from error
+        written = arrays.pop("sha256", None)
+        if written is not None and written.tobytes() != _digest(arrays):
+            raise InputError(f"{path}: is damaged, its SHA-256 is another; take an earlier snapshot")
+        return cls(_shape_in(path, arrays), arrays)
+
+    def write(self, path: Path) -> FileMark:
+        """Whole, or not at all; raises OSError."""
+        return publish_file(path, chunks(self.arrays | {"sha256": np.frombuffer(self.digest(), np.uint8)}))
+
+    def digest(self) -> bytes:
+        return _digest(self.arrays)
+
+    @property
+    def part(self) -> CenterShard | None:
+        """Which part of a center it is; None: a whole one."""
+        return CenterShard.among(self.arrays["words"].tolist()) if "words" in self.arrays else None
+
+    def __str__(self) -> str:
+        part = "" if self.part is None else f"{self.part}, "
+        return f"{part}{self.shape.num_elements:,} elements"
+
+    def fill(self, session: BoxSeat, deadline: Deadline) -> None:
+        session.center.write(self.arrays["center"], deadline)
+        if session.shape.with_velocity:
+            session.center.write_velocity(self.arrays["velocity"], deadline)
+        for index, value in enumerate(self.arrays.get("words", np.zeros(0, np.uint64)).tolist()):
+            if value or index not in SHARD_WORDS:  # a whole one may be cut for those who get it
+                session.board.set_word(index, value)
+
+
+def _in_order(found: Mapping[str, Content]) -> list[str]:
+    """Where the parts are, the first one first."""
+    parts: dict[int, str] = {}
+    (first, like), *_ = found.items()
+    for where, content in found.items():
+        part = content.part
+        if part is None or like.part is None:
+            raise InputError(f"{where if part is None else first} is a whole center, and no part of one; give it alone")
+        if part.set_number != like.part.set_number or _cut(content.shape) != _cut(like.shape):
+            raise InputError(f"{where} is {part} of another center than {first}; give those of one center")
+        if part.index in parts:
+            raise InputError(f"{where} is {part}, and so is {parts[part.index]}; give each part once")
+        parts[part.index] = where
+    assert like.part is not None
+    if missing := [str(index + 1) for index in range(min(like.part.count, MOST_BOXES)) if index not in parts]:
+        raise InputError(f"part {', '.join(missing)} of {like.part.count} is missing; give all parts of the center")
+    return [parts[index] for index in sorted(parts)]
+
+
+def _cut(shape: BufferShape) -> BufferShape:
+    """What parts of one center have in common."""
+    return replace(shape, num_elements=1)
+
+
+def _shape_in(path: Path, arrays: dict[str, Array]) -> BufferShape:
+    center, velocity, words = arrays.get("center"), arrays.get("velocity"), arrays.get("words")
+    if center is None or center.dtype != np.float32 or center.ndim != 1 or not center.size:
+        raise InputError(
+            f"{path}: has no float32 array `center` of one dimension; give a file of `samovar box snapshot`"
+        )
+    if velocity is not None and (velocity.dtype, velocity.shape) != (center.dtype, center.shape):
+        raise InputError(f"{path}: its `velocity` is not like its `center`; give a file of `samovar box snapshot`")
+    if words is not None and (words.dtype != np.uint64 or words.shape != (NUM_WORDS,)):
+        raise InputError(f"{path}: its `words` are not {NUM_WORDS} of 64 bits; use one version of Samovar")
+    shape = BufferShape(center.size, with_velocity=velocity is not None)
+    if "shape" not in arrays:
+        return shape
+    sizes = [int(size) for size in arrays["shape"].reshape(-1)]
+    if len(sizes) not in (5, 6) or (sizes[0], bool(sizes[2])) != (shape.num_elements, shape.with_velocity):
+        raise InputError(f"{path}: its `shape` is not that of its `center`; give a file of `samovar box snapshot`")
+    return BufferShape.of_sizes(sizes)
+
+
+def _digest(arrays: dict[str, Array]) -> bytes:
+    """Of the arrays, by name."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.digest()
+
+
+_WHO: Final = "samovar box"
+
+
+def saved(places: Endpoints, name: str) -> Content:
+    """What the boxes have of buffer `name`: of one whatever it has, of several the whole center.
+
+    Raises InputError where these are not the parts of one center, or a box has none.
+    """
+    deadline = Deadline.after(TIMEOUT_S)
+    found = {
+        f"buffer {name!r} of {place}": Content.of(*read_buffer(place, name, _WHO, deadline)) for place in places.boxes
+    }
+    return Content.joined(found)
+
+
+def load(content: Content, places: Endpoints, name: str) -> bool:
+    """Put it into buffer `name`, which is made where there is none; whether it was made.
+
+    A whole center is cut over several boxes, a part goes into one. Raises InputError where there is another buffer of
+    this name, or somebody is at work there.
+    """
+    deadline = Deadline.after(TIMEOUT_S)
+    if content.part is not None and len(places.boxes) > 1:
+        raise InputError(
+            f"{content.part} of a center goes into one box, not {len(places.boxes)}; give the files of all "
+            f"{content.part.count} parts, or one box"
+        )
+    is_new = _make(content, places, name, deadline)
+    _check_free(content, places, name, deadline, is_new=is_new)
+    if len(places.boxes) > 1:
+        session = take_shards(places, name, _WHO, deadline)
+    else:
+        session = take_seat(places.boxes[0], name, _WHO, deadline)
+    with session:
+        content.fill(session, deadline)
+    return is_new
+
+
+def _make(content: Content, places: Endpoints, name: str, deadline: Deadline) -> bool:
+    """Whether the buffer, or its parts, were made by this call; InputError where some boxes alone have one."""
+    there = [place for place in places.boxes if name in buffer_names(place, _WHO, deadline)]
+    if len(places.boxes) == 1:
+        return not there and create_buffer(places.boxes[0], name, content.shape, _WHO, deadline)
+    if 0 < len(there) < len(places.boxes):
+        raise InputError(f"{Endpoints(tuple(there))} has a buffer {name!r}, the others have none; drop it first")
+    return not there and create_shards(places, name, content.shape, _WHO, deadline) is None
+
+
+def _check_free(content: Content, places: Endpoints, name: str, deadline: Deadline, *, is_new: bool) -> None:
+    found = {place: look_at(place, name, _WHO, deadline) for place in places.boxes}
+    where, shape = f"buffer {name!r} of {places}", whole_of([look.shape for look in found.values()])
+    if (shape.num_elements, shape.with_velocity) != (content.shape.num_elements, content.shape.with_velocity):
+        raise InputError(
+            f"{where} has {_words_of(shape)}, and the file {_words_of(content.shape)}; drop it first, or load into "
+            "another"
+        )
+    if len(found) == 1 and not is_new:
+        _check_part(next(iter(found.values())).part, content.part, where)
+    for place, look in found.items():
+        _check_idle(place, look, name)
+
+
+def _check_part(there: CenterShard | None, given: CenterShard | None, where: str) -> None:
+    """A part is no whole center, and no other part, even where it has as many elements."""
+    if (there and (there.index, there.count)) == (given and (given.index, given.count)):
+        return
+    has, gets = (f"{part} of a center" if part else "a whole center" for part in (there, given))
+    raise InputError(f"{where} is {has}, and the file {gets}; drop it first, or give --box all boxes of that center")
+
+
+def _check_idle(place: Endpoint, look: Look, name: str) -> None:
+    if alive := [str(row.member.index) for row in look.rows if row.is_alive]:
+        raise InputError(f"buffer {name!r} of {place}: members {', '.join(alive)} are at work there; end them first")
+
+
+def _words_of(shape: BufferShape) -> str:
+    return f"{shape.num_elements:,} elements {'with' if shape.with_velocity else 'without'} velocity"
+
+
+_SUFFIX: Final = ".safetensors"
+
+
+class Snapshots:
+    """Keeps the files of a box's `buffers` in `folder`, every `every_s` on a thread of its own.
+
+    A context manager: at its beginning buffers that only the folder has are made and filled, at its end everything is
+    written once more. `tell` is what people are told by. Raises InputError where the folder cannot be used, or another
+    box has it.
+    """
+
+    def __init__(self, buffers: NamedBuffers, folder: Path, every_s: float, tell: Callable[[str], None]) -> None:
+        self._buffers = buffers
+        self._folder = folder
+        self._every_s = every_s
+        self._tell = tell
+        self._written: dict[str, bytes] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="samovar-snapshots", daemon=True)
+        self._lock = _locked_folder(folder)
+
+    def __enter__(self) -> "Snapshots":
+        self._restore()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._ending.set()
+        self._thread.join()
+        os.close(self._lock)
+
+    def write(self) -> None:
+        """Those that changed are written, the files of those that were dropped go. Raises OSError, SamovarError."""
+        names = self._buffers.names()
+        for name in names:
+            with self._buffers.held(name) as buffer:
+                content = Content.of(*read_mapped(buffer, Deadline.after(TIMEOUT_S)))
+            digest = content.digest()
+            if self._written.get(name) != digest:
+                content.write(self._path(name))
+                self._written[name] = digest
+        for name in set(self._written) - set(names):
+            self._path(name).unlink(missing_ok=True)
+            sync_folder(self._folder)
+            del self._written[name]
+
+    def _restore(self) -> None:
+        there = self._buffers.names()
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            name = path.name.removesuffix(_SUFFIX)
+            if name in there or name.startswith("."):
+                continue
+            try:
+                content = Content.read(path)
+                self._buffers.create(name, content.shape)
+                with self._buffers.held(name) as buffer, mapped_seat(buffer) as session:
+                    content.fill(session, Deadline.after(TIMEOUT_S))
+            except SamovarError as error:
+                self._tell(f"not loaded: {error}")
+            else:
+                self._written[name] = content.digest()
+                self._tell(f"loaded from {path}: {name}")
+
+    def _serve(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._ending.wait(self._every_s)
+            try:
+                self.write()
+            except OSError as error:
+                self._tell(f"--box-snapshot {self._folder}: nothing can be written ({error.strerror}); make room")
+            except SamovarError as error:  # dropped this moment, say
+                self._tell(f"--box-snapshot {self._folder}: {error}")
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+
+def _locked_folder(folder: Path) -> int:
+    """A descriptor that keeps other boxes out as long as it is open."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"--box-snapshot {folder}: {error.strerror}; give a folder that can be written") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InputError(f"--box-snapshot {folder}: another box writes there; give another folder") from error
+    if not os.access(folder, os.W_OK):
+        os.close(descriptor)
+        raise InputError(f"--box-snapshot {folder}: cannot be written; give another folder")
+    return descriptor

@@ -1,0 +1,389 @@
+"""`samovar.train`, which the command calls too: what is checked before a run starts, then the run and its result."""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TextIO, TypedDict, Unpack
+
+from samovar.checkpoint.store import SnapshotStore
+from samovar.config import RunConfig, parse_weights
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.large_batch import LargeBatch
+from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.trace import TraceWindow
+from samovar.frontends.caffe.solver import load_solver, solver_config
+from samovar.frontends.caffe.spec import is_there
+from samovar.launcher.job import remove_if_unused, run_job
+from samovar.launcher.momentum import with_momentum
+from samovar.launcher.placing import on_device, placed
+from samovar.launcher.sweep import sweep_lines, with_fastest_workers
+from samovar.report.console import Console, LogFile, local_now
+from samovar.report.records import Notice
+from samovar.report.result import RunResult
+from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
+from samovar.strategies.box_terms import MEAN
+from samovar.strategies.catalog import TRAITS
+from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
+from samovar.strategies.defaults import resolved
+from samovar.strategies.traits import AUTO
+
+LATEST: Final = "latest"
+# Where a run computes, and what it leaves behind, does not change what it computes.
+_NO_MATTER_TO_REPLAY = (
+    "replay",
+    "record",
+    "out",
+    "cpus",
+    "num_taken_cpus",
+    "oversubscribed",
+    "sweep",
+    "timeout_s",
+    "stop_rule",
+)
+
+
+class StrategySettings(TypedDict, total=False):
+    """What `samovar.replicate` takes, too; docs/algorithms.md says what each strategy makes of it."""
+
+    bucket_size: int | Literal["auto", "model", "layer"]
+    collective: str
+    overlap: str
+    owner: str
+    sync_period_steps: int
+    moving_rate: float
+    variant: str
+    outer_rate: float
+    outer_momentum: float
+    max_staleness_steps: int
+    max_refused_pushes: int
+    group_size: int
+    read_first: bool
+    center_momentum: float
+    compress: str
+    always_compresses: bool
+
+
+class TrainSettings(StrategySettings, total=False):
+    """The other flags of `samovar train`; one that is left out, or None, is the command's default."""
+
+    oversubscribe: bool | None
+    shuffle: bool | None
+    hold_data: bool | None
+    batch_mode: Literal["per-worker", "global"] | None
+    exact: int | None
+    large_batch: int | None
+    rate_scaling: str | None
+    warm_up_steps: int | None
+    calibration: CalibrationRecord | str | Path | None
+    precision: Literal["fp32", "bf16"] | None
+    device: str | None
+    trace: str | TraceWindow | None
+    stop_rule: str | None
+    record: bool | None
+    replay: str | Path | None
+    box: str | None
+    join: bool | None
+    key_file: str | Path | None
+    buffer: str | None
+    timeout_s: float | None
+
+
+def train(
+    solver: str | Path,
+    *,
+    workers: int | Literal["auto"] = 1,
+    strategy: str = "sync",
+    threads_per_worker: int | Literal["auto"] | None = None,
+    iterations: int | None = None,
+    snapshot: str | Path | None = None,
+    weights: str | Path | Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    seed: int | None = None,
+    quiet: bool = False,
+    **settings: Unpack[TrainSettings],
+) -> RunResult:
+    """Train a Caffe solver's net on `workers` processes of this machine, as the command `samovar train` does.
+
+    Arguments mean what the command's flags mean (docs/commands.md). Weights, metrics and snapshots lie in the result's
+    `run_folder`. Progress goes to stdout, warnings to stderr; with `quiet` both go to the folder's samovar.log alone.
+
+    On the main thread signals are taken as by the command, and their handlers are put back: a first Ctrl-C stops the
+    run after a step, with a snapshot and a result that has `stopped_by`; a second one ends it with an error. On another
+    thread no signal is taken. Either way nothing but the folder is left.
+
+    Raises InputError for what cannot be used; NotFinite, DeadlineExceeded or RankFailed where a rank failed; another
+    SamovarError else. Each has the command's `exit_code`, and its sentence with arguments in place of flags.
+    """
+    with _errors_in_python():
+        given = {name: value for name, value in settings.items() if value is not None}
+        oversubscribe = bool(given.pop("oversubscribe", False))
+        config = _config(Path(solver), strategy, given | {"iterations": iterations, "seed": seed, "weights": weights})
+        written, folder = None if snapshot is None else str(snapshot), None if out is None else Path(out)
+        return run_training(config, workers, threads_per_worker, oversubscribe, written, folder, quiet=quiet)
+
+
+def run_training(
+    config: RunConfig,
+    workers: int | str,
+    threads_per_worker: int | str | None,
+    oversubscribe: bool,
+    snapshot: str | None,
+    out: Path | None,
+    *,
+    quiet: bool = False,
+) -> RunResult:
+    """Train as `config` says, on so many workers and threads, numbers or "auto"; see `train`."""
+    with ExitStack() as stack:
+        output, errors = sys.stdout, sys.stderr
+        if quiet:
+            output = errors = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        config = on_device(config, config.device)
+        num_workers, num_threads = count_of("--workers", workers), count_of("--threads-per-worker", threads_per_worker)
+        if config.exact is not None and threads_per_worker is None:
+            num_threads = 1  # a number that follows from that of workers would change the bits with it
+        if num_workers is not None:
+            config = placed(config, num_workers, num_threads, oversubscribe)
+        else:
+            found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
+            config = with_fastest_workers(config, num_threads, found, Console(output, errors))
+        return _run(plan_training(config, snapshot, out), output, errors)
+
+
+def _run(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
+    """A new folder in which no training began, because of what was given, goes again."""
+    try:
+        return _shown(plan, output, errors)
+    except BaseException as error:
+        is_input = getattr(error, "exit_code", InputError.exit_code) == InputError.exit_code
+        if is_input and plan.is_new and not plan.folder.metrics.exists():
+            remove_if_unused(plan.folder)
+        raise
+
+
+def _shown(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
+    log = LogFile(plan.folder.log)
+    console = Console(output, errors, log=log, display_steps=max(1, plan.display_steps))
+    try:
+        for text in sweep_lines(plan.config.sweep):
+            log.write(text)
+        for text in plan.notices:
+            console.show(Notice(level="warning", text=text))
+        result = run_job(plan.config, plan.folder, console)
+        assert result is not None
+        return result
+    except SamovarError as error:
+        console.failed(str(error))
+        raise
+    finally:
+        console.close()
+        log.close()
+
+
+def count_of(name: str, given: int | str | None) -> int | None:
+    """A number, or None for `auto` and where nothing is given; InputError for anything else."""
+    if given in (None, AUTO):
+        return None
+    if type(given) is int:
+        return given
+    if not isinstance(given, str) or not given.isdecimal() or not given.isascii():
+        raise InputError(f"{name}: got {given!r}; give a number or 'auto'")
+    return int(given)
+
+
+def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
+    """What was given, as the command's flags would be."""
+    _require_kinds(given)
+    run: dict[str, Any] = {
+        name: given.pop(name) for name in list(given) if name not in StrategySettings.__annotations__
+    }
+    if unknown := [name for name in run if name not in _OWN]:
+        raise InputError(
+            f"train: there is no argument {unknown[0]}; known are {', '.join(TrainSettings.__annotations__)}"
+        )
+    large = [run.pop(name, None) for name in ("large_batch", "rate_scaling", "warm_up_steps")]
+    calibration, trace, weights = (run.pop(name, None) for name in ("calibration", "trace", "weights"))
+    if calibration is not None and not isinstance(calibration, CalibrationRecord):
+        calibration = CalibrationRecord.load(Path(calibration))
+    paths: dict[str, Any] = {name: Path(run.pop(name)) for name in ("replay", "key_file") if name in run}
+    return RunConfig(
+        "train",
+        solver,
+        weights=_paths(weights),
+        strategy=_strategy(strategy, given),
+        calibration=calibration or NOMINAL,
+        large_batch=large_batch_of(*large),
+        trace=TraceWindow.parse(trace) if isinstance(trace, str) else trace,
+        **paths,
+        **run,
+    )
+
+
+# Of `train` itself; what is not among them is a setting of the strategy.
+_WHOLE = ("iterations", "seed", "exact", "large_batch", "warm_up_steps")
+_YES_OR_NO = ("shuffle", "hold_data", "record", "join")
+_OWN = (
+    "workers",
+    "threads_per_worker",
+    "iterations",
+    "snapshot",
+    "weights",
+    "out",
+    "seed",
+    *TrainSettings.__annotations__,
+)
+_NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN} | {"--timeout": "timeout_s"}
+
+
+def _require_kinds(given: dict[str, Any]) -> None:
+    """What a command reads as a number cannot be anything else there."""
+    for name, value in given.items():
+        if name in _WHOLE and value is not None and type(value) is not int:
+            raise InputError(f"--{name.replace('_', '-')}: got {value!r}; give a whole number")
+        if name in _YES_OR_NO and type(value) is not bool:
+            raise InputError(f"--{name.replace('_', '-')}: got {value!r}; give True or False")
+    timeout_s = given.get("timeout_s", 1.0)
+    if type(timeout_s) not in (int, float):
+        raise InputError(f"--timeout: got {timeout_s!r}; give seconds")
+
+
+def _strategy(name: str, given: dict[str, Any]) -> StrategyConfig:
+    size = given.pop("bucket_size", AUTO)
+    if isinstance(size, str):
+        size = None if size == AUTO else parse_bucket(size, "'auto', 'model', 'layer'")
+        given["automatic_buckets"] = size is None and name in TRAITS and not TRAITS[name].exchanges_weights
+    try:
+        return StrategyConfig(name, bucket_size_bytes=size, **given)
+    except TypeError as error:
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "automatic_buckets")
+        raise InputError(f"--strategy {name}: got {shown}; one is of a wrong type") from error
+
+
+def large_batch_of(batch_size: int | None, rate_scaling: str | None, warm_up_steps: int | None) -> LargeBatch | None:
+    """The recipe that three flags ask for; InputError where the last two stand alone."""
+    if batch_size is None:
+        for flag, value in (("--rate-scaling", rate_scaling), ("--warm-up-steps", warm_up_steps)):
+            if value is not None:
+                raise InputError(f"{flag} {value}: belongs to --large-batch; give that too, or leave it out")
+        return None
+    return LargeBatch(batch_size, rate_scaling or "firecaffe", warm_up_steps)
+
+
+def _paths(weights: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
+    if weights is None or isinstance(weights, str):
+        return parse_weights(weights)
+    return (weights,) if isinstance(weights, Path) else tuple(map(Path, weights))
+
+
+@contextmanager
+def _errors_in_python() -> Iterator[None]:
+    """Sentences about flags, which the command shares, name the arguments; commands in them stay as they are."""
+    try:
+        yield
+    except SamovarError as error:
+        error.args = (re.sub(r"`[^`]*`|--[a-z-]*[a-z]", _argument, str(error)), *error.args[1:])
+        raise
+
+
+def _argument(found: re.Match[str]) -> str:
+    written = found[0]
+    return written if written.startswith("`") else _NAMES.get(written, in_python(written))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A checked configuration and its folder; `is_new` if the folder was made for it."""
+
+    config: RunConfig
+    folder: RunFolder
+    is_new: bool
+    display_steps: int
+    notices: tuple[str, ...]
+
+
+def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
+    """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
+    solver = load_solver(config.model)
+    sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
+    config = replace(config, strategy=resolved(sharing, config.workers))
+    if config.is_free:
+        config = replace(config, stop_rule=config.stop_rule or MEAN)
+    if config.replay is not None:
+        _require_same(config, config.replay)
+    net_name = solver.net.name()
+    if config.box is not None:
+        # Only now: it imports what encrypts, and most runs have a box of their own.
+        config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
+    if snapshot == LATEST:
+        out = out or _last_run(net_name)
+    found, notices = find_snapshot(net_name, snapshot, out)
+    config = replace(config, snapshot=found)
+    _require_not_ended(out, found)
+    is_new = out is None or not is_there(out)
+    folder = create_run_folder(out, net_name, config.strategy.name, local_now())
+    # Ranks know how often a solver for larger steps is to be shown.
+    display_steps = solver.display if config.large_batch is None else 1
+    return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+
+
+def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
+    """What a run has come to is not written over; but it may go on from a snapshot of its own."""
+    if out is None or not is_there(out) or not RunFolder(out).result.exists():
+        return
+    if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
+        raise InputError(
+            f"--out {out}: holds a run that has ended (result.json); give another folder, or go on with that run: "
+            "--snapshot latest"
+        )
+
+
+def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
+    """What --snapshot names, and sentences about those that cannot be used; InputError where there is none."""
+    if snapshot == LATEST:
+        return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
+    return (None if snapshot is None else _existing(Path(snapshot))), ()
+
+
+def _flat(config: RunConfig) -> dict[str, object]:
+    """By name; the strategy's settings among the others, its name as "strategy"."""
+    values = config.to_json()
+    strategy = values.pop("strategy")
+    assert isinstance(strategy, dict)
+    return {**values, **{("strategy" if name == "name" else name): value for name, value in strategy.items()}}
+
+
+def _require_same(config: RunConfig, replay: Path) -> None:
+    """Refuse to repeat a run with other settings than its own."""
+    recorded = RunFolder(replay)
+    if not recorded.order(0).is_file():
+        raise InputError(f"--replay {replay}: is no folder of a run with --record; give one")
+    here, there = _flat(config), _flat(RunConfig.load(recorded.config))
+    different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
+    if different:
+        name = different[0]
+        raise InputError(
+            f"--replay {replay}: was recorded with {name} {there[name]}, this run has {here[name]}; give what that run "
+            "was given"
+        )
+
+
+def _existing(path: Path) -> Path:
+    if not is_there(path):
+        raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
+    return path
+
+
+def _last_run(net_name: str) -> Path:
+    """The run folder of this net under runs/ that a snapshot was last saved into."""
+    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name)]
+    saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
+    if not saved:
+        raise InputError(
+            f"--snapshot latest: no run of net {net_name!r} with a snapshot under {DEFAULT_PARENT}/; "
+            "give the run folder with --out"
+        )
+    return max(saved)[1].parent.parent

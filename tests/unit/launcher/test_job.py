@@ -1,0 +1,39 @@
+"""What several ranks tell of one thing is shown once; folders of jobs without one go with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samovar.launcher.job import Told, passing_folder, remove_abandoned
+from samovar.report.records import Notice, SnapshotWritten
+
+
+def test_of_each_topic_the_first_notice_is_news() -> None:
+    told = Told()
+    notices = [
+        Notice(level="warning", text=str(rank), topic=topic) for rank, topic in enumerate(("a", "b", "a", "", ""))
+    ]
+    assert [told.is_news(notice) for notice in notices] == [True, True, False, True, True]
+    assert told.is_news(SnapshotWritten(step=1, path="a"))
+
+
+def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with passing_folder("time") as kept:
+        (kept.path / "rank0.log").write_text("why")
+        kept.keep()
+    killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
+        "from samovar.launcher.job import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    (abandoned,) = set(tmp_path.iterdir()) - {kept.path}
+
+    with passing_folder("time") as mine:
+        assert not abandoned.exists()
+        remove_abandoned(tmp_path)
+        assert mine.path.exists()
+
+    assert [path.name for path in tmp_path.iterdir()] == [kept.path.name]
+    assert [path.name for path in kept.path.iterdir()] == ["rank0.log"]
