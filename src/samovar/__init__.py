@@ -8,12 +8,19 @@ if TYPE_CHECKING:
     from samovar import caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
+    from samovar.strategies.base import strategy
+    from samovar.strategies.traits import Setting
 
 __version__ = "0.1.0"
-__all__ = ["Replica", "__version__", "caffe", "replicate"]
+__all__ = ["Replica", "Setting", "__version__", "caffe", "replicate", "strategy"]
 
 # What needs torch is imported when it is first asked for: the launcher does without.
-_LAZY = {"Replica": "samovar.api.replica", "replicate": "samovar.api.replicate"}
+_LAZY = {
+    "Replica": "samovar.api.replica",
+    "Setting": "samovar.strategies.traits",
+    "replicate": "samovar.api.replicate",
+    "strategy": "samovar.strategies.base",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,14 +1,15 @@
 """`samovar train` and `samovar test`."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samovar.cli import strategy_flags as flags
-from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
+from samovar.cli import flags
+from samovar.cli.flags import Boxed, Free, LargeBatchFlags, OnMachine, gathered
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.device import CPU, FP32
@@ -19,12 +20,10 @@ from samovar.launcher.sweep import sweep_lines, with_fastest_workers
 from samovar.launcher.train_plan import TrainingPlan, plan_training
 from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
-from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
-Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
 Calibration = Annotated[
     Path | None,
     typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
@@ -36,16 +35,7 @@ Snapshot = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
-@gathered(
-    on=OnMachine,
-    rates=Rates,
-    compression=Compression,
-    at_center=AtCenter,
-    free=Free,
-    boxed=Boxed,
-    large=LargeBatchFlags,
-)
-def train(
+def _train(
     *,
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
     weights: Annotated[
@@ -54,13 +44,9 @@ def train(
     snapshot: Snapshot = None,
     on: OnMachine,
     strategy: flags.Strategy = "sync",
-    collective: Collective = AUTO,
+    settings: Mapping[str, object],
+    collective: flags.Collective = AUTO,
     calibration: Calibration = None,
-    bucket: flags.Bucket = AUTO,
-    sync_period: flags.SyncPeriod = None,
-    rates: Rates,
-    compression: Compression,
-    at_center: AtCenter,
     free: Free,
     boxed: Boxed,
     batch_mode: flags.BatchMode = "per-worker",
@@ -77,13 +63,20 @@ def train(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center, compression)
+    sharing = flags.sharing_of(strategy, collective, settings)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     config = replace(config, large_batch=flags.large_batch_of(large), precision=precision, timeout_s=timeout)
     config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
     config = on_device(config, device)
-    raise typer.Exit(_train(_on_machine(config, on, snapshot, out), snapshot, out))
+    raise typer.Exit(_planned(_on_machine(config, on, snapshot, out), snapshot, out))
+
+
+def train(words: Sequence[str]) -> Callable[..., None]:
+    """The command, with a flag for each setting of the strategies that there are; `words` may bring one more."""
+    flags.own_strategy(words)
+    settings = flags.settings_of_strategies()
+    return gathered(_train, on=OnMachine, settings=settings, free=Free, boxed=Boxed, large=LargeBatchFlags)
 
 
 def _record(calibration: Path | None) -> CalibrationRecord:
@@ -102,7 +95,7 @@ def _on_machine(config: RunConfig, on: OnMachine, snapshot: str | None, out: Pat
     return with_fastest_workers(config, num_threads, snapshot, out, Console(sys.stdout, sys.stderr))
 
 
-def _train(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
+def _planned(config: RunConfig, snapshot: str | None, out: Path | None) -> int:
     plan = plan_training(config, snapshot, out)
     code = InputError.exit_code
     try:

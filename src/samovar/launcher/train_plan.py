@@ -98,7 +98,7 @@ def _require_same(config: RunConfig, replay: Path) -> None:
     recorded = RunFolder(replay)
     if not recorded.order(0).is_file():
         raise InputError(f"--replay {replay}: is no folder of a run with --record; give one")
-    here, there = _flat(config), _flat(RunConfig.load(recorded.config))
+    here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
     different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
     if different:
         name = different[0]

@@ -1,18 +1,21 @@
-"""All strategies, by the names that they declare."""
+"""Our own strategies, in the order in which they are told of: to import this is to know them."""
 
 from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
-from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.base import Strategy
 from samovar.strategies.diloco import DiLoCo
 from samovar.strategies.hybrid_easgd import HybridEasgd
-from samovar.strategies.local_sgd import LocalSgd, LocalSteps
+from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync
 from samovar.strategies.sync_easgd import SyncEasgd
-from samovar.strategies.traits import Traits
+from samovar.strategies.traits import KINDS
 
-_IN_STEP: tuple[type[LocalSteps], ...] = (LocalSgd, DiLoCo, SyncEasgd)
-_AT_A_CENTER: tuple[type[CenterSteps], ...] = (
+OURS: tuple[type[Strategy], ...] = (
+    Sync,
+    LocalSgd,
+    DiLoCo,
+    SyncEasgd,
     AsyncSgd,
     AsyncMsgd,
     HogwildSgd,
@@ -23,11 +26,6 @@ _AT_A_CENTER: tuple[type[CenterSteps], ...] = (
     ShmEasgd,
     HybridEasgd,
 )
-# Whose workers exchange weights after steps of their own, and whose meet at a center; `Sync` is neither.
-IN_STEP = {kind.traits.name: kind for kind in _IN_STEP}
-AT_A_CENTER = {kind.traits.name: kind for kind in _AT_A_CENTER}
-TRAITS: dict[str, Traits] = {
-    Sync.traits.name: Sync.traits,
-    **{name: kind.traits for name, kind in IN_STEP.items()},
-    **{name: kind.traits for name, kind in AT_A_CENTER.items()},
-}
+for _kind in OURS:  # whatever was imported first
+    KINDS[_kind.traits.name] = KINDS.pop(_kind.traits.name)
+STRATEGIES = tuple(kind.traits.name for kind in OURS)

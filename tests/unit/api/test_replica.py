@@ -18,7 +18,8 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
-from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
 
 ADDING_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")  # their workers' optimizers have no momentum

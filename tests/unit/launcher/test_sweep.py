@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samovar.cli.strategy_flags import count_of
+from samovar.cli.flags import count_of
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.launch.numa import place

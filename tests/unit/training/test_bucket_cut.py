@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli.strategy_flags import sharing_of
+from samovar.cli.flags import sharing_of
 from samovar.config import RunConfig
 from samovar.core.calibration import NOMINAL, CalibrationRecord
 from samovar.core.errors import InputError
@@ -28,7 +28,7 @@ SLOW_BYTES = CalibrationRecord.from_json(
 
 
 def sharing(overlap: str | None = None, bucket: str = "auto", name: str = "sync") -> StrategyConfig:
-    return sharing_of(name, "auto", bucket, None, (None, overlap, None, None, None, None))
+    return sharing_of(name, "auto", {"bucket_size_bytes": bucket, "overlap": overlap})
 
 
 def on_machine(overlap: str | None, spare: int, record: CalibrationRecord = SLOW_BYTES) -> RunConfig:
