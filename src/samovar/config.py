@@ -205,6 +205,8 @@ class RunConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
             if imports and (source := values["strategy"].get("source")) is not None:
                 declared_as(source)
+            if (name := values["strategy"]["name"]) not in KINDS:
+                raise ValueError(f"strategy {name!r} is not known here")
             for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
                 values[name] = None if values[name] is None else Path(values[name])
             values["weights"] = tuple(map(Path, values["weights"]))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -18,7 +19,7 @@ from samovar.strategies.config import COLLECTIVES, StrategyConfig, parse_bucket
 from samovar.strategies.own import declared_as
 from samovar.strategies.settings import COMPRESS
 from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import AUTO, KINDS, NONE, Setting, declared_settings
+from samovar.strategies.traits import AUTO, KINDS, NONE, Setting, Value, declared_settings
 
 Strategy = Annotated[
     str,
@@ -126,7 +127,7 @@ class LargeBatchFlags(NamedTuple):
 
 def own_strategy(words: Sequence[str], flags: tuple[str, ...] = ("--strategy",)) -> None:
     """Import the strategy of the user's own that these words ask for, if any: its settings are flags, too."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         if flag in flags and ":" in (given := value if equals else following):
             declared_as(given)
@@ -141,13 +142,18 @@ def settings_of_strategies() -> list[inspect.Parameter]:
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                (str if name == BUCKET.name else setting.kind) | None,
+                written_type(setting) | None,
                 typer.Option(setting.flag, help=_help(name, own)),
             ],
         )
         for name, own in declared.items()
         for setting in own[:1]
     ]
+
+
+def written_type(setting: Setting) -> type[Value]:
+    """Of what is written after the flag: --bucket takes words, too."""
+    return str if setting.name == BUCKET.name else setting.kind
 
 
 def sharing_of(name: str, collective: str, given: Mapping[str, Any]) -> StrategyConfig:

@@ -12,7 +12,7 @@ from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import FactoredSum
-from samovar.strategies.traits import KINDS, Setting, Traits
+from samovar.strategies.traits import KINDS, Setting, Traits, place_of
 from samovar.strategies.trial import TrialCallback
 from samovar.transports.base import Array, Region
 
@@ -189,7 +189,7 @@ def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
 def _require_good(traits: Traits, kind: type[Strategy]) -> None:
     """Names end up in files, flags and folders."""
     known = KINDS.get(traits.name)
-    if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+    if known is not None and place_of(known) != place_of(kind):
         raise InputError(f"strategy {traits.name!r}: there is one of this name, in {known.__module__}; give another")
     if not traits.name.replace("-", "").isalnum() or not traits.name.islower():
         raise InputError(f"strategy {traits.name!r}: a name is made of small letters, digits and hyphens")

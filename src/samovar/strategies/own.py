@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from samovar.core.errors import InputError
-from samovar.strategies.traits import KINDS
+from samovar.strategies.traits import KINDS, Traits, place_of
 
 _FORM = "give MODULE:NAME of a module in the working folder, or FILE.py:NAME"
 
@@ -37,13 +37,14 @@ def declared_as(source: str) -> tuple[str, str]:
 
 def name_of(kind: object, source: str = "") -> str:
     """The name that this class declares. Raises InputError where it is no strategy."""
-    name = next((name for name, known in KINDS.items() if known is kind), None)
-    if name is None:
+    traits = vars(kind).get("traits") if isinstance(kind, type) else None
+    known = KINDS.get(traits.name) if isinstance(traits, Traits) else None
+    if not isinstance(kind, type) or known is None or place_of(known) != place_of(kind):
         raise InputError(
             f"--strategy {source or kind}: is no strategy; decorate a class of samovar.strategies by "
             '@samovar.strategy("its-name")'
         )
-    return name
+    return known.traits.name
 
 
 def _module_named(name: str) -> ModuleType:

@@ -1,6 +1,7 @@
 """What a strategy declares of itself, from which flags, typed arguments, refusals and tables are made."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -186,6 +187,11 @@ class Declared(Protocol):
 
 # Every strategy that was declared, ours first, by name; a user's own is added when its file is imported.
 KINDS: dict[str, type[Declared]] = {}
+
+
+def place_of(kind: type) -> tuple[str, str]:
+    """Where a class stands, in a file that may have been imported by two names."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__, kind.__qualname__
 
 
 def declared_settings() -> dict[str, tuple[Setting, ...]]:
