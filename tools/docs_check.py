@@ -42,7 +42,9 @@ def documents() -> list[Path]:
 def check(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT)
-    stale = [] if with_tables(text) == text else [f"{name}: a table is out of date: {sys.argv[0]} --write makes it anew"]
+    stale = (
+        [] if with_tables(text) == text else [f"{name}: a table is out of date: {sys.argv[0]} --write makes it anew"]
+    )
     broken = [f"{name}: no such file: {link}" for link in LINK.findall(text) if not (path.parent / link).exists()]
     code = "\n".join(fenced or indented for fenced, indented in CODE.findall(text))
     return broken + stale + [f"{name}: {problem}" for command in COMMAND.findall(code) for problem in wrong(command)]
