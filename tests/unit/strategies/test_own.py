@@ -1,7 +1,5 @@
 """A strategy in a user's own file: found, declared, checked, and trained with as ours are."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,23 +18,12 @@ from tests.unit.strategies.harness import RATE, Job, on_shm, on_sim, resume, sam
 from tests.unit.strategies.test_definitions import distance, gradient, start
 
 NUM_STEPS, WORLD_SIZE = 14, 3
+pytestmark = pytest.mark.usefixtures("strategies_as_before")
 
 
 @pytest.fixture
 def growing(repository_root: Path) -> str:
     return f"{repository_root}/examples/strategy/growing.py:GrowingSgd"
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Strategies, modules and the path to them are the process's."""
-    kinds, path, modules = dict(KINDS), list(sys.path), set(sys.modules)
-    yield
-    KINDS.clear()
-    KINDS.update(kinds)
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        del sys.modules[name]
 
 
 def test_the_example_is_its_definition_the_same_bits_twice_and_where_it_is_resumed(growing: str) -> None:
