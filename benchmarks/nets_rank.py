@@ -34,10 +34,9 @@ from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.solver import load_solver
-from samovar.strategies.base import Update
+from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.strategies.sync import EqualWeights
 from samovar.training import build
 from samovar.transports.base import Transport
 from samovar.transports.shm import ShmTransport, create_segment
@@ -83,7 +82,7 @@ class Sharing:
 ALONE = Sharing()
 
 
-class NoExchange(EqualWeights):
+class NoExchange(Strategy):
     """Every rank trains alone: the same work without communication."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:

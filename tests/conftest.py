@@ -1,6 +1,7 @@
 """What all tests share: the leak check, the folders of recorded data, and the slow ones left out."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +78,19 @@ def _folder(given: str | None, name: str, option: str) -> Path:
     if not default.is_dir():
         pytest.skip(f"needs recorded data: give {option} DIR (see CONTRIBUTING.md)")
     return default
+
+
+@pytest.fixture
+def strategies_as_before(tmp_path: Path) -> Iterator[None]:
+    """Strategies, the modules of a test's own, and the path to them are the process's: a test may add to them."""
+    from samovar.strategies.traits import KINDS
+
+    kinds, path = dict(KINDS), list(sys.path)
+    yield
+    KINDS.clear()
+    KINDS.update(kinds)
+    sys.path[:] = path
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None) or ""
+        if name.startswith("samovar strategy ") or place.startswith(str(tmp_path)):
+            del sys.modules[name]

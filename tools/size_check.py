@@ -22,7 +22,7 @@ BARRED_MODULES = {"pickle", "_pickle", "marshal", "cloudpickle", "dill", "joblib
 BARRED_CALLS = {"eval", "exec", "torch.load"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb"}
 STRATEGIES = Path("src/samovar/strategies")
-_DECLARED = re.compile(r'\btraits = Traits\(\s*"([^"]+)"')
+_DECLARED = re.compile(r'^@strategy\(\s*"([^"]+)"', re.MULTILINE)
 SKIPPED_FOLDERS = {"__pycache__", "build", "out"}
 
 Finding = tuple[int, str]

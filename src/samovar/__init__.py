@@ -11,9 +11,22 @@ if TYPE_CHECKING:
     from samovar.core.errors import InputError, SamovarError
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
+    from samovar.strategies.base import strategy
+    from samovar.strategies.traits import Setting
 
 __version__ = "0.1.0"
-__all__ = ["InputError", "Replica", "RunResult", "SamovarError", "__version__", "caffe", "replicate", "train"]
+__all__ = [
+    "InputError",
+    "Replica",
+    "RunResult",
+    "SamovarError",
+    "Setting",
+    "__version__",
+    "caffe",
+    "replicate",
+    "strategy",
+    "train",
+]
 
 # Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
 _LAZY = {
@@ -21,7 +34,9 @@ _LAZY = {
     "Replica": "samovar.api.replica",
     "RunResult": "samovar.report.result",
     "SamovarError": "samovar.core.errors",
+    "Setting": "samovar.strategies.traits",
     "replicate": "samovar.api.replicate",
+    "strategy": "samovar.strategies.base",
     "train": "samovar.launcher.train",
 }
 

@@ -12,15 +12,13 @@ from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES
-from samovar.strategies.catalog import TRAITS
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.traits import AUTO
+from samovar.strategies.own import declared_as
+from samovar.strategies.traits import AUTO, KINDS
 
 BATCH_MODES = ("per-worker", "global")
 PHASES = ("TRAIN", "TEST")
 DEFAULT_TIMEOUT_S = 120.0
-# Workers alone change the center, and each change has its place in one order.
-REPLAYABLE = tuple(name for name, traits in TRAITS.items() if traits.is_replayable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,8 @@ class RunConfig:
                 f"--trace: shows how workers meet at a step, and those with {self.strategy.name} do not; leave it out"
             )
         if (self.record or self.replay is not None) and not self.strategy.traits.is_replayable:
-            raise InputError(
-                f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {', '.join(REPLAYABLE)}"
-            )
+            others = ", ".join(name for name, kind in KINDS.items() if kind.traits.is_replayable)
+            raise InputError(f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {others}")
 
     def _check_box(self) -> None:
         """Who trains at a box, and from what."""
@@ -198,10 +195,18 @@ class RunConfig:
         return {name: _plain(value) for name, value in values.items()}
 
     @classmethod
-    def load(cls, path: Path) -> "RunConfig":
-        """Read back a file that holds `to_json`'s value; InputError where it does not."""
+    def load(cls, path: Path, *, imports: bool = True) -> "RunConfig":
+        """Read back a file that holds `to_json`'s value; InputError where it does not.
+
+        It may name a user's own strategy: `imports` only where a launcher of ours has written it for its ranks, since
+        an import runs what is named.
+        """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
+            if imports and (source := values["strategy"].get("source")) is not None:
+                declared_as(source)
+            if (name := values["strategy"]["name"]) not in KINDS:
+                raise ValueError(f"strategy {name!r} is not known here")
             for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
                 values[name] = None if values[name] is None else Path(values[name])
             values["weights"] = tuple(map(Path, values["weights"]))

@@ -11,7 +11,7 @@ from samovar.core.errors import NotFinite
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.schema import message_class
-from samovar.strategies.config import STRATEGIES
+from samovar.strategies.catalog import STRATEGIES
 from tests.multiproc.command import Ended, result_of, run
 from tests.multiproc.nets import write_net, write_solver
 

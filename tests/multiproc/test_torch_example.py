@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samovar.strategies.config import STRATEGIES as NAMES
+from samovar.strategies.catalog import STRATEGIES as NAMES
 from tests.multiproc import slurm
 from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port

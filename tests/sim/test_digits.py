@@ -4,7 +4,8 @@ from functools import cache
 
 import pytest
 
-from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from tests.sim.digits import Training, accuracy
 
 SEEDS = (0, 1, 2)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 from torch import nn
@@ -21,9 +21,13 @@ from samovar.core.errors import InputError
 from samovar.core.host import keep_freed_memory
 from samovar.launch.limits import allocator_is_chosen
 from samovar.strategies import defaults
-from samovar.strategies.catalog import TRAITS
+from samovar.strategies.base import Strategy
+from samovar.strategies.catalog import by_name
 from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
-from samovar.strategies.traits import AUTO
+from samovar.strategies.own import declared_as, name_of
+from samovar.strategies.settings import Settings, StrategyName
+from samovar.strategies.sync import BUCKET
+from samovar.strategies.traits import AUTO, KINDS
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 
@@ -64,12 +68,30 @@ class _Process:
 _process = _Process()
 
 
+@overload
 def replicate(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    strategy: str = "sync",
+    strategy: StrategyName = ...,
     *,
-    bucket_size: int | str | None = None,
+    collective: str = ...,
+    transport: str = ...,
+    timeout_s: float = ...,
+    box: str | Sequence[str] | None = ...,
+    buffer: str | None = ...,
+    key_file: str | Path | None = ...,
+    join: bool = ...,
+    **settings: Unpack[Settings],
+) -> Replica: ...
+@overload
+def replicate(
+    model: nn.Module, optimizer: torch.optim.Optimizer, strategy: type[Strategy], **settings: Any
+) -> Replica: ...
+def replicate(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: str | type[Strategy] = "sync",
+    *,
     collective: str = AUTO,
     transport: str = AUTO,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -81,14 +103,13 @@ def replicate(
 ) -> Replica:
     """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
 
-    Rank 0's weights and buffers become everybody's. `strategy` is one of `samovar.strategies.config.STRATEGIES`, and
-    `settings` are its own, as docs/torch.md lists them. A center lies in memory of rank 0's host, which ranks of others
-    reach with the job's key in `key_file`; or in a box: `box` is a NAME on this host, or "HOST:PORT" with the box's
-    `key_file`; or several, each for a part of it. There rank 0 makes the buffer called `buffer` (by default as the
-    model's class); with `join` it is there, and all ranks start from its weights.
-    `bucket_size` in bytes (or "layer", "model") is what `sync` exchanges at once; by default the whole model on one
-    host, 8 MiB between hosts. No wait lasts longer than `timeout_s`. `transport` is how ranks reach each other: "shm"
-    on one host, "gloo" between hosts (both "auto"), "nccl" there through GPUs, or "tcp", which encrypts.
+    Rank 0's weights and buffers become everybody's. `strategy` is a `StrategyName`, or one of your own: its class, or
+    where it stands, "module:Name" or "file.py:Name". `settings` are its own, as docs/torch.md lists them. A center lies
+    in memory of rank 0's host, which ranks of others reach with the job's key in `key_file`; or in a box: `box` is a
+    NAME on this host, or "HOST:PORT" with the box's `key_file`; or several, each for a part of it. There rank 0 makes
+    the buffer called `buffer` (by default as the model's class); with `join` it is there, and all ranks start from its
+    weights. No wait lasts longer than `timeout_s`. `transport` is how ranks reach each other: "shm" on one host, "gloo"
+    between hosts (both "auto"), "nccl" there through GPUs, or "tcp", which encrypts.
 
     The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
     Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
@@ -96,11 +117,11 @@ def replicate(
     if not 0 < timeout_s < 86_400:
         raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
     with _errors_in_python():
-        config = _config(strategy, collective, bucket_size, settings)
+        config, has_bucket = _config(strategy, collective, settings)
         key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
         choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
         joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
-        config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=bucket_size is None)
+        config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
         replica = Replica(model, optimizer, processes, config, timeout_s, choice)
     _describe(replica, joined)
     return replica
@@ -156,28 +177,33 @@ def _require_home(config: StrategyConfig, joined: Joined) -> None:
         )
 
 
-def _config(strategy: str, collective: str, bucket_size: int | str | None, settings: dict[str, Any]) -> StrategyConfig:
-    size = parse_bucket(bucket_size) if isinstance(bucket_size, str) else bucket_size
+def _config(strategy: str | type[Strategy], collective: str, settings: dict[str, Any]) -> tuple[StrategyConfig, bool]:
+    """The settings, and whether the size of buckets is among them."""
+    name = strategy if isinstance(strategy, str) else name_of(strategy)
+    if ":" in name:
+        declared_as(name)
+    given = {setting: value for setting, value in by_name(settings, "replicate").items() if value is not None}
+    bucket = given.pop(BUCKET.name, None)
+    size = parse_bucket(bucket) if isinstance(bucket, str) else bucket
     try:
-        config = StrategyConfig(name=strategy, collective=collective, bucket_size_bytes=size, **settings)
+        config = StrategyConfig.given(name, given, collective=collective, bucket_size_bytes=size)
     except TypeError as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        shown = ", ".join(f"{setting}={value!r}" for setting, value in settings.items())
         raise InputError(
-            f"replicate: got {given}; one is unknown or of a wrong type; known are {_known(strategy)}"
+            f"replicate: got {shown}; one is unknown or of a wrong type; known are {_known(name)}"
         ) from error
     if config.divides_updates:
         raise InputError(
             "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank; a torch "
             "optimizer updates all at once; choose overlap='backward', or leave both out"
         )
-    return config
+    return config, bucket is not None
 
 
 def _known(strategy: str) -> str:
     """The settings of this strategy, or of all where there is none of the name."""
-    kinds = [TRAITS[strategy]] if strategy in TRAITS else list(TRAITS.values())
-    names = dict.fromkeys(name for traits in kinds for name in traits.settings if name != "bucket_size_bytes")
-    return ", ".join([*names, *(["always_compresses"] if "compress" in names else [])])
+    kinds = [KINDS[strategy]] if strategy in KINDS else list(KINDS.values())
+    return ", ".join(dict.fromkeys(setting.argument for kind in kinds for setting in kind.traits.settings))
 
 
 def _describe(replica: Replica, joined: Joined) -> None:

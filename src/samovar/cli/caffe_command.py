@@ -21,8 +21,10 @@ from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
 from samovar.launcher.job import exit_code_of, remove_unfinished, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.report.caffe_log import CaffeLog
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.catalog import asked_for
 from samovar.strategies.defaults import resolved
+from samovar.strategies.sync import BUCKET
+from samovar.strategies.traits import AUTO
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _HELP = ("-h", "-help", "--help")
@@ -35,7 +37,7 @@ _USAGE = """samovar caffe COMMAND -FLAG VALUE | -FLAG=VALUE ... (one dash or two
   time          -model FILE [-iterations 50] [-phase TRAIN|TEST] [-level N] [-stage A,B] [-gpu N]
   device_query  [-gpu all]
 
-Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME (train).
+Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME and its settings, say -sync_period N (train).
 Snapshots go where the solver's snapshot_prefix says. See docs/caffe.md.
 """
 
@@ -62,7 +64,8 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
             raise InputError("-snapshot and -weights exclude each other: a snapshot holds weights; give one")
     solver = load_solver(path)
     _require_place_for_snapshots(solver)
-    sharing = resolved(StrategyConfig(given.strategy), given.workers)
+    settings = {BUCKET.name: "model", **given.settings}
+    sharing = resolved(asked_for(given.strategy, AUTO, settings), given.workers)
     config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
     if config.is_free:
         raise InputError(

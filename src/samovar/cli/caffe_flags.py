@@ -1,14 +1,16 @@
 """The command line of `samovar caffe`, in the form that Caffe (gflags) reads it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from samovar.cli.flags import own_strategy, written_type
 from samovar.config import PHASES, parse_weights
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
+from samovar.strategies.traits import Setting, declared_settings
 
 COMMANDS = ("train", "test", "time", "device_query")
 # Flags of glog, the library that writes Caffe's log: this log always goes to stderr, in full.
@@ -19,7 +21,7 @@ _OF_GLOG_ON_OFF = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_pr
 
 @dataclass(frozen=True, slots=True)
 class CaffeFlags:
-    """What was given; names, meanings and defaults are Caffe's, except for the last three, which are Samovar's."""
+    """What was given; names, meanings and defaults are Caffe's, except for the last four, which are Samovar's."""
 
     command: str
     solver: Path | None = None
@@ -36,6 +38,7 @@ class CaffeFlags:
     workers: int = 1
     threads_per_worker: int | None = None
     strategy: str = "sync"
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     def require(self, name: str, example: str) -> Path:
         """The file of flag `name`; InputError where it is missing or no file."""
@@ -52,6 +55,9 @@ def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
 
     Raises InputError for an unknown command or flag, and for a value that the flag cannot have.
     """
+    own_strategy(words, ("-strategy", "--strategy"))
+    settings = {_spelled(own[0]): own[0] for own in declared_settings().values() if own[0].has_flag}
+    readers = {**_READERS, **{name: _OF_TYPE[written_type(setting)] for name, setting in settings.items()}}
     commands: list[str] = []
     values: dict[str, object] = {}
     rest = list(words)
@@ -63,12 +69,13 @@ def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
         name, equals, value = word.lstrip("-").partition("=")
         if _is_of_glog(name, bool(equals), rest):
             continue
-        if name not in _READERS:
-            raise InputError(_unknown(word, name))
+        if name not in readers:
+            raise InputError(_unknown(word, name, list(readers)))
         if not equals:
             value = _next_word(name, rest)
-        values[name] = _READERS[name](name, value)
-    return dataclasses.replace(CaffeFlags(_command(commands)), **values)  # type: ignore[arg-type]
+        values[name] = readers[name](name, value)
+    given = {setting.name: values.pop(name) for name, setting in settings.items() if name in values}
+    return dataclasses.replace(CaffeFlags(_command(commands)), **values, settings=given)  # type: ignore[arg-type]
 
 
 def _command(given: Sequence[str]) -> str:
@@ -95,9 +102,13 @@ def _is_of_glog(name: str, has_value: bool, rest: list[str]) -> bool:
     return False
 
 
-def _unknown(word: str, name: str) -> str:
-    near = get_close_matches(name, list(_READERS), n=1, cutoff=0.5)
-    advice = f"did you mean -{near[0]}?" if near else f"flags are -{', -'.join(_READERS)}"
+def _spelled(setting: Setting) -> str:
+    return setting.flag.removeprefix("--").replace("-", "_")
+
+
+def _unknown(word: str, name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    advice = f"did you mean -{near[0]}?" if near else f"flags are -{', -'.join(known)}"
     return f"{word}: samovar caffe has no such flag; {advice}"
 
 
@@ -116,6 +127,19 @@ def _number(name: str, value: str) -> int:
         return int(value)
     except ValueError:
         raise InputError(f"-{name} {value}: is no whole number; give one") from None
+
+
+def _real(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"-{name} {value}: is no number; give one") from None
+
+
+def _truth(name: str, value: str) -> bool:
+    if value not in ("true", "false"):
+        raise InputError(f"-{name} {value}: give true or false")
+    return value == "true"
 
 
 def _count(name: str, value: str) -> int:
@@ -162,3 +186,4 @@ _READERS: dict[str, Callable[[str, str], object]] = {
     "threads_per_worker": _count,
     "strategy": _text,
 }
+_OF_TYPE: dict[type, Callable[[str, str], object]] = {int: _number, float: _real, bool: _truth, str: _text}

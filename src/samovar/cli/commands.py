@@ -15,16 +15,22 @@ from samovar.core.errors import InputError, SamovarError
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Where a command stands: a function, or the app of a group; the module may hold its context's SETTINGS."""
+    """Where a command stands: a function, or the app of a group; the module may hold its context's SETTINGS.
+
+    A function that `takes_words` gives the command for the words of the command line.
+    """
 
     module: str
     attribute: str
     has_help: bool = True
+    takes_words: bool = False
 
-    def add_to(self, app: typer.Typer, name: str) -> None:
+    def add_to(self, app: typer.Typer, name: str, words: Sequence[str]) -> None:
         """Load the command."""
         module = importlib.import_module(self.module)
         loaded = getattr(module, self.attribute)
+        if self.takes_words:
+            loaded = loaded(words)
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=name)
         else:
@@ -33,7 +39,7 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command("samovar.cli.train", "train"),
+    "train": Command("samovar.cli.train", "train", takes_words=True),
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),
     "inspect": Command("samovar.cli.files", "inspect"),
@@ -58,7 +64,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     )
     app.callback()(options)
     for name in _needed(words[0] if words else ""):
-        COMMANDS[name].add_to(app, name)
+        COMMANDS[name].add_to(app, name, words)
     return app
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.flag_groups import Oversubscribe
+from samovar.cli.flags import Oversubscribe
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room

@@ -12,7 +12,7 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.cli import strategy_flags as flags
+from samovar.cli import flags
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError

@@ -1,14 +1,15 @@
 """`samovar train` and `samovar test`."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from samovar.cli import strategy_flags as flags
-from samovar.cli.flag_groups import AtCenter, Boxed, Compression, Free, LargeBatchFlags, OnMachine, Rates, gathered
+from samovar.cli import flags
+from samovar.cli.flags import Boxed, Free, LargeBatchFlags, OnMachine, gathered
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -16,12 +17,11 @@ from samovar.launcher.job import exit_code_of, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
-from samovar.strategies.config import COLLECTIVES
+from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import AUTO
 
 Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
-Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
 Calibration = Annotated[
     Path | None,
     typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
@@ -33,16 +33,7 @@ Snapshot = Annotated[
 Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
-@gathered(
-    on=OnMachine,
-    rates=Rates,
-    compression=Compression,
-    at_center=AtCenter,
-    free=Free,
-    boxed=Boxed,
-    large=LargeBatchFlags,
-)
-def train(
+def _train(
     *,
     solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
     weights: Annotated[
@@ -51,13 +42,9 @@ def train(
     snapshot: Snapshot = None,
     on: OnMachine,
     strategy: flags.Strategy = "sync",
-    collective: Collective = AUTO,
+    settings: Mapping[str, object],
+    collective: flags.Collective = AUTO,
     calibration: Calibration = None,
-    bucket: flags.Bucket = AUTO,
-    sync_period: flags.SyncPeriod = None,
-    rates: Rates,
-    compression: Compression,
-    at_center: AtCenter,
     free: Free,
     boxed: Boxed,
     batch_mode: flags.BatchMode = "per-worker",
@@ -74,13 +61,20 @@ def train(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Train a Caffe solver's net."""
-    sharing = flags.sharing_of(strategy, collective, bucket, sync_period, rates, at_center, compression)
+    sharing = asked_for(strategy, collective, settings)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, timeout_s=timeout)
     config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
     config = replace(config, device=device)
     raise typer.Exit(exit_code_of(run_training(config, *on, snapshot, out)))
+
+
+def train(words: Sequence[str]) -> Callable[..., None]:
+    """The command, with a flag for each setting of the strategies that there are; `words` may bring one more."""
+    flags.own_strategy(words)
+    settings = flags.settings_of_strategies()
+    return gathered(_train, on=OnMachine, settings=settings, free=Free, boxed=Boxed, large=LargeBatchFlags)
 
 
 def _record(calibration: Path | None) -> CalibrationRecord:

@@ -175,6 +175,8 @@ def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
     strategy = config.get("strategy")
     settings = strategy if isinstance(strategy, dict) else {"name": strategy}
     found = {"solver": config.get("model"), "strategy": settings.get("name")}
+    own = settings.get("own")  # of a user's strategy
+    settings = settings | own if isinstance(own, dict) else settings
     found |= {name: value for name, value in settings.items() if name != "name" and value is not False}
     found |= {name: config.get(name) for name in _SHOWN_SETTINGS}
     return [(name.replace("_", " "), value) for name, value in found.items() if isinstance(value, str | int | float)]

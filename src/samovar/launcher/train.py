@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO, TypedDict, Unpack
+from typing import Any, Final, Literal, TextIO, Unpack
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig, parse_weights
@@ -27,10 +27,12 @@ from samovar.report.records import Notice
 from samovar.report.result import RunResult
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
 from samovar.strategies.box_terms import MEAN
-from samovar.strategies.catalog import TRAITS
-from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
+from samovar.strategies.catalog import asked_for, by_name
+from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.defaults import resolved
-from samovar.strategies.traits import AUTO
+from samovar.strategies.own import declared_as
+from samovar.strategies.settings import Settings
+from samovar.strategies.traits import AUTO, declared_settings
 
 LATEST: Final = "latest"
 # Where a run computes, and what it leaves behind, does not change what it computes.
@@ -47,30 +49,10 @@ _NO_MATTER_TO_REPLAY = (
 )
 
 
-class StrategySettings(TypedDict, total=False):
-    """What `samovar.replicate` takes, too; docs/algorithms.md says what each strategy makes of it."""
-
-    bucket_size: int | Literal["auto", "model", "layer"]
-    collective: str
-    overlap: str
-    owner: str
-    sync_period_steps: int
-    moving_rate: float
-    variant: str
-    outer_rate: float
-    outer_momentum: float
-    max_staleness_steps: int
-    max_refused_pushes: int
-    group_size: int
-    read_first: bool
-    center_momentum: float
-    compress: str
-    always_compresses: bool
-
-
-class TrainSettings(StrategySettings, total=False):
+class TrainSettings(Settings, total=False):
     """The other flags of `samovar train`; one that is left out, or None, is the command's default."""
 
+    collective: str
     oversubscribe: bool | None
     shuffle: bool | None
     hold_data: bool | None
@@ -121,6 +103,8 @@ def train(
     """
     with _errors_in_python():
         given = {name: value for name, value in settings.items() if value is not None}
+        if ":" in strategy:
+            declared_as(strategy)  # its settings are arguments, too
         oversubscribe = bool(given.pop("oversubscribe", False))
         config = _config(Path(solver), strategy, given | {"iterations": iterations, "seed": seed, "weights": weights})
         written, folder = None if snapshot is None else str(snapshot), None if out is None else Path(out)
@@ -199,9 +183,11 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
     """What was given, as the command's flags would be."""
     _require_kinds(given)
     run: dict[str, Any] = {
-        name: given.pop(name) for name in list(given) if name not in StrategySettings.__annotations__
+        name: given.pop(name) for name in list(given) if name in _OWN and name not in Settings.__annotations__
     }
-    if unknown := [name for name in run if name not in _OWN]:
+    collective = run.pop("collective", AUTO)
+    known = {spelling for own in declared_settings().values() for spelling in own[0].spellings}
+    if unknown := [name for name in given if name not in known]:
         raise InputError(
             f"train: there is no argument {unknown[0]}; known are {', '.join(TrainSettings.__annotations__)}"
         )
@@ -214,7 +200,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
         "train",
         solver,
         weights=_paths(weights),
-        strategy=_strategy(strategy, given),
+        strategy=_strategy(strategy, collective, given),
         calibration=calibration or NOMINAL,
         large_batch=large_batch_of(*large),
         trace=TraceWindow.parse(trace) if isinstance(trace, str) else trace,
@@ -251,15 +237,11 @@ def _require_kinds(given: dict[str, Any]) -> None:
         raise InputError(f"--timeout: got {timeout_s!r}; give seconds")
 
 
-def _strategy(name: str, given: dict[str, Any]) -> StrategyConfig:
-    size = given.pop("bucket_size", AUTO)
-    if isinstance(size, str):
-        size = None if size == AUTO else parse_bucket(size, "'auto', 'model', 'layer'")
-        given["automatic_buckets"] = size is None and name in TRAITS and not TRAITS[name].exchanges_weights
+def _strategy(name: str, collective: str, given: dict[str, Any]) -> StrategyConfig:
     try:
-        return StrategyConfig(name, bucket_size_bytes=size, **given)
+        return asked_for(name, collective, by_name(given, "train"))
     except TypeError as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "automatic_buckets")
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise InputError(f"--strategy {name}: got {shown}; one is of a wrong type") from error
 
 
@@ -361,7 +343,7 @@ def _require_same(config: RunConfig, replay: Path) -> None:
     recorded = RunFolder(replay)
     if not recorded.order(0).is_file():
         raise InputError(f"--replay {replay}: is no folder of a run with --record; give one")
-    here, there = _flat(config), _flat(RunConfig.load(recorded.config))
+    here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
     different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
     if different:
         name = different[0]

@@ -1,21 +1,32 @@
 """Elastic averaging one worker at a time: first come first served, with momentum, without locks, or in rank order."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from samovar.box.base import Push
-from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import NotFinite
-from samovar.core.group import Group
 from samovar.core.stateful import StateValue
-from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
-from samovar.strategies.traits import Chosen, Traits
-from samovar.transports.base import Array, Notification, Window
+from samovar.strategies.base import Place, strategy
+from samovar.strategies.center_steps import ElasticSteps, planned
+from samovar.strategies.settings import MAX_REFUSED, MOVING_RATE, OVERLAP, SYNC_PERIOD
+from samovar.transports.base import Array, Notification
 
-_SETTINGS = ("sync_period_steps", "moving_rate", "max_refused_pushes")
+_SETTINGS = (
+    SYNC_PERIOD.by_default(8),
+    MOVING_RATE.by_default(lambda _, world_size: min(0.9 / world_size, 0.5), "min(0.9 / workers, 0.5)"),
+    MAX_REFUSED,
+)
 
 
+@strategy(
+    "async-easgd",
+    exchange="each rank by itself, the elastic difference to one center",
+    waits_for="locks of chunks",
+    settings=(*_SETTINGS, replace(OVERLAP.among("none", "period"), default_words="`none`")),
+    is_replayable=True,
+)
 class AsyncEasgd(ElasticSteps):
     """Workers step on their own, with any solver. Every `sync_period_steps` steps, with one d on both sides:
 
@@ -37,25 +48,12 @@ class AsyncEasgd(ElasticSteps):
     find it faster to the same accuracy than Async SGD.
     """
 
-    traits = Traits(
-        "async-easgd",
-        (*_SETTINGS, "overlap"),
-        default_period_steps=8,
-        overlaps=("none", "period"),
-        has_center=True,
-        is_replayable=True,
-    )
-
-    def __init__(self, place: Workplace, rate: Rate, overlaps: bool = False) -> None:
-        super().__init__(place, rate)
-        self._overlaps = overlaps
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._overlaps = overlaps = place.chosen.overlap == "period"
         self._under_way: Push | None = None
         # x as it was sent, and as it comes back.
         self._sent, self._pulled = (np.empty_like(self._weights if overlaps else self._weights[:0]) for _ in range(2))
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, _collectives: Collectives) -> "AsyncEasgd":
-        return cls(place, rate, chosen.overlap == "period")
 
     def drain(self) -> None:
         """Wait for the exchange under way, and take its d off these weights."""
@@ -96,6 +94,7 @@ class AsyncEasgd(ElasticSteps):
         self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate)
 
 
+@strategy("async-measgd", exchange="the same, and the optimizer must have momentum", needs_momentum=True)
 class AsyncMeasgd(AsyncEasgd):
     """`AsyncEasgd` whose workers' solver has momentum mu, which stays with its worker:
 
@@ -107,17 +106,14 @@ class AsyncMeasgd(AsyncEasgd):
     faster to the same accuracy than Async MSGD.
     """
 
-    traits = Traits(
-        "async-measgd",
-        (*_SETTINGS, "overlap"),
-        default_period_steps=8,
-        overlaps=("none", "period"),
-        has_center=True,
-        is_replayable=True,
-        needs_momentum=True,
-    )
 
-
+@strategy(
+    "hogwild-easgd",
+    exchange="the same without order: of two exchanges of one weight at once one may be lost",
+    waits_for="nobody",
+    has_locks=False,
+    is_replayable=False,
+)
 class HogwildEasgd(AsyncEasgd):
     """`AsyncEasgd` at a center without locks: of two exchanges of one element at the same time one may be lost.
 
@@ -129,16 +125,15 @@ class HogwildEasgd(AsyncEasgd):
     fast as Sync EASGD, and both the fastest of all.
     """
 
-    traits = Traits(
-        "hogwild-easgd",
-        (*_SETTINGS, "overlap"),
-        default_period_steps=8,
-        overlaps=("none", "period"),
-        has_center=True,
-        has_locks=False,
-    )
 
-
+@strategy(
+    "round-robin-easgd",
+    exchange="the elastic difference to one center, rank after rank; the bits repeat",
+    waits_for="the rank before",
+    settings=_SETTINGS,
+    in_turn=True,
+    is_replayable=False,
+)
 class RoundRobinEasgd(AsyncEasgd):
     """`AsyncEasgd` strictly in the order of ranks: worker i + 1 exchanges when worker i has, rank 0 after the last.
 
@@ -150,20 +145,13 @@ class RoundRobinEasgd(AsyncEasgd):
     Source: You, Buluc and Demmel 2017 (Original EASGD), whose Sync EASGD takes 5.3 times less time.
     """
 
-    traits = Traits("round-robin-easgd", _SETTINGS, default_period_steps=8, has_center=True, in_turn=True)
-
-    def __init__(self, place: Workplace, rate: Rate, ring: Window, group: Group) -> None:
-        super().__init__(place, rate)
-        self._ring = ring
-        self._group = group
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        collectives = place.collectives
+        self._ring = planned(collectives, place.chosen.name).transport.open_window("turns", 0, 1)
+        self._group = collectives.group
         self._num_turns = 0
         self._is_drained = False
-
-    @classmethod
-    def of(cls, _chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "RoundRobinEasgd":
-        """The turn goes around in windows that every rank can write to."""
-        assert isinstance(collectives, PlannedCollectives), collectives
-        return cls(place, rate, collectives.transport.open_window("turns", 0, 1), collectives.group)
 
     def exchanges_at(self, step: int) -> bool:
         return self.is_due(step)

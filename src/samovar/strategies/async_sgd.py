@@ -5,16 +5,46 @@ from collections.abc import Mapping
 import numpy as np
 
 from samovar.box.base import CenterWithVelocity
-from samovar.collectives.engine import Collectives
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.center_steps import CenterSteps, Rate, Workplace
+from samovar.strategies.base import Place, strategy
+from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.local_sgd import take_array
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.settings import MAX_REFUSED, MAX_STALENESS, SYNC_PERIOD
+from samovar.strategies.traits import Setting
 from samovar.transports.base import Array
 
-_SETTINGS = ("sync_period_steps", "max_staleness_steps", "max_refused_pushes")
+_SETTINGS = (SYNC_PERIOD.by_default(1), MAX_STALENESS, MAX_REFUSED)
+WORKERS_MOMENTUM = 0.9  # of a solver that says nothing
 
 
+def center_momentum(momentum: float, world_size: int) -> float:
+    """max(0, 1 - P (1 - mu)): with P times as many steps the center then moves as fast as one worker with mu.
+
+    The total rate P eta / (1 - mu_c) is that worker's, eta / (1 - mu). Asynchrony acts like momentum by itself
+    (Mitliagkas, Zhang, Hadjis and Re, 2016).
+    """
+    return max(0.0, round(1.0 - world_size * (1.0 - momentum), 6))
+
+
+CENTER_MOMENTUM = Setting(
+    "center_momentum",
+    float,
+    "Momentum of async-msgd's center.",
+    least=0,
+    below=1,
+    default=lambda _, world_size: center_momentum(WORKERS_MOMENTUM, world_size),
+    default_words="max(0, 1 - workers x (1 - the solver's))",
+    words="momentum {value:g} at the center",
+)
+
+
+@strategy(
+    "async-sgd",
+    exchange="what a rank's steps changed, added to the center's weights, which it takes then",
+    waits_for="locks of chunks",
+    settings=_SETTINGS,
+    is_replayable=True,
+)
 class AsyncSgd(CenterSteps):
     """A worker steps from the center's weights as it pulled them, c_pulled. Every `sync_period_steps` steps:
 
@@ -33,18 +63,12 @@ class AsyncSgd(CenterSteps):
     elastic method beats in time to accuracy.
     """
 
-    traits = Traits("async-sgd", _SETTINGS, default_period_steps=1, has_center=True, is_replayable=True)
-
-    def __init__(self, place: Workplace, max_staleness_steps: int | None = None) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.num_set_aside = 0
-        self._max_staleness_steps = max_staleness_steps
+        self._max_staleness_steps = place.chosen.max_staleness_steps
         self._pulled = np.empty_like(self._weights)
-        self._momentum = 0.0
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, _rate: Rate, _collectives: Collectives) -> "AsyncSgd":
-        return cls(place, chosen.max_staleness_steps)
+        self._momentum = place.chosen.center_momentum or 0.0
 
     def begin_step(self, _step: int) -> None:
         """The first time: pull."""
@@ -90,6 +114,12 @@ class AsyncSgd(CenterSteps):
             )
 
 
+@strategy(
+    "async-msgd",
+    exchange="the same, with momentum at the center",
+    settings=(_SETTINGS[0], CENTER_MOMENTUM, *_SETTINGS[1:]),
+    has_velocity=True,
+)
 class AsyncMsgd(AsyncSgd):
     """`AsyncSgd` whose center keeps the momentum mu, one for all workers:
 
@@ -100,24 +130,6 @@ class AsyncMsgd(AsyncSgd):
 
     Source: You, Buluc and Demmel 2017 (Async MSGD).
     """
-
-    traits = Traits(
-        "async-msgd",
-        (*_SETTINGS, "center_momentum"),
-        default_period_steps=1,
-        has_center=True,
-        has_velocity=True,
-        is_replayable=True,
-    )
-
-    def __init__(self, place: Workplace, max_staleness_steps: int | None, momentum: float) -> None:
-        super().__init__(place, max_staleness_steps)
-        self._momentum = momentum
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, _rate: Rate, _collectives: Collectives) -> "AsyncMsgd":
-        assert chosen.center_momentum is not None
-        return cls(place, chosen.max_staleness_steps, chosen.center_momentum)
 
     def state_dict(self) -> State:
         """c, and v where the center can tell it, on the first worker alone."""
@@ -137,6 +149,13 @@ class AsyncMsgd(AsyncSgd):
             self._center.write_velocity(velocity, self._deadline())
 
 
+@strategy(
+    "hogwild-sgd",
+    exchange="as `async-sgd`, without order: of two updates of one weight at once one may be lost",
+    waits_for="nobody",
+    has_locks=False,
+    is_replayable=False,
+)
 class HogwildSgd(AsyncSgd):
     """`AsyncSgd` at a center without locks: of two updates of one element at the same time one may be lost.
 
@@ -144,5 +163,3 @@ class HogwildSgd(AsyncSgd):
 
     Source: Recht, Re, Wright and Niu 2011 (Hogwild); You, Buluc and Demmel 2017 (Hogwild SGD).
     """
-
-    traits = Traits("hogwild-sgd", _SETTINGS, default_period_steps=1, has_center=True, has_locks=False)

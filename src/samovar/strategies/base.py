@@ -1,11 +1,19 @@
-"""What the worker's step asks of a strategy."""
+"""What the worker's step asks of a strategy, and what a strategy says of itself."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from samovar.box.base import Center
+from samovar.collectives.engine import Collectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.factors import FactoredSum
+from samovar.strategies.traits import KINDS, Setting, Traits, place_of
+from samovar.strategies.trial import TrialCallback
 from samovar.transports.base import Array, Region
 
 # update(bucket, gradient_scale): one solver step on the bucket, with gradient_scale * (its gradient).
@@ -15,6 +23,8 @@ Update: TypeAlias = Callable[[Bucket, float], None]
 Reduced: TypeAlias = Iterator[tuple[Bucket, float]]
 
 Exchanged: TypeAlias = Literal["gradients", "weights"]
+
+_NAMES = frozenset(("name", "collective", "automatic_buckets", "own", "source"))  # StrategyConfig's, of no setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,44 +41,104 @@ class Buffers:
     num_exact: int = 0
 
 
-class Strategy(Protocol):
-    """The places in a step where a strategy may act; see `samovar.training.step`."""
+@dataclass(frozen=True, slots=True)
+class CenterSeat:
+    """This worker's access to the center, the same for one life of the worker.
+
+    The first worker gives the center its weights, or a snapshot's; the caller has the others wait for that. Of
+    `num_workers` in all; None: those of the group. `life` is how often the worker was started again.
+    """
+
+    center: Center
+    is_first: bool
+    num_workers: int | None = None
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one of `num_workers` works: its settings, all given; collectives with all others; its buckets and buffers.
+
+    Every wait of it ends by `deadline()`. It has a `seat` where workers share a center; they may have other means than
+    collectives there, and `others` is None. `witness` is told what the strategy finds out while it runs; `factored` are
+    the buckets that may travel as factors, by their indices.
+    """
+
+    chosen: StrategyConfig
+    num_workers: int
+    others: Collectives | None
+    buckets: tuple[Bucket, ...]
+    buffers: Buffers
+    deadline: Callable[[], Deadline]
+    seat: CenterSeat | None = None
+    witness: TrialCallback = field(default_factory=TrialCallback)
+    factored: Mapping[int, FactoredSum] = field(default_factory=dict)
 
     @property
-    def exchanges(self) -> Exchanged:
-        """What ranks tell each other: gradients before the update, or weights after it."""
-        ...
+    def collectives(self) -> Collectives:
+        """With all others."""
+        assert self.others is not None, self
+        return self.others
+
+
+class Strategy:
+    """The places in a step where a strategy may act; see `samovar.training.step`.
+
+    As it stands every rank makes every update, every step ends with the same weights on all of them, and no exchange
+    outlives its step: a strategy says what is otherwise. It declares itself by `strategy`.
+    """
+
+    traits: ClassVar[Traits] = Traits()
+    # What ranks tell each other: gradients before the update, or weights after it.
+    exchanges: ClassVar[Exchanged] = "gradients"
+
+    @classmethod
+    def of(cls, place: Place) -> "Strategy":
+        """With the settings of that place, on its buffers; where it is not made from a place alone, it says how."""
+        return cls(place)  # type: ignore[call-arg]
+
+    @classmethod
+    def check(cls, chosen: StrategyConfig, /) -> None:
+        """Raises InputError where settings do not go together; each by itself is in its range."""
+
+    @classmethod
+    def settled(cls, chosen: StrategyConfig, _world_size: int, /) -> StrategyConfig:
+        """`chosen`, with all defaults, for so many workers. Raises InputError where it does not fit their number."""
+        return chosen
+
+    @classmethod
+    def warnings(cls, _chosen: StrategyConfig, _world_size: int, /) -> tuple[str, ...]:
+        """What may go wrong with settled settings, a sentence each."""
+        return ()
 
     def begin_step(self, step: int, /) -> None:
         """Before the first forward pass of a step."""
-        ...
 
     def before_forward(self, bucket: Bucket) -> None:
         """Just before the bucket's first layer computes: may wait for fresh weights."""
-        ...
 
     def gradient_final(self, bucket: Bucket) -> None:
         """The bucket's gradient is complete: may post it, never waits."""
-        ...
 
     def reduced(self, step: int, /) -> Reduced:
         """After the last backward pass: the buckets that this rank updates, each as its summed gradient is ready.
 
         A bucket that is updated before the next one is asked for may travel on behind it.
         """
-        ...
+        raise NotImplementedError
 
     def updated(self, step: int, /) -> None:
         """After all updates of the step: exchange weights, if it is due."""
-        ...
 
     def finish_step(self, step: int, /, update: Update) -> None:
-        """Both halves with `update` between them (see `TwoHalves`)."""
-        ...
+        """Both halves with `update` between them."""
+        for bucket, gradient_scale in self.reduced(step):
+            update(bucket, gradient_scale)
+        self.updated(step)
 
-    def exchanges_at(self, step: int, /) -> bool:
+    def exchanges_at(self, _step: int, /) -> bool:
         """Whether the step waits for other ranks: the same on all ranks."""
-        ...
+        return True
 
     def drain(self) -> None:
         """Complete what is under way, and find what `center` gives; training goes on with the same bits.
@@ -76,41 +146,62 @@ class Strategy(Protocol):
         Waits for all ranks, which must all call it after the same step; where workers share a center for nobody,
         unless the strategy says so.
         """
-        ...
 
     def gather_histories(self) -> None:
         """Complete the solver's histories on every rank, where a rank updates only some buckets.
 
         Waits for all ranks, which must all call it after the same step.
         """
-        ...
 
     def center(self) -> Array | None:
         """The weights that are evaluated and saved, float32 (N,); None where the worker's own are.
 
         Those of this moment after `drain`, not to be written to, and valid until the next step.
         """
-        ...
+        return None
 
     def state_dict(self) -> State:
         """What this rank must have to go on with the same bits, besides weights and solver state."""
-        ...
+        return {}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """Take back what `state_dict` gave, after weights were loaded; an empty state starts from those weights."""
-        ...
 
 
-class TwoHalves:
-    """A step that is made of `reduced` and `updated`, for strategies to begin from."""
+Kind = TypeVar("Kind", bound=type[Strategy])
 
-    def reduced(self, step: int) -> Reduced:
-        raise NotImplementedError
 
-    def updated(self, step: int) -> None:
-        """Nothing: weights are not exchanged."""
+def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
+    """A class of `Strategy` is the strategy of this name, with these `Traits`; what is left out is its base's.
 
-    def finish_step(self, step: int, update: Update) -> None:
-        for bucket, gradient_scale in self.reduced(step):
-            update(bucket, gradient_scale)
-        self.updated(step)
+    A user's own strategy is declared the same way as ours: `@samovar.strategy("its-name", settings=(...))`.
+    """
+
+    def declared(kind: Kind) -> Kind:
+        kind.traits = replace(kind.traits, name=name, **traits)
+        _require_good(kind.traits, kind)
+        KINDS[name] = kind
+        return kind
+
+    return declared
+
+
+def _require_good(traits: Traits, kind: type[Strategy]) -> None:
+    """Names end up in files, flags and folders."""
+    known = KINDS.get(traits.name)
+    if known is not None and place_of(known) != place_of(kind):
+        raise InputError(f"strategy {traits.name!r}: there is one of this name, in {known.__module__}; give another")
+    if not traits.name.replace("-", "").isalnum() or not traits.name.islower():
+        raise InputError(f"strategy {traits.name!r}: a name is made of small letters, digits and hyphens")
+    for setting in traits.settings:
+        if not isinstance(setting, Setting) or not setting.name.isidentifier() or setting.name in _NAMES:
+            raise InputError(
+                f"strategy {traits.name!r}: {setting!r} is no setting; give samovar.Setting(name, type, help)"
+            )
+
+
+def kind_of(name: str) -> type[Strategy]:
+    """The class of the strategy of this name."""
+    kind = KINDS[name]
+    assert issubclass(kind, Strategy), kind
+    return kind

@@ -9,7 +9,8 @@ from typing import Final
 from samovar.box.board import Rows
 from samovar.core.errors import InputError
 from samovar.core.layout import Layout
-from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.traits import KINDS
 
 _PARTS_PER_UNIT = 10**9  # of a momentum as it stands in a word
 
@@ -67,7 +68,7 @@ class Terms:
 
     def _sentence(self, word: BoxWord, found: int) -> str:
         if word is BoxWord.STRATEGY:
-            names = [name for name in STRATEGIES if word_of(name) == found]
+            names = [name for name in KINDS if word_of(name) == found]
             if not names:
                 return "was not made by `samovar train`; give --buffer NAME"
             return f"is trained with {names[0]}, this run has {self.strategy}; give --strategy {names[0]}"

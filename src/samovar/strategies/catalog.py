@@ -1,18 +1,28 @@
-"""All strategies, by the names that they declare."""
+"""Our own strategies, in the order in which they are told of: to import this is to know them. How one is asked for."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from samovar.core.errors import InputError
 from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
-from samovar.strategies.center_steps import CenterSteps
+from samovar.strategies.base import Strategy
+from samovar.strategies.config import StrategyConfig, parse_bucket
 from samovar.strategies.diloco import DiLoCo
 from samovar.strategies.hybrid_easgd import HybridEasgd
-from samovar.strategies.local_sgd import LocalSgd, LocalSteps
+from samovar.strategies.local_sgd import LocalSgd
+from samovar.strategies.own import declared_as
+from samovar.strategies.settings import COMPRESS
 from samovar.strategies.shm_easgd import ShmEasgd
-from samovar.strategies.sync import Sync
+from samovar.strategies.sync import BUCKET, Sync
 from samovar.strategies.sync_easgd import SyncEasgd
-from samovar.strategies.traits import Traits
+from samovar.strategies.traits import AUTO, KINDS, NONE, declared_settings
 
-_IN_STEP: tuple[type[LocalSteps], ...] = (LocalSgd, DiLoCo, SyncEasgd)
-_AT_A_CENTER: tuple[type[CenterSteps], ...] = (
+OURS: tuple[type[Strategy], ...] = (
+    Sync,
+    LocalSgd,
+    DiLoCo,
+    SyncEasgd,
     AsyncSgd,
     AsyncMsgd,
     HogwildSgd,
@@ -23,11 +33,34 @@ _AT_A_CENTER: tuple[type[CenterSteps], ...] = (
     ShmEasgd,
     HybridEasgd,
 )
-# Whose workers exchange weights after steps of their own, and whose meet at a center; `Sync` is neither.
-IN_STEP = {kind.traits.name: kind for kind in _IN_STEP}
-AT_A_CENTER = {kind.traits.name: kind for kind in _AT_A_CENTER}
-TRAITS: dict[str, Traits] = {
-    Sync.traits.name: Sync.traits,
-    **{name: kind.traits for name, kind in IN_STEP.items()},
-    **{name: kind.traits for name, kind in AT_A_CENTER.items()},
-}
+for _kind in OURS:  # whatever was imported first
+    KINDS[_kind.traits.name] = KINDS.pop(_kind.traits.name)
+STRATEGIES = tuple(kind.traits.name for kind in OURS)
+
+
+def asked_for(name: str, collective: str, given: Mapping[str, Any]) -> StrategyConfig:
+    """The strategy that flags, or arguments of `samovar.train`, ask for.
+
+    --bucket auto, the default, is nothing to one that has no buckets; --compress none, to one that cannot compress.
+    """
+    settings = {setting: value for setting, value in given.items() if value is not None}
+    bucket = settings.pop(BUCKET.name, AUTO)
+    size = None if bucket == AUTO else parse_bucket(bucket, "'auto', 'model', 'layer'")
+    if settings.get(COMPRESS.name) == NONE:
+        del settings[COMPRESS.name]
+    kind = KINDS.get(declared_as(name)[1] if ":" in name else name)
+    is_automatic = bucket == AUTO and kind is not None and kind.traits.setting(BUCKET.name) is not None
+    others = {"collective": collective, BUCKET.name: size, "automatic_buckets": is_automatic}
+    return StrategyConfig.given(name, settings, **others)
+
+
+def by_name(settings: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """Whichever way they are spelled. Raises InputError, which begins with `who`, where one is given in two."""
+    names = {spelling: name for name, own in declared_settings().items() for spelling in own[0].spellings}
+    given: dict[str, Any] = {}
+    for spelling, value in settings.items():
+        name = names.get(spelling, spelling)
+        if name in given:
+            raise InputError(f"{who}: {spelling} is another spelling of {name}; give one of them")
+        given[name] = value
+    return given

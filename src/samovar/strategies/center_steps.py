@@ -1,22 +1,24 @@
 """What strategies have in common whose workers share a center, each at its own speed."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from samovar.box.base import Center, Versions
-from samovar.collectives.engine import Collectives
-from samovar.core.clock import Deadline
-from samovar.core.errors import NotFinite
-from samovar.core.layout import Bucket, all_finite, first_not_finite
+from samovar.box.base import Versions
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.core.errors import InputError, NotFinite
+from samovar.core.layout import all_finite, first_not_finite
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Buffers, Exchanged, Reduced, TwoHalves
+from samovar.strategies.base import CenterSeat, Place, Reduced, Strategy
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import take_array
+from samovar.strategies.settings import pulls_too_far
 from samovar.strategies.traits import MAX_REFUSED_PUSHES, Chosen, Traits
 from samovar.transports.base import Array
+
+__all__ = ["CenterSeat", "CenterSteps", "ElasticSteps", "Staleness", "planned"]
 
 NUM_RECENT = 64
 
@@ -47,45 +49,7 @@ class Staleness:
         return self.last
 
 
-@dataclass(frozen=True, slots=True)
-class CenterSeat:
-    """This worker's access to the center, the same for one life of the worker.
-
-    The first worker gives the center its weights, or a snapshot's; the caller has the others wait for that. Of
-    `num_workers` in all; None: those of the group. `life` is how often the worker was started again.
-    """
-
-    center: Center
-    is_first: bool
-    num_workers: int | None = None
-    life: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """The moving rate: the default for a number of workers, or what the user gave."""
-
-    value: float
-    default_for: Callable[[int], float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where a worker works: its seat at the center, its buckets, weights x_i and gradients g_i, each float32 (N,).
-
-    It exchanges every `sync_period_steps` steps of its own; every wait of it ends by `deadline()`. It is lost when the
-    center has refused `max_refused_pushes` of it in a row.
-    """
-
-    seat: CenterSeat
-    buckets: Sequence[Bucket]
-    buffers: Buffers
-    sync_period_steps: int
-    deadline: Callable[[], Deadline]
-    max_refused_pushes: int = MAX_REFUSED_PUSHES
-
-
-class CenterSteps(TwoHalves):
+class CenterSteps(Strategy):
     """Every worker updates its own x_i; after every `sync_period_steps`-th step of its own: `_exchange` with c.
 
     Nobody waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c from
@@ -95,19 +59,22 @@ class CenterSteps(TwoHalves):
     x = c, as it does where c refuses an update because it would not be finite with it.
     """
 
-    traits: ClassVar[Traits]
+    traits = Traits(has_center=True)
+    exchanges = "weights"
 
-    def __init__(self, place: Workplace) -> None:
+    def __init__(self, place: Place) -> None:
+        assert place.seat is not None, "there is no center"
+        chosen = place.chosen
         self.staleness = Staleness()
         self.num_refused = 0
         self._num_refused_in_a_row = 0
-        self._max_refused_pushes = place.max_refused_pushes
+        self._max_refused_pushes = chosen.max_refused_pushes or MAX_REFUSED_PUSHES
         self._has_started_anew = False
         self._center = place.seat.center
         self._is_first = place.seat.is_first
         self._buckets = place.buckets
         self._weights = place.buffers.weights.array
-        self._sync_period_steps = place.sync_period_steps
+        self._sync_period_steps = int(chosen.sync_period_steps or 1)
         self._deadline = place.deadline
         self._sequence = 0
         self._seen: Versions | None = None  # the center's versions when this worker last saw it
@@ -115,15 +82,6 @@ class CenterSteps(TwoHalves):
         self._notices: list[str] = []
         if self._is_first:
             self._center.write(self._weights, self._deadline())
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "CenterSteps":
-        """With these settings; `rate` is for rules that have one, `collectives` reach all workers."""
-        raise NotImplementedError
-
-    @property
-    def exchanges(self) -> Exchanged:
-        return "weights"
 
     @property
     def num_updates(self) -> int:
@@ -163,18 +121,6 @@ class CenterSteps(TwoHalves):
         notices, self._notices = tuple(self._notices), []
         return notices
 
-    def begin_step(self, step: int) -> None:
-        """Nothing: the weights are this worker's own."""
-
-    def before_forward(self, bucket: Bucket) -> None:
-        """Nothing: the weights are this worker's own."""
-
-    def gradient_final(self, bucket: Bucket) -> None:
-        """Nothing: gradients stay here."""
-
-    def gather_histories(self) -> None:
-        """Nothing: every worker's solver is its own."""
-
     def exchanges_at(self, _step: int) -> bool:
         """Never: no other worker's step is waited for."""
         return False
@@ -190,9 +136,6 @@ class CenterSteps(TwoHalves):
     def updated(self, step: int) -> None:
         if self.is_due(step):
             self._meet_center()
-
-    def drain(self) -> None:
-        """Nothing: no update outlives its step."""
 
     def adopt_center(self) -> None:
         """x = c: a worker that joins starts from what the others have learned."""
@@ -269,17 +212,46 @@ class CenterSteps(TwoHalves):
 
 
 class ElasticSteps(CenterSteps):
-    """A worker and the center pull at each other: d = alpha (x - c)."""
+    """A worker and the center pull at each other: d = alpha (x - c). A default alpha follows the number of workers."""
 
-    def __init__(self, place: Workplace, rate: Rate) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._rate = rate.value
-        self._default_rate_for = rate.default_for
+        chosen = place.chosen
+        assert chosen.moving_rate is not None, chosen
+        self._rate = chosen.moving_rate
+        self._default_rate_for = partial(self.default_rate, chosen)
+        self._is_default = self._rate == self._default_rate_for(place.num_workers)
+
+    @classmethod
+    def default_rate(cls, chosen: Chosen, num_workers: int) -> float:
+        """The moving rate where none is given."""
+        setting = cls.traits.setting("moving_rate")
+        assert setting is not None, cls
+        return float(setting.default_for(chosen, num_workers) or 0.0)
+
+    @classmethod
+    def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
+        """One exchange multiplies the distance between x and c by 1 - 2 alpha."""
+        rate = chosen.moving_rate
+        if rate is None or rate <= 0.5:
+            return ()
+        consequence = "takes a worker and the center past each other at every exchange; up to 0.5 it does not"
+        return pulls_too_far(rate, world_size, cls.default_rate(chosen, world_size), consequence)
 
     @property
     def moving_rate(self) -> float:
         return self._rate
 
     def resize(self, num_workers: int) -> None:
-        if self._default_rate_for is not None:
+        if self._is_default:
             self._rate = self._default_rate_for(num_workers)
+
+
+def planned(collectives: Collectives, name: str) -> PlannedCollectives:
+    """Those whose windows every rank can write to; InputError where there are none."""
+    if not isinstance(collectives, PlannedCollectives):
+        raise InputError(
+            f"{name}: needs windows that every rank can write to, and gloo has none; choose transport tcp, or "
+            "async-easgd or shm-easgd"
+        )
+    return collectives

@@ -1,57 +1,28 @@
-"""The settings of a strategy, as flags and files spell them."""
+"""A strategy's name and its settings, as flags and files spell them."""
 
-import math
+import dataclasses
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from samovar.collectives.encoded import CODECS
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.errors import InputError
-from samovar.strategies.catalog import TRAITS
-from samovar.strategies.traits import ALWAYS, AUTO, NONE, Traits
+from samovar.strategies.own import declared_as
+from samovar.strategies.traits import AUTO, KINDS, NONE, Declared, Traits, Value, declared_settings, require_choice
 
 COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
-VARIANTS = ("reduce", "broadcast")
-# Who updates a bucket, as --overlap is.
-OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
-COMPRESSIONS = (NONE, *CODECS)
-# What these leave out comes with the next exchange or two.
-_PROMPT_CODECS = ("bf16", "int8")
-FACTORS = (NONE, AUTO, ALWAYS)
-
-_FLAGS = {
-    "bucket_size_bytes": "--bucket",
-    "overlap": "--overlap",
-    "owner": "--owner",
-    "sync_period_steps": "--sync-period",
-    "moving_rate": "--moving-rate",
-    "variant": "--variant",
-    "outer_rate": "--outer-rate",
-    "outer_momentum": "--outer-momentum",
-    "max_staleness_steps": "--max-staleness",
-    "max_refused_pushes": "--max-refused-pushes",
-    "group_size": "--group-size",
-    "read_first": "--read-first",
-    "center_momentum": "--center-momentum",
-    "compress": "--compress",
-    "factors": "factors",
-}
-_PYTHON_NAMES = {
-    **{flag: name for name, flag in _FLAGS.items()},
-    "--strategy": "strategy",
-    "--collective": "collective",
-    "--bucket": "bucket_size",
-    "--compress-always": "always_compresses",
-}
-STRATEGIES = tuple(TRAITS)
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig:
     """Which strategy, and its settings; None is the strategy's default (see `samovar.strategies.defaults`).
 
-    `bucket_size_bytes` None exchanges the whole model as one bucket, or with `automatic_buckets` in a cut that others
-    find (see `samovar.strategies.bucketing`); `collective` AUTO is for others to resolve.
+    `name` may be given as MODULE:NAME or FILE.py:NAME, of a user's own strategy, and is then the name that it declares;
+    `source` keeps where that is, and `own` its settings that are none of ours. `bucket_size_bytes` None exchanges the
+    whole model as one bucket, or with `automatic_buckets` in a cut that others find (see
+    `samovar.strategies.bucketing`); `collective` AUTO is for others to resolve. What else the fields mean stands where
+    they are declared: in `samovar.strategies.settings`, or with the strategy.
     """
 
     name: str = "sync"
@@ -73,34 +44,57 @@ class StrategyConfig:
     compress: str | None = None
     always_compresses: bool = False
     factors: str | None = None
+    own: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    source: str | None = None
 
     def __post_init__(self) -> None:
-        _require_choice("--strategy", self.name, STRATEGIES)
-        _require_choice("--collective", self.collective, COLLECTIVES)
-        self._refuse_what_belongs_to_others()
-        if self.bucket_size_bytes is not None and self.bucket_size_bytes < 1:
-            raise InputError(f"--bucket: got {self.bucket_size_bytes} bytes; give at least 1, or 'model'")
+        if ":" in self.name:
+            source, name = declared_as(self.name)
+            object.__setattr__(self, "source", source)
+            object.__setattr__(self, "name", name)
+        require_choice("--strategy", self.name, tuple(KINDS))
+        require_choice("--collective", self.collective, COLLECTIVES)
         assert not self.automatic_buckets or (not self.exchanges_weights and self.bucket_size_bytes is None), self
-        if self.sync_period_steps is not None and self.sync_period_steps < 1:
-            raise InputError(f"--sync-period: got {self.sync_period_steps} steps; give at least 1")
-        _require_below("--moving-rate", self.moving_rate, 1.0)
-        _require_below("--outer-rate", self.outer_rate, math.inf)
-        _require_momentum("--outer-momentum", self.outer_momentum)
-        _require_momentum("--center-momentum", self.center_momentum)
-        if self.max_staleness_steps is not None and self.max_staleness_steps < 0:
-            raise InputError(f"--max-staleness: got {self.max_staleness_steps} updates; give at least 0")
-        if self.max_refused_pushes is not None and self.max_refused_pushes < 1:
-            raise InputError(f"--max-refused-pushes: got {self.max_refused_pushes}; give at least 1")
-        if self.group_size is not None and self.group_size < 1:
-            raise InputError(f"--group-size: got {self.group_size} workers; give at least 1")
-        self._check_overlap()
-        self._check_compression()
-        self._check_factors()
+        declared = declared_settings()
+        if unknown := [name for name in self.own if name not in declared]:
+            raise TypeError(f"unknown settings {unknown}")
+        for name, settings in declared.items():
+            if (value := self[name]) is None or value is False:
+                continue
+            setting = self.traits.setting(name)
+            if setting is not None:
+                setting.check(value, self.name)
+            elif name != "always_compresses":  # which says by itself that there is nothing to compress
+                self._refuse(name, settings[0].flag)
+        if self.always_compresses and self.codec is None:
+            raise InputError("--compress-always: there is nothing to compress; give --compress too, or leave it out")
+        self.kind.check(self)
+
+    @classmethod
+    def given(cls, name: str, settings: Mapping[str, Any], **others: Any) -> "StrategyConfig":
+        """With these settings, ours and others'; raises TypeError where one is unknown or of another type."""
+        ours = {name: value for name, value in settings.items() if name in _FIELDS}
+        return cls(name, **ours, own={name: settings[name] for name in settings if name not in ours}, **others)
+
+    def but(self, values: Mapping[str, Any]) -> "StrategyConfig":
+        """The same with these settings, ours and others'."""
+        ours = {name: value for name, value in values.items() if name in _FIELDS}
+        own = {name: value for name, value in values.items() if name not in ours}
+        return dataclasses.replace(self, own={**self.own, **own}, **ours)
+
+    def __getitem__(self, name: str) -> Any:
+        """The setting of this name, ours or a user's own; None where nothing is given."""
+        return self.own[name] if name in self.own else getattr(self, name, None)
+
+    @property
+    def kind(self) -> type[Declared]:
+        """The strategy's class."""
+        return KINDS[self.name]
 
     @property
     def traits(self) -> Traits:
         """What the strategy declares of itself."""
-        return TRAITS[self.name]
+        return self.kind.traits
 
     @property
     def codec(self) -> str | None:
@@ -142,82 +136,21 @@ class StrategyConfig:
         """Whether each worker, or group of them, goes at its own speed and waits for no other."""
         return self.traits.is_async
 
-    def _refuse_what_belongs_to_others(self) -> None:
-        for name, flag in _FLAGS.items():
-            if getattr(self, name) is not None and name not in self.traits.settings:
-                owners = [strategy for strategy, traits in TRAITS.items() if name in traits.settings]
-                raise InputError(
-                    f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
-                )
+    def _refuse(self, name: str, flag: str) -> None:
+        owners = [strategy for strategy, kind in KINDS.items() if kind.traits.setting(name)]
+        raise InputError(
+            f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
+        )
 
-    def _check_compression(self) -> None:
-        if self.compress is not None:
-            _require_choice("--compress", self.compress, COMPRESSIONS)
-        if self.always_compresses and self.codec is None:
-            raise InputError("--compress-always: there is nothing to compress; give --compress too, or leave it out")
-        if self.codec is not None and self.has_owners:
-            raise InputError(
-                f"--compress {self.compress}: with --overlap full owners send weights, which are never compressed; "
-                "choose --overlap backward or none, or leave --compress out"
-            )
-        if self.codec is not None and self.exchanges_weights:
-            self._check_compressed_differences()
 
-    def _check_factors(self) -> None:
-        if self.factors is not None:
-            _require_choice("factors", self.factors, FACTORS)
-        if self.takes_factors and self.divides_updates:
-            raise InputError(
-                f"factors {self.factors}: with --overlap full or --owner parts a gradient goes to one rank alone, and "
-                "factors to all; choose --overlap backward or --owner all, or leave factors out"
-            )
-
-    def _check_compressed_differences(self) -> None:
-        if self.variant == "broadcast":
-            raise InputError(
-                f"--compress {self.compress}: --variant broadcast sends weights, which are never compressed; "
-                "leave one of them out"
-            )
-        if self.codec not in _PROMPT_CODECS:
-            raise InputError(
-                f"--compress {self.compress}: what it leaves out of a difference would reach the center many exchanges "
-                f"late, and take it past the workers; with {self.name} choose {' or '.join(_PROMPT_CODECS)}"
-            )
-
-    def _check_owner(self, owner: str) -> None:
-        _require_choice("--owner", owner, sum(OWNERS.values(), ()))
-        overlap = self.overlap or ("none" if self.bucket_size_bytes is None else "backward")
-        if owner not in OWNERS.get(overlap, ()):
-            fitting = next(overlap for overlap, owners in OWNERS.items() if owner in owners)
-            raise InputError(f"--owner {owner}: is for --overlap {fitting}; add that, or leave --owner out")
-        if self.updates_parts and self.codec is not None:
-            raise InputError(
-                f"--owner parts: ranks send weights then, which are never compressed; leave --compress {self.codec} "
-                "out, or choose --owner all"
-            )
-
-    def _check_overlap(self) -> None:
-        if self.overlap is not None:
-            _require_choice(f"--overlap of {self.name}", self.overlap, self.traits.overlaps)
-        if self.variant is not None:
-            _require_choice("--variant", self.variant, VARIANTS)
-        if self.overlap in ("backward", "full") and self.bucket_size_bytes is None and not self.automatic_buckets:
-            raise InputError(
-                f"--overlap {self.overlap}: with one bucket nothing is final before backward ends; "
-                "give --bucket layer or a number of bytes too"
-            )
-        if self.owner is not None:
-            self._check_owner(self.owner)
-        if self.variant == "broadcast" and self.overlap not in (None, "none"):
-            raise InputError(
-                f"--overlap {self.overlap}: --variant broadcast needs the center before it can go on; "
-                "leave --overlap out, or choose --variant reduce"
-            )
+_FIELDS = {field.name for field in dataclasses.fields(StrategyConfig)}
 
 
 def in_python(sentence: str) -> str:
     """A sentence about flags as one about arguments: "--sync-period: got 0" becomes "sync_period_steps: got 0"."""
-    return re.sub(r"--[a-z-]*[a-z]", lambda found: _PYTHON_NAMES.get(found[0], found[0]), sentence)
+    arguments = {settings[0].flag: settings[0].argument for settings in declared_settings().values()}
+    arguments |= {"--strategy": "strategy", "--collective": "collective"}
+    return re.sub(r"--[a-z-]*[a-z]", lambda found: arguments.get(found[0], found[0]), sentence)
 
 
 def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
@@ -229,19 +162,3 @@ def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"--bucket: got {text!r}; give {words} or a number of bytes")
     return int(text)
-
-
-def _require_choice(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
-
-
-def _require_momentum(flag: str, value: float | None) -> None:
-    if value is not None and not 0 <= value < 1:
-        raise InputError(f"{flag}: got {value}; give at least 0 and less than 1")
-
-
-def _require_below(flag: str, value: float | None, limit: float) -> None:
-    if value is not None and not 0 < value < limit:
-        less = "" if math.isinf(limit) else f" and less than {limit:g}"
-        raise InputError(f"{flag}: got {value:g}; give more than 0{less}")

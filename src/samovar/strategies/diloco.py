@@ -1,25 +1,27 @@
 """DiLoCo: workers train on their own; an outer optimizer takes the mean of how far they came as its gradient."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from samovar import _native
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_sgd import LocalPlace, LocalSteps, take_array
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.base import Place, strategy
+from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.settings import SYNC_PERIOD
+from samovar.strategies.traits import Setting
 from samovar.transports.base import Array
 
-
-@dataclass(frozen=True, slots=True)
-class Outer:
-    """The outer optimizer: rate and Nesterov momentum."""
-
-    rate: float
-    momentum: float
+OUTER_RATE = Setting("outer_rate", float, "Rate of the outer step.", above=0, default=0.7)
+OUTER_MOMENTUM = Setting("outer_momentum", float, "Nesterov momentum of the outer step.", least=0, below=1, default=0.9)
 
 
+@strategy(
+    "diloco",
+    exchange="weights, through an outer optimizer",
+    waits_for="all, once a period",
+    settings=(SYNC_PERIOD.by_default(50), OUTER_RATE, OUTER_MOMENTUM),
+)
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:
 
@@ -37,21 +39,13 @@ class DiLoCo(LocalSteps):
     Source: Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models.
     """
 
-    traits = Traits("diloco", ("sync_period_steps", "outer_rate", "outer_momentum"), default_period_steps=50)
-
-    def __init__(self, place: LocalPlace, outer: Outer) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._outer = outer
+        self._outer = place.chosen["outer_rate"], place.chosen["outer_momentum"]
         self._center = self._weights.copy()
         self._velocity = np.zeros_like(self._center)
         self._is_common = True  # x_i = c
         self._ahead: Array | None = None  # c as an exchange now would make it
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: LocalPlace) -> "DiLoCo":
-        assert chosen.outer_rate is not None
-        assert chosen.outer_momentum is not None
-        return cls(place, Outer(chosen.outer_rate, chosen.outer_momentum))
 
     def _stepped(self) -> None:
         self._is_common = False
@@ -67,8 +61,7 @@ class DiLoCo(LocalSteps):
         self._all_reduce.run(self._deadline())
 
     def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
-        outer = self._outer
-        _native.outer_step(weights, center, velocity, self._shared, self._world_size, outer.rate, outer.momentum)
+        _native.outer_step(weights, center, velocity, self._shared, self._world_size, *self._outer)
 
     def drain(self) -> None:
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""

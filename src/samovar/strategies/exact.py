@@ -9,8 +9,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.tree import Node, children, own_nodes, slice_tree_all_reduce
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Reduced
-from samovar.strategies.sync import EqualWeights
+from samovar.strategies.base import Reduced, Strategy
 from samovar.transports.base import Array, Region
 
 
@@ -64,7 +63,7 @@ class _Action:
     adds: bool
 
 
-class ExactSync(EqualWeights):
+class ExactSync(Strategy):
     """g = (1/K) sum over K slices of the global batch, in one binary tree over the slice's index; x -= solver(g).
 
     The tree is the same wherever the slices were computed, so the weights are bitwise equal for any number of

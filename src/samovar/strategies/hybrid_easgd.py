@@ -5,22 +5,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samovar.collectives.engine import Collectives, PlannedCollectives, RecordExchange
+from samovar.collectives.engine import PlannedCollectives, RecordExchange
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.plan import Plan, renumbered
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import DeadlineExceeded
+from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Group
 from samovar.core.layout import Bucket, all_finite
-from samovar.strategies.base import Reduced, Strategy
-from samovar.strategies.center_steps import Rate, Workplace
-from samovar.strategies.shm_easgd import SETTINGS, ShmEasgd
+from samovar.strategies.base import Place, Reduced, Strategy, strategy
+from samovar.strategies.center_steps import planned
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.settings import FACTORS, MAX_REFUSED, MAX_STALENESS, MOVING_RATE, READ_FIRST, SYNC_PERIOD
+from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
-from samovar.strategies.traits import Chosen, Traits
-from samovar.transports.base import Region
+from samovar.strategies.traits import AUTO, Chosen, Setting
+from samovar.transports.base import MappedWindow, Region
 
 _LIFE_BYTES = 8
 _POLL_S = 0.002
+_MOST_OF_A_GROUP = 4  # the GPUs of a ShmCaffe node
 
 
 class GroupCollectives(PlannedCollectives):
@@ -82,14 +85,54 @@ class GroupMembers:
     lives: Lives | None = None
 
     @classmethod
-    def in_step(cls, group: GroupCollectives, place: Workplace) -> "GroupMembers":
+    def in_step(cls, group: GroupCollectives, place: Place) -> "GroupMembers":
         """Gradients travel as they are, and the group's first worker leads."""
+        assert place.seat is not None, place
         channels = sum_channels(group, place.buckets, place.buffers.gradients)
         sync = Sync(channels, group.group.world_size, False, place.deadline)
         broadcasts = {0: group.broadcast("group's weights", place.buffers.weights)}
         return cls(group.group, sync, broadcasts, Lives(group, place.seat.life))
 
 
+def _group_size(_chosen: Chosen, world_size: int) -> int:
+    """The largest that divides the workers, up to 4 and to half of them; 1 where there is none."""
+    sizes = range(1, min(_MOST_OF_A_GROUP, world_size // 2) + 1)
+    return max((size for size in sizes if world_size % size == 0), default=1)
+
+
+def _rate(chosen: Chosen, world_size: int) -> float:
+    return 0.5 / max(1, world_size // (chosen["group_size"] or _group_size(chosen, world_size)))
+
+
+GROUP_SIZE = Setting(
+    "group_size",
+    int,
+    "Workers of a group.",
+    least=1,
+    unit="workers",
+    default=_group_size,
+    default_words="up to 4 that divide the workers",
+    words="groups of {value}",
+    source="Ahn et al. 2018 (ShmCaffe-H)",
+)
+
+
+@strategy(
+    "hybrid-easgd",
+    exchange="gradients in a group of ranks, every step; between groups as `shm-easgd`",
+    waits_for="its group, at each step",
+    settings=(
+        SYNC_PERIOD.by_default(4),
+        MOVING_RATE.by_default(_rate, "0.5 / groups"),
+        GROUP_SIZE,
+        MAX_STALENESS,
+        READ_FIRST,
+        MAX_REFUSED,
+        FACTORS,
+    ),
+    in_groups=True,
+    is_replayable=False,
+)
 class HybridEasgd(ShmEasgd):
     """ShmCaffe-H: G workers are a group. g = (1/G) sum of the group's g_i; every worker of it makes the same step.
 
@@ -103,37 +146,40 @@ class HybridEasgd(ShmEasgd):
     Source: Ahn et al. 2018 (ShmCaffe): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
     """
 
-    traits = Traits(
-        "hybrid-easgd",
-        (*SETTINGS, "group_size", "factors"),
-        default_period_steps=4,
-        has_center=True,
-        in_groups=True,
-        pushes=True,
-    )
-
-    def __init__(
-        self,
-        place: Workplace,
-        rate: Rate,
-        members: GroupMembers,
-        reads_first: bool = False,
-        max_staleness_steps: int | None = None,
-    ) -> None:
-        super().__init__(place, rate, reads_first, max_staleness_steps)
+    def __init__(self, place: Place, members: GroupMembers) -> None:
+        super().__init__(place)
         self._members = members
         self.leader = 0  # who meets the center for its group; all of the group must have the same
 
     @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, collectives: Collectives) -> "HybridEasgd":
-        """`collectives` are those of the worker's group."""
-        assert isinstance(collectives, GroupCollectives), collectives
-        return cls.among(chosen, place, rate, GroupMembers.in_step(collectives, place))
+    def of(cls, place: Place) -> "HybridEasgd":
+        """Where memory is mapped a group adds up in place."""
+        chosen = place.chosen
+        assert chosen.group_size is not None, chosen
+        best = "direct" if isinstance(place.buffers.gradients.window, MappedWindow) else "tree"
+        name = best if chosen.collective == AUTO else chosen.collective
+        group = GroupCollectives(planned(place.collectives, chosen.name), chosen.group_size, name)
+        return cls(place, GroupMembers.in_step(group, place))
 
     @classmethod
-    def among(cls, chosen: Chosen, place: Workplace, rate: Rate, members: GroupMembers) -> "HybridEasgd":
-        """Of a group that sums its gradients by its own means."""
-        return cls(place, rate, members, bool(chosen.read_first), chosen.max_staleness_steps)
+    def settled(cls, chosen: StrategyConfig, world_size: int) -> StrategyConfig:
+        size = chosen.group_size
+        if size is not None and world_size % size:
+            raise InputError(
+                f"--group-size {size}: {world_size} workers are no whole number of such groups; "
+                f"give a divisor of {world_size} (default {_group_size(chosen, world_size)})"
+            )
+        return chosen
+
+    @classmethod
+    def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
+        others = super().warnings(chosen, world_size)
+        if chosen.group_size != 1 or world_size == 1:
+            return others
+        reason = f"{world_size} workers make no two equal groups of 2 to {_MOST_OF_A_GROUP}, so that"
+        if _group_size(chosen, world_size) > 1:
+            reason = "with --group-size 1"
+        return (f"hybrid-easgd: {reason} each worker is a group of its own, as with shm-easgd", *others)
 
     @property
     def group_size(self) -> int:

@@ -1,75 +1,37 @@
 """Local SGD: workers train on their own and take the mean of their weights now and then."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
 
 import numpy as np
 
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
-from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.base import Exchanged, Reduced, Strategy, TwoHalves
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.base import Place, Reduced, Strategy, strategy
+from samovar.strategies.settings import SYNC_PERIOD
 from samovar.transports.base import Array, Region
 
 
-@dataclass(frozen=True, slots=True)
-class LocalPlace:
-    """Where a worker works: its buckets and weights x_i, float32 (N,), and collectives with all others.
-
-    It exchanges every `sync_period_steps` steps; every wait of it ends by `deadline()`.
-    """
-
-    collectives: Collectives
-    buckets: Sequence[Bucket]
-    weights: Region
-    sync_period_steps: int
-    deadline: Callable[[], Deadline]
-
-
-class LocalSteps(TwoHalves):
+class LocalSteps(Strategy):
     """Every worker updates its own x_i with its own gradient; after every `sync_period_steps`-th step: `_exchange`.
 
     All ranks start from the same weights. `_weights` is x_i, float32 (N,); `_shared` an area of the same shape for
     what is summed over ranks by `_all_reduce`.
     """
 
-    traits: ClassVar[Traits]
+    exchanges = "weights"
 
-    def __init__(self, place: LocalPlace) -> None:
-        self._world_size = place.collectives.group.world_size
+    def __init__(self, place: Place) -> None:
+        assert place.chosen.sync_period_steps is not None, place.chosen
+        self._world_size = place.num_workers
         self._buckets = place.buckets
-        self._weights = place.weights.array
-        self._sync_period_steps = place.sync_period_steps
+        self._weights = place.buffers.weights.array
+        self._sync_period_steps = place.chosen.sync_period_steps
         self._deadline = place.deadline
-        shared = float32_region(place.collectives, "exchanged weights", len(place.weights.array))
+        shared = float32_region(place.collectives, "exchanged weights", len(self._weights))
         self._shared = shared.array
         self._all_reduce = self._opened(place.collectives, "exchanged weights", shared)
-
-    @classmethod
-    def of(cls, chosen: Chosen, place: LocalPlace) -> Strategy:
-        """With these settings."""
-        raise NotImplementedError
-
-    @property
-    def exchanges(self) -> Exchanged:
-        return "weights"
-
-    def begin_step(self, step: int) -> None:
-        """Nothing: the weights are this worker's own."""
-
-    def before_forward(self, bucket: Bucket) -> None:
-        """Nothing: the weights are this worker's own."""
-
-    def gradient_final(self, bucket: Bucket) -> None:
-        """Nothing: gradients stay here."""
-
-    def gather_histories(self) -> None:
-        """Nothing: every worker's solver is its own."""
 
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
@@ -105,6 +67,7 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
     place[:] = value
 
 
+@strategy("local-sgd", exchange="weights", waits_for="all, once a period", settings=(SYNC_PERIOD.by_default(8),))
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.
 
@@ -117,16 +80,10 @@ class LocalSgd(LocalSteps):
     Source: McMahan et al. 2017 (federated averaging); Stich 2019 (local SGD).
     """
 
-    traits = Traits("local-sgd", ("sync_period_steps",), default_period_steps=8)
-
-    def __init__(self, place: LocalPlace) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._is_common = True  # x_i is the same on all ranks
         self._mean: Array | None = None  # of weights that are not
-
-    @classmethod
-    def of(cls, _chosen: Chosen, place: LocalPlace) -> "LocalSgd":
-        return cls(place)
 
     def _stepped(self) -> None:
         self._is_common = False

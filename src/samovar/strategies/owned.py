@@ -7,8 +7,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Buffers, Reduced
-from samovar.strategies.sync import EqualWeights
+from samovar.strategies.base import Buffers, Reduced, Strategy
 
 
 @dataclass(slots=True)
@@ -23,7 +22,7 @@ class _Share:
     is_under_way: bool = False
 
 
-class OwnedSync(EqualWeights):
+class OwnedSync(Strategy):
     """g = (1/P) sum_i g_i in the tree's fixed order on the bucket's owner; x -= solver(g) there; then x to all.
 
     A bucket's sum begins behind the backward pass, its new weights travel behind what follows: a rank waits for a
@@ -58,9 +57,6 @@ class OwnedSync(EqualWeights):
         self._deadline = deadline
         self._final: set[int] = set()
         self._num_started = 0
-
-    def begin_step(self, step: int) -> None:
-        """Nothing: weights are awaited layer by layer."""
 
     def before_forward(self, bucket: Bucket) -> None:
         """Wait for the bucket's weights of the last step."""

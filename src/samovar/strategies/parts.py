@@ -8,8 +8,7 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.layout import Bucket
-from samovar.strategies.base import Buffers, Reduced
-from samovar.strategies.sync import EqualWeights
+from samovar.strategies.base import Buffers, Reduced, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,7 @@ class _Part:
     histories: tuple[PlanRunner, ...]
 
 
-class SyncInParts(EqualWeights):
+class SyncInParts(Strategy):
     """g_r = (1/P) sum_i g_i of part r on rank r; x_r -= solver(g_r) there; then x_r to all, for every bucket.
 
     The same bits as `Sync` with the same order of additions, since every element is summed and updated once. Memory of

@@ -4,14 +4,40 @@ import numpy as np
 
 from samovar import _native
 from samovar.box.base import Push, Versions
-from samovar.collectives.engine import Collectives
 from samovar.core.errors import NotFinite
-from samovar.strategies.center_steps import ElasticSteps, Rate, Workplace
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.base import Place, strategy
+from samovar.strategies.center_steps import ElasticSteps
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.settings import (
+    MAX_REFUSED,
+    MAX_STALENESS,
+    MOVING_RATE,
+    READ_FIRST,
+    SYNC_PERIOD,
+    pulls_too_far,
+)
+from samovar.strategies.traits import Chosen
 
-SETTINGS = ("sync_period_steps", "moving_rate", "max_staleness_steps", "read_first", "max_refused_pushes")
+
+def num_pushers(chosen: Chosen, world_size: int) -> int:
+    """How many change the center: workers, or groups of them."""
+    return max(1, world_size // (chosen["group_size"] or 1))
 
 
+@strategy(
+    "shm-easgd",
+    exchange="the elastic difference, pushed to the center while the next steps compute",
+    waits_for="the own push",
+    settings=(
+        SYNC_PERIOD.by_default(4),
+        MOVING_RATE.by_default(lambda chosen, world_size: 0.5 / num_pushers(chosen, world_size), "0.5 / workers"),
+        MAX_STALENESS,
+        READ_FIRST,
+        MAX_REFUSED,
+    ),
+    pushes=True,
+    is_replayable=True,
+)
 class ShmEasgd(ElasticSteps):
     """SEASGD, as ShmCaffe-A runs it. Workers step on their own. Every `sync_period_steps` steps:
 
@@ -34,21 +60,22 @@ class ShmEasgd(ElasticSteps):
     with alpha = 0.2 at every scale.
     """
 
-    traits = Traits("shm-easgd", SETTINGS, default_period_steps=4, has_center=True, pushes=True, is_replayable=True)
-
-    def __init__(
-        self, place: Workplace, rate: Rate, reads_first: bool = False, max_staleness_steps: int | None = None
-    ) -> None:
-        super().__init__(place, rate)
-        self._reads_first = reads_first
-        self._max_staleness_steps = max_staleness_steps
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._reads_first = bool(place.chosen.read_first)
+        self._max_staleness_steps = place.chosen.max_staleness_steps
         self._difference = np.empty_like(self._weights)
         self._push: Push | None = None
         self._is_warned = False
 
     @classmethod
-    def of(cls, chosen: Chosen, place: Workplace, rate: Rate, _collectives: Collectives) -> "ShmEasgd":
-        return cls(place, rate, bool(chosen.read_first), chosen.max_staleness_steps)
+    def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
+        """Pushes that all read the same c multiply the distance of c to the workers' mean by 1 - alpha (P + 1)."""
+        rate, limit = chosen.moving_rate, 2 / (num_pushers(chosen, world_size) + 1)
+        if rate is None or rate < limit:
+            return ()
+        consequence = f"diverges where all read the center before any has pushed; under {limit:.4g} it does not"
+        return pulls_too_far(rate, world_size, cls.default_rate(chosen, world_size), consequence)
 
     def drain(self) -> None:
         """Wait until the own push is in the center."""
@@ -93,9 +120,8 @@ class ShmEasgd(ElasticSteps):
         most = 1.0 / (1.0 + self.staleness.mean)
         if self._rate <= most:
             return self._rate
-        is_default = self._default_rate_for is not None
-        self._warn(most, is_default)
-        return most if is_default else self._rate
+        self._warn(most, self._is_default)
+        return most if self._is_default else self._rate
 
     def _warn(self, most: float, is_clamped: bool) -> None:
         if not self._is_warned:

@@ -1,7 +1,7 @@
 """Elastic averaging in step: workers and a center that all of them keep pull at each other."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,24 +9,56 @@ from samovar import _native
 from samovar.collectives.encoded import Codec, Floats
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
+from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.local_sgd import LocalPlace, LocalSteps, take_array
-from samovar.strategies.traits import Chosen, Traits
+from samovar.strategies.base import Place, strategy
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.settings import (
+    ALWAYS_COMPRESSES,
+    COMPRESS,
+    MOVING_RATE,
+    OVERLAP,
+    SYNC_PERIOD,
+    pulls_too_far,
+)
+from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.transports.base import Array, Region
 
-
-@dataclass(frozen=True, slots=True)
-class Elastic:
-    """`moving_rate` is alpha; `overlap` how long an exchange may take: `none`, a `step`, or the whole `period`.
-
-    `codec` is how differences travel; None: as they are.
-    """
-
-    moving_rate: float
-    overlap: str
-    codec: str | None = None
+# What these leave out comes with the next exchange or two.
+_PROMPT_CODECS = ("bf16", "int8")
 
 
+def _rate(_chosen: Chosen, world_size: int) -> float:
+    """The center and the workers' mean then close nine tenths of their distance at an exchange."""
+    return 0.9 / (world_size + 1)
+
+
+VARIANT = Setting(
+    "variant",
+    str,
+    "How sync-easgd meets its center.",
+    choices=("reduce", "broadcast"),
+    default="reduce",
+    source="You, Buluc and Demmel 2017",
+)
+
+
+@strategy(
+    "sync-easgd",
+    exchange="the elastic difference to a center that all ranks keep",
+    waits_for="all, for the exchange before, once a period",
+    settings=(
+        SYNC_PERIOD.by_default(8),
+        MOVING_RATE.by_default(_rate, "0.9 / (workers + 1)"),
+        OVERLAP.among("none", "step", "period").by_default(
+            lambda chosen, _: "none" if chosen["variant"] == "broadcast" else "period", "`period`"
+        ),
+        VARIANT,
+        replace(COMPRESS, words=lambda codec, _: "" if codec == NONE else f"differences as {codec}"),
+        ALWAYS_COMPRESSES,
+    ),
+)
 class SyncEasgd(LocalSteps):
     """Every rank keeps the same copy of the center c. Every `sync_period_steps` steps, with the same d_i on both sides:
 
@@ -54,54 +86,84 @@ class SyncEasgd(LocalSteps):
     al. 2014 (what a message leaves out comes with the next one).
     """
 
-    traits = Traits(
-        "sync-easgd",
-        ("sync_period_steps", "moving_rate", "overlap", "variant", "compress"),
-        default_period_steps=8,
-        overlaps=("none", "step", "period"),
-    )
-
-    def __init__(self, place: LocalPlace, elastic: Elastic) -> None:
-        self._elastic = elastic
+    def __init__(self, place: Place) -> None:
+        chosen = place.chosen
+        assert chosen.moving_rate is not None, chosen
+        self._moving_rate, self._overlap, self._codec = chosen.moving_rate, chosen.overlap, chosen.codec
         self._residual: Floats = np.zeros(0, np.float32)
         super().__init__(place)
         self._center = self._weights.copy()
         self._is_under_way = False
 
     @classmethod
-    def of(cls, chosen: Chosen, place: LocalPlace) -> "SyncEasgd | BroadcastEasgd":
+    def of(cls, place: Place) -> "SyncEasgd | BroadcastEasgd":
         """`SyncEasgd`, or `BroadcastEasgd` by its variant."""
-        assert chosen.moving_rate is not None
-        if chosen.variant == "broadcast":
-            return BroadcastEasgd(place, chosen.moving_rate)
-        assert chosen.overlap is not None
-        return cls(place, Elastic(chosen.moving_rate, chosen.overlap, chosen.codec))
+        return BroadcastEasgd(place) if place.chosen.variant == "broadcast" else cls(place)
+
+    @classmethod
+    def check(cls, chosen: StrategyConfig) -> None:
+        is_broadcast = chosen.variant == "broadcast"
+        if is_broadcast and chosen.overlap not in (None, "none"):
+            raise InputError(
+                f"--overlap {chosen.overlap}: --variant broadcast needs the center before it can go on; "
+                "leave --overlap out, or choose --variant reduce"
+            )
+        if is_broadcast and chosen.codec is not None:
+            raise InputError(
+                f"--compress {chosen.compress}: --variant broadcast sends weights, which are never compressed; "
+                "leave one of them out"
+            )
+        if chosen.codec not in (None, *_PROMPT_CODECS):
+            raise InputError(
+                f"--compress {chosen.compress}: what it leaves out of a difference would reach the center many "
+                f"exchanges late, and take it past the workers; with {chosen.name} choose {' or '.join(_PROMPT_CODECS)}"
+            )
+
+    @classmethod
+    def settled(cls, chosen: StrategyConfig, world_size: int) -> StrategyConfig:
+        """With P workers the distance between c and their mean is multiplied by 1 - alpha (P + 1) at an exchange."""
+        rate = chosen.moving_rate
+        assert rate is not None, chosen
+        if rate * (world_size + 1) >= 2:
+            raise InputError(
+                f"--moving-rate: got {rate:g}; give more than 0 and less than {2 / (world_size + 1):.4g}, from which "
+                f"on {world_size} workers and their center move apart (default {_rate(chosen, world_size):.4g})"
+            )
+        return chosen
+
+    @classmethod
+    def warnings(cls, chosen: StrategyConfig, world_size: int) -> tuple[str, ...]:
+        rate = chosen.moving_rate
+        if rate is None or rate * world_size <= 1:
+            return ()
+        consequence = f"moves the center past the workers' mean, to and fro; up to {1 / world_size:.4g} it does not"
+        return pulls_too_far(rate, world_size, _rate(chosen, world_size), consequence)
 
     @property
     def is_compressed(self) -> bool | None:
         """Whether differences are, from the first exchange on; None where nobody asked for it."""
-        return None if self._elastic.codec is None else len(self._residual) > 0
+        return None if self._codec is None else len(self._residual) > 0
 
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
         """One worker sends nothing, and encodes nothing."""
-        if self._elastic.codec is None or collectives.group.world_size == 1:
+        if self._codec is None or collectives.group.world_size == 1:
             return super()._opened(collectives, name, shared)
-        runner = collectives.encoded_all_reduce(name, shared, Codec(self._elastic.codec))
+        runner = collectives.encoded_all_reduce(name, shared, Codec(self._codec))
         self._residual = runner.residual
         return runner
 
     def _stepped(self) -> None:
-        if self._elastic.overlap == "step":
+        if self._overlap == "step":
             self.drain()
 
     def _exchange(self) -> None:
-        differences, alpha = self._shared, self._elastic.moving_rate
+        differences, alpha = self._shared, self._moving_rate
         if self._is_under_way:
             self._all_reduce.finish(self._deadline())
             _native.elastic_exchange(self._weights, self._center, differences, alpha)
         else:
             _native.elastic_pull(self._weights, self._center, differences, alpha)
-        self._is_under_way = self._elastic.overlap != "none"
+        self._is_under_way = self._overlap != "none"
         if self._is_under_way:
             self._all_reduce.start()
         else:
@@ -128,8 +190,8 @@ class SyncEasgd(LocalSteps):
         """`residual` is this rank's own: every rank must save its state and load it again."""
         self.drain()
         kept: State = {"center": self._center.copy()}
-        if self.is_compressed and self._elastic.codec is not None:
-            kept |= {"codec": self._elastic.codec, "residual": self._residual.copy()}
+        if self.is_compressed and self._codec is not None:
+            kept |= {"codec": self._codec, "residual": self._residual.copy()}
         return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
@@ -140,7 +202,7 @@ class SyncEasgd(LocalSteps):
         else:
             self._center[:] = self._weights
         left_out = np.asarray(state.get("residual", ()))
-        fits = state.get("codec") == self._elastic.codec and left_out.shape == self._residual.shape
+        fits = state.get("codec") == self._codec and left_out.shape == self._residual.shape
         self._residual[:] = left_out if fits else 0.0
 
 
@@ -160,16 +222,14 @@ class BroadcastEasgd(LocalSteps):
     Source: You, Buluc and Demmel 2017, the first of their three Sync EASGD.
     """
 
-    traits = Traits("sync-easgd, broadcast", ("sync_period_steps", "moving_rate"), default_period_steps=8)
-
-    def __init__(self, place: LocalPlace, moving_rate: float) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(place)
         center = float32_region(place.collectives, "center", len(self._weights))
         self._broadcast = place.collectives.broadcast("center", center)
         self._center = center.array
         self._center[:] = self._weights
         self._differences = np.empty_like(self._center)
-        self._moving_rate = moving_rate
+        self._moving_rate = float(place.chosen["moving_rate"])
 
     def _stepped(self) -> None:
         """Nothing: no exchange outlives its step."""
@@ -182,9 +242,6 @@ class BroadcastEasgd(LocalSteps):
         _native.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
         pull = self._shared - np.float32(self._world_size) * self._center
         self._center += np.float32(self._moving_rate) * pull
-
-    def drain(self) -> None:
-        """Nothing: no exchange outlives its step."""
 
     def center(self) -> Array | None:
         return self._center

@@ -1,28 +1,145 @@
-"""What a strategy declares of itself, from which settings, refusals, flags and tables are made."""
+"""What a strategy declares of itself, from which flags, typed arguments, refusals and tables are made."""
 
-from dataclasses import dataclass
-from typing import Final, Protocol
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
+
+from samovar.core.errors import InputError
 
 # How far --compress and factors go, and who chooses.
 NONE, AUTO, ALWAYS = "none", "auto", "always"
 MAX_REFUSED_PUSHES: Final = 3  # in a row, of one worker
+SYNC_PERIOD_STEPS: Final = "sync_period_steps"
+_UNITS = ("_steps", "_bytes", "_s")
+_MEASURES: dict[type, type] = {int: Integral, float: Real}
+
+Value: TypeAlias = bool | int | float | str
+
+
+class Chosen(Protocol):
+    """The settings of a run, by name; None where nothing is given."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+# default(chosen, world_size)
+Rule: TypeAlias = Callable[[Chosen, int], Value | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing that a strategy can be told.
+
+    `name` is StrategyConfig's; the flag is made from it without its unit (`sync_period_steps`: --sync-period), and
+    `samovar.replicate` takes both spellings, unless `flag` or `argument` say otherwise. A number is at least `least`,
+    more than `above` and less than `below`, a name is one of `choices`. `default` is a value or a rule of the settings
+    and the number of workers, and `default_words` says it to people. `words` tell of the value at the start of a run;
+    "" are none. `source` is where it was published.
+    """
+
+    name: str
+    kind: type[Value]
+    help: str
+    flag: str = ""
+    argument: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    below: float = math.inf
+    unit: str = ""
+    or_else: str = ""
+    default: Value | Rule | None = None
+    default_words: str = ""
+    words: str | Callable[[Any, Chosen], str] = "{label} {value:g}"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        bare = next((self.name.removesuffix(unit) for unit in _UNITS if self.name.endswith(unit)), self.name)
+        object.__setattr__(self, "flag", self.flag or f"--{bare.replace('_', '-')}")
+        object.__setattr__(self, "argument", self.argument or self.name)
+        if not self.default_words and isinstance(self.default, Value):
+            object.__setattr__(self, "default_words", f"{self.default}")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """In Python: the argument's name, and the flag's."""
+        return tuple(dict.fromkeys((self.argument, self.flag.removeprefix("--").replace("-", "_"))))
+
+    @property
+    def has_flag(self) -> bool:
+        """Whether commands take it."""
+        return self.flag.startswith("--")
+
+    def by_default(self, default: Value | Rule, default_words: str = "") -> "Setting":
+        """The same setting with another default."""
+        return replace(self, default=default, default_words=default_words)
+
+    def among(self, *choices: str) -> "Setting":
+        """The same setting with these choices."""
+        return replace(self, choices=choices)
+
+    def default_for(self, chosen: Chosen, world_size: int) -> Value | None:
+        """The default beside these settings for so many workers."""
+        return self.default(chosen, world_size) if callable(self.default) else self.default
+
+    def described(self, value: Any, chosen: Chosen) -> str:
+        """`value` in words, "" where it is not worth saying."""
+        if callable(self.words):
+            return self.words(value, chosen)
+        words = self.words if isinstance(value, Real) else self.words.replace(":g", "")
+        return words.format(value=value, label=self.flag.removeprefix("--").replace("-", " "))
+
+    def check(self, value: Value, strategy: str) -> None:
+        """Raises InputError where the value is out of range, TypeError where it is of another type."""
+        if self.choices:
+            whose = f" of {strategy}" if self.name == "overlap" else ""
+            require_choice(f"{self.flag}{whose}", value, self.choices)
+        elif not isinstance(value, _MEASURES.get(self.kind, self.kind)):
+            raise TypeError(f"{self.flag}: got {value!r}; give a value of type {self.kind.__name__}")
+        elif self.kind in _MEASURES and not self._holds(float(value)):
+            got = f"{value:g}" if self.above is not None else f"{value}"
+            unit = f" {self.unit}" if self.unit else ""
+            raise InputError(f"{self.flag}: got {got}{unit}; give {self.limits}{self.or_else}")
+
+    @property
+    def limits(self) -> str:
+        """The range in words."""
+        low = [f"more than {self.above:g}"] if self.above is not None else []
+        low += [f"at least {self.least:g}"] if self.least is not None else []
+        high = [f"less than {self.below:g}"] if self.below < math.inf else []
+        return " and ".join(low + high) or "a finite number"
+
+    def _holds(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and value < self.below
+        )
+
+
+def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises InputError where `value` is none of those."""
+    if value not in allowed:
+        raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Every strategy's class has one, as `traits`.
+    """Every strategy's class has one, as `traits`, made by `samovar.strategies.base.strategy`.
 
-    `settings` are the fields of StrategyConfig that may be given with it, `overlaps` what `overlap` may be. It
-    `has_center` where workers share weights that lie in one place: with locks or without, with a velocity of its own or
-    without. Workers come to it `in_turn`, each at its own speed, or `in_groups` that go in step; `pushes` where a
-    difference travels while the next steps compute. `is_replayable` where the order of updates gives the same bits.
-    `default_period_steps` are between exchanges of weights; None: gradients are exchanged at every step.
+    `exchange` and `waits_for` say in words what travels and who waits for whom. It `has_center` where workers share
+    weights that lie in one place: with locks or without, with a velocity of its own or without. Workers come to it
+    `in_turn`, each at its own speed, or `in_groups` that go in step; `pushes` where a difference travels while the next
+    steps compute. `is_replayable` where the order of updates gives the same bits.
     """
 
-    name: str
-    settings: tuple[str, ...]
-    default_period_steps: int | None = None
-    overlaps: tuple[str, ...] = ()
+    name: str = ""
+    settings: tuple[Setting, ...] = ()
+    exchange: str = ""
+    waits_for: str = ""
     has_center: bool = False
     has_locks: bool = True
     has_velocity: bool = False
@@ -32,10 +149,14 @@ class Traits:
     is_replayable: bool = False
     needs_momentum: bool = False
 
+    def setting(self, name: str) -> Setting | None:
+        """The one of that name, if the strategy has it."""
+        return next((setting for setting in self.settings if setting.name == name), None)
+
     @property
     def exchanges_weights(self) -> bool:
-        """Whether workers train on their own and exchange weights now and then."""
-        return self.default_period_steps is not None
+        """Whether workers train on their own and exchange weights now and then, not gradients at every step."""
+        return self.setting(SYNC_PERIOD_STEPS) is not None
 
     @property
     def is_async(self) -> bool:
@@ -45,7 +166,7 @@ class Traits:
     @property
     def is_elastic(self) -> bool:
         """Whether workers and a center pull at each other."""
-        return "moving_rate" in self.settings
+        return self.setting("moving_rate") is not None
 
     @property
     def adds_steps(self) -> bool:
@@ -53,26 +174,30 @@ class Traits:
         return self.has_center and not self.is_elastic
 
 
-class Chosen(Protocol):
-    """The settings, all given, that a strategy's class is made from; see `samovar.strategies.config`."""
+class Declared(Protocol):
+    """A strategy's class, as far as its settings are concerned."""
 
-    @property
-    def sync_period_steps(self) -> int | None: ...
-    @property
-    def overlap(self) -> str | None: ...
-    @property
-    def variant(self) -> str | None: ...
-    @property
-    def codec(self) -> str | None: ...
-    @property
-    def outer_rate(self) -> float | None: ...
-    @property
-    def outer_momentum(self) -> float | None: ...
-    @property
-    def moving_rate(self) -> float | None: ...
-    @property
-    def max_staleness_steps(self) -> int | None: ...
-    @property
-    def read_first(self) -> bool | None: ...
-    @property
-    def center_momentum(self) -> float | None: ...
+    traits: ClassVar[Traits]
+
+    @classmethod
+    def check(cls, chosen: Any, /) -> None:
+        """Raises InputError where settings do not go together."""
+        ...
+
+
+# Every strategy that was declared, ours first, by name; a user's own is added when its file is imported.
+KINDS: dict[str, type[Declared]] = {}
+
+
+def place_of(kind: type) -> tuple[str, str]:
+    """Where a class stands, in a file that may have been imported by two names."""
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__, kind.__qualname__
+
+
+def declared_settings() -> dict[str, tuple[Setting, ...]]:
+    """Of all strategies, by name; strategies may have a setting with other choices and defaults each."""
+    found: dict[str, tuple[Setting, ...]] = {}
+    for kind in KINDS.values():
+        for setting in kind.traits.settings:
+            found[setting.name] = (*found.get(setting.name, ()), setting)
+    return found

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -103,8 +102,8 @@ class Trial:
 
 def _median(seconds: npt.NDArray[np.float64]) -> float:
     """Of those that were timed; without any, for ever."""
-    timed = seconds[~np.isnan(seconds)].tolist()
-    return median(timed) if timed else math.inf
+    timed = seconds[~np.isnan(seconds)]
+    return float(np.median(timed)) if len(timed) else math.inf
 
 
 def _written(seconds: float) -> str:

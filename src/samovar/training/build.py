@@ -27,8 +27,8 @@ from samovar.model.model import Model, layout_of
 from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
-from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.sync import CompressedSync
 from samovar.strategies.sync_easgd import SyncEasgd
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices

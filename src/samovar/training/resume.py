@@ -18,8 +18,7 @@ from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.frontends.caffe.spec import is_there
 from samovar.frontends.caffe.weights import match_weights, read_weights
 from samovar.solver.flat import history_key
-from samovar.strategies.catalog import TRAITS
-from samovar.strategies.traits import NONE
+from samovar.strategies.traits import KINDS, NONE
 
 _COMMON_PARTS = ("weights", "momentum", "strategy")
 
@@ -87,8 +86,8 @@ def _strategy_name(config: Mapping[str, object]) -> object:
 
 
 def _exchanged_gradients(config: Mapping[str, object]) -> bool:
-    traits = TRAITS.get(str(_strategy_name(config)))
-    return traits is not None and not traits.exchanges_weights
+    kind = KINDS.get(str(_strategy_name(config)))
+    return kind is not None and not kind.traits.exchanges_weights
 
 
 def _codec(config: Mapping[str, object]) -> object:

@@ -18,7 +18,8 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
-from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from samovar.transports.shm import ShmTransport, create_segment
 
 ADDING_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")  # their workers' optimizers have no momentum
@@ -210,6 +211,10 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
         ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
         ("sync", {"collective": "star"}, "collective"),
         ("sync-easgd", {"moving_rate": 2.0}, "moving_rate"),
+        ("local-sgd", {"sync_period": 0}, "sync_period_steps: got 0 steps; give at least 1"),
+        ("local-sgd", {"sync_period": 2, "sync_period_steps": 2}, "sync_period_steps is another spelling of"),
+        ("nowhere:Rule", {}, "strategy nowhere:Rule: there is no module 'nowhere'"),
+        (int, {}, "int.*is no strategy; decorate a class"),
         ("sync-easgd", {"compress": "bf16", "variant": "broadcast"}, "compress bf16: variant broadcast sends weights"),
     ],
 )

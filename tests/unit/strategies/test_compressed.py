@@ -13,8 +13,8 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
-from samovar.strategies.compressed import CompressedSync
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.sync import CompressedSync
 from samovar.strategies.trial import NUM_TRIAL_STEPS, TrialCallback
 from samovar.transports.base import Region, Transport
 from tests.unit.strategies.harness import LAYOUT, NUM_ELEMENTS, Job, in_time, on_shm, on_sim, on_threads, resume, same

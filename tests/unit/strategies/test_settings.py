@@ -8,7 +8,8 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
-from samovar.strategies.config import STRATEGIES, StrategyConfig
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares, described, resolved, shared_momentum, warnings
 
 LONE_GROUPS = (

@@ -173,7 +173,7 @@ def test_the_program_prints_and_fails(tmp_path: Path, repository_root: Path) -> 
 def test_a_strategy_is_not_told_by_its_name(tool: ModuleType, tmp_path: Path) -> None:
     declared = tmp_path / "src/samovar/strategies/ring.py"
     declared.parent.mkdir(parents=True)
-    declared.write_text('class Ring:\n    traits = Traits(\n        "ring-easgd", ("sync_period_steps",)\n    )\n')
+    declared.write_text('@strategy(\n    "ring-easgd", settings=(SYNC_PERIOD,)\n)\nclass Ring(Strategy):\n    pass\n')
     text = 'a = name == "ring-easgd"\nb = name in ("x", "ring-easgd")\nc = other == "x"\nd = "ring-easgd"\n'
     text += 'match name:\n    case "ring-easgd":\n        pass\n'
     assert found(tool, tmp_path, PLACE, text) == [

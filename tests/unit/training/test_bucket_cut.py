@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from samovar.cli.strategy_flags import sharing_of
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
 from samovar.core.large_batch import LargeBatch
@@ -16,6 +15,7 @@ from samovar.frontends.caffe.costs import backward_multiply_adds
 from samovar.frontends.caffe.definition import load_net
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.model.model import layout_of
+from samovar.strategies.catalog import asked_for
 from samovar.strategies.config import StrategyConfig
 from samovar.training.bucket_cut import cut_buckets, cut_notices, described, hidden_fraction
 
@@ -28,7 +28,7 @@ SLOW_BYTES = CalibrationRecord.from_json(
 
 
 def sharing(overlap: str | None = None, bucket: str = "auto", name: str = "sync") -> StrategyConfig:
-    return sharing_of(name, "auto", bucket, None, (None, overlap, None, None, None, None))
+    return asked_for(name, "auto", {"bucket_size_bytes": bucket, "overlap": overlap})
 
 
 def on_machine(overlap: str | None, spare: int, record: CalibrationRecord = SLOW_BYTES) -> RunConfig:

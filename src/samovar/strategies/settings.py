@@ -1,0 +1,130 @@
+"""The settings that several strategies share, and the types of all of ours."""
+
+from typing import Literal, TypeAlias, TypedDict
+
+from samovar.collectives.encoded import CODECS
+from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
+
+SYNC_PERIOD = Setting(
+    SYNC_PERIOD_STEPS,
+    int,
+    "Steps from one exchange of weights to the next.",
+    least=1,
+    unit="steps",
+    words=lambda steps, _: "an exchange every " + ("step" if steps == 1 else f"{steps} steps"),
+)
+MOVING_RATE = Setting(
+    "moving_rate",
+    float,
+    "How far an elastic strategy pulls a worker and the center to each other.",
+    above=0,
+    below=1,
+    words="{label} {value:.4g}",
+    source="Zhang, Choromanska and LeCun 2015",
+)
+OVERLAP = Setting("overlap", str, "Behind what an exchange runs.")
+MAX_STALENESS = Setting(
+    "max_staleness_steps",
+    int,
+    "Updates of others that a worker may have missed when its own reaches the center.",
+    least=0,
+    unit="updates",
+    default_words="any",
+    words="staleness up to {value} updates",
+)
+MAX_REFUSED = Setting(
+    "max_refused_pushes",
+    int,
+    "A worker ends as lost when so many of its updates in a row were not finite; the center takes none of them.",
+    least=1,
+    default_words=f"{MAX_REFUSED_PUSHES}",
+    words="",
+)
+READ_FIRST = Setting(
+    "read_first",
+    bool,
+    "Read the center before the own push is awaited.",
+    default=False,
+    default_words="off",
+    words=lambda is_first, _: "the center read before the push is awaited" if is_first else "",
+    source="Ahn et al. 2018 (ShmCaffe)",
+)
+FACTORS = Setting(
+    "factors",
+    str,
+    "Whether gradients of large matrices travel as their factors, where these are less.",
+    flag="factors",
+    choices=(NONE, AUTO, ALWAYS),
+    default_words="`auto` between hosts",
+    words=lambda factors, _: {AUTO: "gradients as factors where these are less", NONE: ""}.get(
+        factors, "gradients as factors"
+    ),
+    source="Xie et al. 2014; Zhang et al. 2017 (Poseidon)",
+)
+COMPRESS = Setting(
+    "compress",
+    str,
+    "How gradients are encoded (sync, where the first steps show that it helps), or differences to a center "
+    "(sync-easgd: none, bf16, int8).",
+    choices=(NONE, *CODECS),
+    default_words=NONE,
+    words="",
+)
+ALWAYS_COMPRESSES = Setting(
+    "always_compresses",
+    bool,
+    "Compress from the first step on, without trying whether it helps.",
+    flag="--compress-always",
+    default_words="off",
+    words="",
+)
+
+
+StrategyName: TypeAlias = Literal[
+    "sync",
+    "local-sgd",
+    "diloco",
+    "sync-easgd",
+    "async-sgd",
+    "async-msgd",
+    "hogwild-sgd",
+    "round-robin-easgd",
+    "async-easgd",
+    "async-measgd",
+    "hogwild-easgd",
+    "shm-easgd",
+    "hybrid-easgd",
+]
+
+
+class Settings(TypedDict, total=False):
+    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, as it and as its flag is called.
+
+    What a type checker is to know must be written out; a test holds it and `StrategyName` to what strategies declare.
+    """
+
+    bucket_size: int | str | None
+    bucket: int | str | None
+    overlap: str | None
+    owner: str | None
+    compress: str | None
+    always_compresses: bool
+    compress_always: bool
+    factors: str | None
+    sync_period_steps: int | None
+    sync_period: int | None
+    outer_rate: float | None
+    outer_momentum: float | None
+    moving_rate: float | None
+    variant: str | None
+    max_staleness_steps: int | None
+    max_staleness: int | None
+    max_refused_pushes: int | None
+    center_momentum: float | None
+    read_first: bool | None
+    group_size: int | None
+
+
+def pulls_too_far(rate: float, world_size: int, default: object, consequence: str) -> tuple[str, ...]:
+    """The warning of a moving rate."""
+    return (f"--moving-rate {rate:g} with {world_size} workers {consequence} (default {default:.4g})",)
