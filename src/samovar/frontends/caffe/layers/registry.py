@@ -16,8 +16,8 @@ from samovar.frontends.caffe.layers import (
     convolution,
     ends,
     inner_product,
+    losses,
     normalization,
-    pair_losses,
     pooling,
     random_layer,
     recurrent,
@@ -92,7 +92,7 @@ INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
 
 _MODULES = (
     *(activations, classification, combining, convolution, ends, inner_product, normalization),
-    *(pair_losses, pooling, random_layer, recurrent, shaping),
+    *(losses, pooling, random_layer, recurrent, shaping),
 )
 _BASES = ("Classification", "Layer", "RandomLayer")
 _LAYERS: dict[str, type[Layer]] = {

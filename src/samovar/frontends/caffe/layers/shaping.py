@@ -1,4 +1,4 @@
-"""Layers that move values and change none: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, Silence, Filter ..."""
+"""Layers that move values and change none: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, BatchReindex, Filter."""
 
 from collections.abc import Sequence
 from itertools import pairwise
