@@ -43,9 +43,9 @@ def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) ->
         verify(clients.last_answers(), (WARM_UP_BLOCKS + num_pairs) * (num_clients // 2))
     ours, theirs = ([rate / 1e9 for rate in rates[side].wall] for side in (BOX, COPY))
     name = f"{num_clients} clients, half read, half add {num_elements * 4 / 1e6:.0f} MB / copies"
-    moved = [[MOVED[side] * rate for rate in own] for side, own in ((BOX, ours), (COPY, theirs))]
+    our_moved, their_moved = ([MOVED[side] * rate for rate in own] for side, own in ((BOX, ours), (COPY, theirs)))
     return [
-        compare(f"{name}, bytes read and written", *moved, "GB/s", None if short else 0.85),
+        compare(f"{name}, bytes read and written", our_moved, their_moved, "GB/s", None if short else 0.85),
         compare(f"{name}, the center's bytes", ours, theirs, "GB/s", None),
     ]
 

@@ -13,8 +13,9 @@ from samovar.core.group import Group
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import read_key
 from samovar.transports.meeting import Meeting
-from samovar.transports.tcp import TcpConfig, TcpTransport, meet
+from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import listen
+from samovar.transports.tcp_service import TcpConfig
 
 
 def shape_for(config: StrategyConfig, num_elements: int) -> BufferShape:

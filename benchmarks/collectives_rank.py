@@ -205,7 +205,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     mpi = None
     if job["mpi"]:
-        from mpi4py import MPI as mpi  # noqa: PLC0415
+        from mpi4py import MPI as mpi  # type: ignore[no-redef]  # noqa: PLC0415
     number = mpi.COMM_WORLD.rank if mpi else int(sys.argv[2])
     _native.die_with_parent()
     os.sched_setaffinity(0, job["cpus"][number])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 from figures import Figure, compare
@@ -43,7 +44,7 @@ class Run:
         self.out = folder / f"run-{time.monotonic_ns()}"
         flags = ("--workers", WORKERS, "--threads-per-worker", 1, "--batch-mode", "global", "--strategy", STRATEGY)
         command = (SAMOVAR, "train", "--solver", SOLVER, *flags, "--seed", seed, "--iterations", num_steps)
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen([str(word) for word in (*command, "--out", self.out)], cwd=folder, **quiet)
         self._board = Board(self._opened())
 
@@ -90,7 +91,7 @@ class Run:
         self.wait(lambda: self.rank(0), "rank 0")
         process = self.rank(0)
         found = BOARD.search(" ".join(process.cmdline()))
-        return os.open(f"/proc/{self._process.pid}/fd/{found[1]}", os.O_RDWR)
+        return os.open(f"/proc/{self._process.pid}/fd/{found[1] if found else None}", os.O_RDWR)
 
 
 def run(short: bool = False) -> list[Figure]:

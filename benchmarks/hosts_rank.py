@@ -74,12 +74,13 @@ class Rank:
         """The first rank makes the center and gives it its weights before the others come."""
         config = StrategyConfig(settings.pop("strategy"), **settings)
         shape = shape_for(config, layout_of(dict(made[0].named_parameters())).num_elements)
-        turns = open_turns(self._job, dist.PrefixStore(name, self._store), self._number, self._world_size)
+        turns: Any = open_turns(self._job, dist.PrefixStore(name, self._store), self._number, self._world_size)
         self._closing.callback(turns.transport.close)
         if self._number > 0:
             dist.barrier()
         seat = self._closing.enter_context(open_seat(self._job, name, shape, self._number))
-        side = AtCenter(*made, config, CenterSeat(seat.center, self._number == 0, self._world_size), turns)
+        net, rate, batches = made
+        side = AtCenter(net, rate, batches, config, CenterSeat(seat.center, self._number == 0, self._world_size), turns)
         if self._number == 0:
             dist.barrier()
         return side
@@ -125,7 +126,7 @@ class Rank:
         with side.evaluated():
             return self._images.correct(side.net, self._number, self._world_size)
 
-    def _verified(self, side: Side) -> dict[str, object]:
+    def _verified(self, side: Side) -> dict[str, Any]:
         """A digest of the weights that count, and how many updates the center holds, by chunks, and of this rank."""
         side.settle()
         dist.barrier()
@@ -135,7 +136,7 @@ class Rank:
             sha256 = hashlib.sha256()
             for parameter in parameters:
                 sha256.update(parameter.numpy().tobytes())
-        found: dict[str, object] = {"sha256": sha256.hexdigest(), "is_finite": is_finite}
+        found: dict[str, Any] = {"sha256": sha256.hexdigest(), "is_finite": is_finite}
         if isinstance(side, AtCenter):
             found |= {"updates": side.strategy.num_updates, "versions": side.versions()}
         return found

@@ -13,6 +13,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +59,7 @@ class Bench:
         stream = self.stream()
         reader = build.open_reader(self.definition, "TRAIN", self.config, 0)
         with reader:
-            net = build.net_for(self.definition, reader, 0)
+            net = build.net_for(self.definition, reader, 0, self.config)
         learner = build.build_learner(self.config, self.caffe, net, self.transport, None)
         if not exchange:
             buckets = learner.model.weights.layout.buckets()
@@ -100,8 +101,9 @@ class Theirs:
         weights = [p for name, p in self._net.named_parameters() if name.endswith("weight")]
         biases = [p for name, p in self._net.named_parameters() if name.endswith("bias")]
         config = ours.learner.solver.config
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 2 * config.policy.base_lr}]
         self._optimizer = torch.optim.SGD(
-            [{"params": weights}, {"params": biases, "lr": 2 * config.policy.base_lr}],
+            groups,
             lr=config.policy.base_lr,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
@@ -133,7 +135,7 @@ def verify(ours: Ours | Theirs, theirs: Ours | Theirs) -> None:
 
 
 def open_sides(bench: Bench, names: list[str], stack: ExitStack) -> dict[str, Ours | Theirs]:
-    sides: dict[str, Ours | Theirs] = {}
+    sides: dict[str, Any] = {}
     for name in names:
         side = Theirs(bench, sides["ours"]) if name == "torch" else Ours(bench, name == "ours", name == "alone")
         stack.enter_context(side.stream)

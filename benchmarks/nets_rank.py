@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ class Ours:
         if sharing.is_off:
             buckets = self.learner.model.weights.layout.buckets()
             self.learner = replace(self.learner, strategy=NoExchange(buckets))
-        stream = SameBatch(task.batch, transport.group.world_size)
+        stream: Any = SameBatch(task.batch, transport.group.world_size)
         self.worker_with = partial(build.build_worker, self.learner, stream, config, self.learner.solver)
         self._worker = self.worker_with(None)
         self._step = 0

@@ -34,7 +34,7 @@ class Net:
     num_blocks: int
 
     @property
-    def job(self) -> dict[str, object]:
+    def job(self) -> dict[str, Any]:
         shape = {"batch": self.batch, "channels": self.channels, "size": self.size}
         return {"folder": str(ZOO / self.name), **shape}
 
@@ -68,7 +68,7 @@ class Ranks:
     def __init__(
         self,
         program: str,
-        jobs: Sequence[Mapping[str, object]],
+        jobs: Sequence[Mapping[str, Any]],
         descriptors: Sequence[int] = (),
         prefixes: Sequence[Sequence[str]] | None = None,
         timeout_s: float = TIMEOUT_S,
@@ -134,6 +134,7 @@ class Ranks:
                 process.stdin.close()
 
     def _answer(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None
         line = process.stdout.readline() if select.select([process.stdout], [], [], self._timeout_s)[0] else ""
         if not line:
             raise SystemExit(f"a process of {self._program} failed; its error stands above, if it had time for one")

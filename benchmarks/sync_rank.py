@@ -61,7 +61,7 @@ class Ddp(Theirs):
     def __init__(self, task: Task, name: str) -> None:
         super().__init__(task, Ours(task, "fp32"))
         bucket_mb = float(name.partition(":")[2])
-        self._net = DistributedDataParallel(self._net, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+        self._net: Any = DistributedDataParallel(self._net, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
 
     def begin(self) -> None:
         dist.barrier()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class Ddp(Side):
 class Replicated(Side):
     """The same loop with three lines changed; `settings` are the strategy's."""
 
-    def __init__(self, net: nn.Module, rate: float, batches: Batches, **settings: object) -> None:
+    def __init__(self, net: nn.Module, rate: float, batches: Batches, **settings: Any) -> None:
         super().__init__(net, rate, batches)
         self._replica = samovar.replicate(net, self._optimizer, timeout_s=TIMEOUT_S, **settings)
 
@@ -122,7 +123,7 @@ class AtCenter(Side):
         region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         buffers = Buffers(region, region.part(0, 0))
-        self.strategy = build_strategy(shares.config, collectives, layout.buckets(), buffers, in_time, seat)
+        self.strategy: Any = build_strategy(shares.config, collectives, layout.buckets(), buffers, in_time, seat)
         self._step = 0
         self._is_updated = False
 

@@ -30,7 +30,9 @@ NETS = (
 
 
 def run(short: bool = False) -> list[Figure]:
-    against_off, against_ddp, against_kept = [], [], []
+    against_off: list[Figure] = []
+    against_ddp: list[Figure] = []
+    against_kept: list[Figure] = []
     for net in NETS[: 1 if short else None]:
         rates = measure(net.shortened(short))
         for figures, side, name, bar in (

@@ -107,7 +107,7 @@ def measure(link: Link, sides: Mapping[str, Settings], warm_steps: Mapping[str, 
 
 
 @contextmanager
-def pair_of_ranks(rate: str, job: Mapping[str, object], sides: Mapping[str, Settings]):  # type: ignore[no-untyped-def]
+def pair_of_ranks(rate: str, job: Mapping[str, Any], sides: Mapping[str, Settings]):
     require_namespaces()
     with_box = any(settings["kind"] == "center" for settings in sides.values())
     with (

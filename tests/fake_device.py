@@ -23,12 +23,12 @@ _BETWEEN = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)  # ma
 class Away(torch.Tensor):
     """A tensor on the device; `inner` holds its values."""
 
-    inner: torch.Tensor
+    inner: torch.Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "Away":
-        place = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
-        kind = {"dtype": inner.dtype, "device": AWAY}
+        place: dict[str, Any] = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        kind: dict[str, Any] = {"dtype": inner.dtype, "device": AWAY}
         away: Away = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **place, **kind)
         away.inner = inner
         return away
@@ -37,9 +37,9 @@ class Away(torch.Tensor):
     def data(self) -> torch.Tensor:
         return Away(self.inner)  # with a version counter of its own, as torch's
 
-    @data.setter
+    @data.setter  # type: ignore[override]
     def data(self, value: "Away") -> None:
-        torch.Tensor.data.__set__(self, value)
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.inner = value.inner
 
     def data_ptr(self) -> int:
@@ -48,11 +48,11 @@ class Away(torch.Tensor):
     def tolist(self) -> Any:
         return self.inner.tolist()
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"Away({self.inner!r})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return _computed(function, args, dict(kwargs or {}))

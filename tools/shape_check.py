@@ -84,7 +84,9 @@ def _imports(module: str, trees: Trees) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield from (found for found in (name if name in trees else node.module,) if _counts(found, trees))
+                found = name if name in trees else node.module
+                if found is not None and _counts(found, trees):
+                    yield found
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if _counts(alias.name, trees))
 

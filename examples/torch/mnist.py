@@ -119,9 +119,9 @@ def main() -> int:
             loss = nn.functional.cross_entropy(model(images), labels)
             replica.backward(loss)
             replica.step()
-        model.stop_asked.fill_(bool(stop_signals))
+        model.get_buffer("stop_asked").fill_(bool(stop_signals))
         with torch.no_grad(), replica.evaluating():
-            stops = bool(model.stop_asked > 0)
+            stops = bool(model.get_buffer("stop_asked") > 0)
             if replica.is_first:
                 print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")
         checkpoint.save(epoch + 1)

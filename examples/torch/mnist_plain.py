@@ -111,9 +111,9 @@ def main() -> int:
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        model.stop_asked.fill_(bool(stop_signals))
+        model.get_buffer("stop_asked").fill_(bool(stop_signals))
         with torch.no_grad():
-            stops = bool(model.stop_asked > 0)
+            stops = bool(model.get_buffer("stop_asked") > 0)
             print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")
         checkpoint.save(epoch + 1)
         if stops:

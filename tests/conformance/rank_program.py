@@ -12,12 +12,12 @@ from samovar import _native
 from samovar.collectives.execute import Channel, NativeChannel
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
-from samovar.transports.base import Region, Window
+from samovar.transports.base import Region, Transport, Window
 from samovar.transports.shm import ShmTransport
 from tests.conformance import cases
 
 TIMEOUT_S = 100.0
-EXECUTORS = {"native": NativeChannel, "python": Channel}
+EXECUTORS: dict[str, type[NativeChannel | Channel]] = {"native": NativeChannel, "python": Channel}
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     sys.stdout.writelines(json.dumps(report) + "\n" for report in reports)
 
 
-def run_case(transport: ShmTransport, data: Window, case: cases.Case) -> Iterator[dict[str, Any]]:
+def run_case(transport: Transport, data: Window, case: cases.Case) -> Iterator[dict[str, Any]]:
     rank, world_size = transport.group.rank, transport.group.world_size
     counter = transport.open_window("counter", 8, 0)
     buffer = Region.of(data, 0, case.size, np.dtype(case.dtype).type)

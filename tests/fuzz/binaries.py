@@ -4,6 +4,7 @@ import gzip
 import lzma
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -143,7 +144,7 @@ def _groups(depth: int) -> bytes:
     return b"\x0b" * depth
 
 
-def _model(name: str = "ip", count: int = 1, **blob: object) -> bytes:
+def _model(name: str = "ip", count: int = 1, **blob: Any) -> bytes:
     net = _Net(name="m")
     for _ in range(count):
         net.layer.add(name=name, type="InnerProduct").blobs.add(**blob)
@@ -175,7 +176,7 @@ def _bad_models() -> dict[str, bytes]:
     }
 
 
-_SHAPES: dict[str, dict[str, object]] = {
+_SHAPES: dict[str, dict[str, Any]] = {
     "negative sizes": {"shape": {"dim": [-5, -64]}, "data": [1.0] * 320},
     "one negative size": {"shape": {"dim": [-1]}, "data": [1.0]},
     "a size of 2 to the 62nd": {"shape": {"dim": [1 << 62]}, "data": [1.0]},
@@ -254,7 +255,7 @@ _HDF5_CHANGES: dict[str, tuple[str, object]] = {
     "array 10 to the 18th": ("/999999999999999999", np.zeros(3, np.float32)),
     "of another length": ("/0", np.zeros(7, np.float32)),
 }
-_BAD_DATUMS: dict[str, dict[str, object]] = {
+_BAD_DATUMS: dict[str, dict[str, Any]] = {
     "empty": {},
     "sizes of 2 to the 93rd": {"channels": 2**31 - 1, "height": 2**31 - 1, "width": 2**31 - 1, "data": b"a"},
     "negative sizes": {"channels": -1, "height": -1, "width": 1, "data": b"a"},

@@ -1,6 +1,6 @@
 """Thousands of blindly damaged files of three formats, each campaign with its unchanged files first."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ CAMPAIGNS = ("lmdb", "caffemodel", "solverstate")
 NUM_BLOCKS = 5
 NUM_A_BLOCK = 1000  # damaged files of each campaign
 _NUM_RECORDS = 60  # on several pages of a database
-_FILES = {
+_FILES: dict[str, dict[str, Callable[[], bytes]]] = {
     "caffemodel": {
         "small.caffemodel": material.caffemodel,
         "old.caffemodel": material.old_caffemodel,

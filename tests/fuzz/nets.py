@@ -8,8 +8,22 @@ from tests.fuzz.case import READ, REFUSED, Case, Write, damaged, file_case
 from tests.fuzz.material import NET, OLD_NET, OLDEST_NET, SOLVER
 
 _TOKEN = re.compile(r'"[^"]*"|[{}:]|[^\s{}:"]+')
-_NUMBERS = ("0", "-1", "1", "1.5", "2147483647", "2147483648", "4294967295", "99999999999999999999", "0x7fffffff")
-_NUMBERS += ("1e38", "1e400", "nan", "-inf", "TRUE")
+_NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "1.5",
+    "2147483647",
+    "2147483648",
+    "4294967295",
+    "99999999999999999999",
+    "0x7fffffff",
+    "1e38",
+    "1e400",
+    "nan",
+    "-inf",
+    "TRUE",
+)
 _STRINGS = ('""', '"../../../etc/passwd"', r'"a\nb\033[31m"', '"' + "y" * 100_000 + '"', "'single'", '"two" "parts"')
 _WORDS = ("layer", "{", "}", "<", "[", ";", "'", "#", "\0", "\\", "é", "include")
 _LONG = "x" * 10_000_000
@@ -26,10 +40,8 @@ def net_cases() -> Iterator[Case]:
             yield file_case("net", f"{name} tokens {index}", "net.prototxt", text.encode())
     for name, content in damaged(NET.encode(), 24, seed=3):
         yield file_case("net", name, "net.prototxt", content)
-    for name, text in _bad_nets().items():
-        yield file_case(
-            "net", name, "net.prototxt", text if isinstance(text, bytes) else text.encode(), expected=REFUSED
-        )
+    for name, bad in _bad_nets().items():
+        yield file_case("net", name, "net.prototxt", bad if isinstance(bad, bytes) else bad.encode(), expected=REFUSED)
     for name, text in _odd_nets().items():
         yield file_case("net", name, "net.prototxt", text.encode(), expected=READ)
 
@@ -51,7 +63,7 @@ def _solver(name: str, content: bytes, expected: str = "") -> Case:
 
 
 def _beside_net(write: Write) -> Write:
-    def both(folder):  # type: ignore[no-untyped-def]
+    def both(folder):
         (folder / "net.prototxt").write_text(NET)
         return write(folder)
 

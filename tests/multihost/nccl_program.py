@@ -13,8 +13,8 @@ from tests.nccl_stand_in import DEVICE, stand_in_nccl
 
 
 def main() -> None:
-    rendezvous.nccl_card = card
-    JobStore.nccl = nccl  # type: ignore[method-assign]
+    rendezvous.nccl_card = card  # type: ignore[attr-defined]
+    JobStore.nccl = nccl  # type: ignore[method-assign,assignment]
     rank_program.join_group = partial(join_group, device=DEVICE)
     rank_program.main()
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def deadline() -> Deadline:
     return Deadline.after(OPERATION_TIMEOUT_S)
 
 
-def say(**values: object) -> None:
+def say(**values: Any) -> None:
     print(json.dumps(values), flush=True)
 
 
@@ -120,7 +121,7 @@ def background(joined: Joined) -> None:
         for runner in (runners[2], runners[0], runners[3], runners[1]):
             runner.finish(deadline())
         assert np.array_equal(shown.collect(deadline())[:, 0], [run + peer for peer in ranks])
-        wanted = sum(numbers(peer, 4000, run) for peer in ranks)
+        wanted = np.sum([numbers(peer, 4000, run) for peer in ranks], axis=0)
         wanted[3000:] = numbers(0, 4000, run)[3000:]
         assert np.array_equal(whole.array, wanted), run
 
@@ -149,7 +150,7 @@ def records(joined: Joined) -> None:
         assert np.array_equal(shown.collect(deadline()), wanted), run
 
 
-def traffic(joined: Joined, found: dict[str, object]) -> None:
+def traffic(joined: Joined, found: dict[str, Any]) -> None:
     collectives = joined.collectives
     reduces = []
     for count in TRAFFIC_ELEMENTS:

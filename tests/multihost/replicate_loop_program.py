@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ def train(strategy: str, timeout_s: float, numbers: Iterable[int], stopped: int,
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    settings = {} if strategy == "sync" else {"sync_period_steps": PERIOD_STEPS}
+    settings: dict[str, Any] = {} if strategy == "sync" else {"sync_period_steps": PERIOD_STEPS}
     replica = samovar.replicate(model, optimizer, strategy=strategy, timeout_s=timeout_s, **settings)
     for number in numbers:
         optimizer.zero_grad()

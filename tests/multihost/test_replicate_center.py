@@ -103,9 +103,9 @@ def test_the_turn_goes_around_over_hosts(hosts: Pair, variables: dict[str, str])
             stepped = workers[rank] + number * (1 + 4 * rank)
             difference = 0.5 * (stepped - center)
             workers[rank], center = stepped - difference, center + difference
-    for rank, worker in zip(ranks, workers, strict=True):
-        assert rank["round-robin-easgd"]["own"] == worker.tolist()
-        assert rank["round-robin-easgd"]["center"] == center.tolist()
+    for found, worker in zip(ranks, workers, strict=True):
+        assert found["round-robin-easgd"]["own"] == worker.tolist()
+        assert found["round-robin-easgd"]["center"] == center.tolist()
 
 
 def test_a_group_on_each_host_is_one_worker_at_the_center(hosts: Pair, variables: dict[str, str]) -> None:

@@ -139,7 +139,7 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 def uneven(team: ProcessGroup) -> Any:
     """Loops over divided data that nobody waits in: rank 1 has trained and evaluated before rank 0 begins."""
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     replica = replicated(team, model, o := optimizer_of(model), name="shm-easgd", sync_period_steps=1)
     shown = replicated(team, gate := closed_gate(), optimizer_of(gate), name="async-sgd")
     if replica.is_first:
@@ -164,7 +164,7 @@ def closed_gate() -> nn.Module:
     return gate
 
 
-def evaluated(replica: Replica, gate: nn.Linear) -> float:
+def evaluated(replica: Replica, gate: Any) -> float:
     """The gate's weight at the center."""
     with replica.evaluating():
         return float(gate.weight)

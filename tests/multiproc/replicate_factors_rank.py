@@ -50,7 +50,7 @@ def against_alone(
     theirs = sgd(alone)
     for parts in zip(*(pictures(rank, of, shape) for rank, of in enumerate(sizes)), strict=True):
         theirs.zero_grad()
-        (sum(loss(alone, part) for part in parts) / len(parts)).backward()  # type: ignore[union-attr]
+        (sum(loss(alone, part) for part in parts) / len(parts)).backward()
         theirs.step()
     return {"distance": distance(model, alone), "values": values(model), "factored": num_factored(replica)}
 
@@ -116,7 +116,7 @@ def shared(team: ProcessGroup) -> Any:
     return against_alone(team, Shared, mean_square, (6,))
 
 
-def in_other_ways(model: nn.Sequential, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def in_other_ways(model: Any, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The loss of one step in a way of its own each, whose gradients a graph shows differently, or not at all."""
     if step == 1:
         return F.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
@@ -145,7 +145,7 @@ def changing(team: ProcessGroup) -> Any:
             replica.backward(in_other_ways(model, step if is_odd else 0, x, y))
         replica.step()
         theirs.zero_grad()
-        (sum(F.cross_entropy(alone(x), y) for x, y in data) / 2).backward()  # type: ignore[union-attr]
+        (sum(F.cross_entropy(alone(x), y) for x, y in data) / 2).backward()
         theirs.step()
         found.append(distance(model, alone))
     return {"distances": found, "values": values(model), "factored": num_factored(replica)}
@@ -155,7 +155,7 @@ def watched_weight(team: ProcessGroup) -> Any:
     """A hook of the user's sees, and changes, the whole gradient of one matrix."""
     model = perceptron()
     seen: list[torch.Tensor] = []
-    model[0].weight.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    model.get_parameter("0.weight").register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
     replica = replicated(team, model, optimizer := sgd(model))
     train(replica, model, optimizer, 0, STEPS)
     return {"seen": len(seen), "factored": num_factored(replica)}

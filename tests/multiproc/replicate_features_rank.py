@@ -24,7 +24,7 @@ from tests.multiproc.replicate_ranks import serve_rank
 STEPS = 5
 
 
-def plain(team: ProcessGroup, **settings: object) -> Any:
+def plain(team: ProcessGroup, **settings: Any) -> Any:
     model = perceptron(seed=1 + team.group.rank)  # rank 0's weights are everybody's
     optimizer = sgd(model)
     replica = replicated(team, model, optimizer, **settings)
@@ -146,8 +146,13 @@ def several_types(team: ProcessGroup, other: torch.dtype = torch.bfloat16) -> An
         theirs.zero_grad()
         loss(alone, x, y).backward()
         theirs.step()
-    types = sorted({str(p.grad.dtype) for p in model.parameters()})  # type: ignore[union-attr]
-    return {"distance": distance(model, alone), "values": values(model), "types": types, "count": int(model.count)}
+    types = sorted({str(p.grad.dtype) for p in model.parameters()})
+    return {
+        "distance": distance(model, alone),
+        "values": values(model),
+        "types": types,
+        "count": int(model.get_buffer("count")),
+    }
 
 
 def float16(team: ProcessGroup) -> Any:

@@ -24,7 +24,7 @@ def train(strategy: str, team: ProcessGroup) -> Any:
     meet(team)
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    size = {"group_size": 3} if strategy == "hybrid-easgd" else {}
+    size: dict[str, Any] = {"group_size": 3} if strategy == "hybrid-easgd" else {}
     config = StrategyConfig(name=strategy, sync_period_steps=2, **size)
     replica = Replica(model, optimizer, team, config, PATIENCE_S)
     try:

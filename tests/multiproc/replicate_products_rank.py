@@ -128,7 +128,7 @@ def large_rows(team: ProcessGroup) -> Any:
     theirs = sgd(alone)
     for parts in zip(*(batches(rank, STEPS, 300) for rank in range(replica.world_size)), strict=True):
         theirs.zero_grad()
-        (sum(F.cross_entropy(alone(x), y) for x, y in parts) / len(parts)).backward()  # type: ignore[union-attr]
+        (sum(F.cross_entropy(alone(x), y) for x, y in parts) / len(parts)).backward()
         theirs.step()
     return {"distance": distance(model, alone), "values": len(values(model))}
 

@@ -13,7 +13,7 @@ from tests.multiproc.replicate_nets import batches, distance, perceptron, replic
 from tests.multiproc.replicate_ranks import serve_rank
 
 STEPS = 6
-EVERY = {
+EVERY: dict[str, dict[str, Any]] = {
     "sync": {"name": "sync"},
     "sync as bf16": {"name": "sync", "compress": "bf16", "always_compresses": True},
     "sync as 1-bit, tried": {"name": "sync", "compress": "1-bit", "bucket_size_bytes": 1},
@@ -81,7 +81,7 @@ def with_half_precision(team: ProcessGroup) -> Any:
 
 def statistics(team: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
-    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     replica = replicated(team, model, optimizer := sgd(model))
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -184,7 +184,8 @@ def unfrozen(team: ProcessGroup) -> Any:
 def moved(team: ProcessGroup) -> Any:
     model = perceptron()
     replica = replicated(team, model, name="local-sgd")
-    model[0].weight.data = model[0].weight.data.clone()
+    weight = model.get_parameter("0.weight")
+    weight.data = weight.data.clone()
     return refusal(replica.step)
 
 

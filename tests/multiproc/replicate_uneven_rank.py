@@ -26,7 +26,7 @@ class Uneven(IterableDataset[Batch]):
         parts = [list(batches(rank, LENGTHS[rank])) for rank in range(self._world_size)]
         for index in range(max(LENGTHS)):
             for part in parts:
-                yield part[index] if index < len(part) else None  # type: ignore[misc]
+                yield part[index] if index < len(part) else None
 
 
 def own_batches(shard: Any) -> Iterator[Batch]:

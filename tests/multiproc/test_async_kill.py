@@ -201,7 +201,7 @@ def test_a_group_comes_back_whole_and_the_other_goes_on(endless: Path, tmp_path:
             processes += before.values()
             before[victim].kill()
             command.until(
-                lambda group=group, before=before: all(
+                lambda group=group, before=before: all(  # type: ignore[misc]
                     command.ranks().get(rank, before[rank]).pid != before[rank].pid for rank in group
                 ),
                 f"ranks {list(group)} are started again",

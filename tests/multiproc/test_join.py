@@ -35,7 +35,7 @@ def started(commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequen
     processes = [
         subprocess.Popen(
             [str(word) for word in words],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
             pass_fds=descriptors,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -131,7 +131,7 @@ def test_ranks_of_one_host_can_meet_as_if_they_were_far_apart(
 
 @pytest.mark.slow
 def test_transports_that_differ_are_named(port: int) -> None:
-    chosen = ({"SAMOVAR_TRANSPORT": "tcp"}, {})
+    chosen: tuple[dict[str, str], ...] = ({"SAMOVAR_TRANSPORT": "tcp"}, {})
     with started_together([variables_of(rank, 2, port) | each for rank, each in enumerate(chosen)], 20) as ranks:
         assert "transport is 'tcp' here and 'auto' on rank 1" in failed(ranks[0], 2)
 

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,13 +155,17 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: sig
     assert not list(out.glob("snapshots/*"))
 
 
+def has_snapshots(out: Path, count: int) -> bool:
+    return len(list(out.glob("snapshots/step_*"))) == count
+
+
 def test_hangup_saves_and_goes_on_each_time(endless: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with start(endless, out, workers=1) as command:
         command.wait_for_step(out, 3)
         for count in (1, 2):
             command.send(signal.SIGHUP)
-            command.until(lambda count=count: len(list(out.glob("snapshots/step_*"))) == count, f"snapshot {count}")
+            command.until(partial(has_snapshots, out, count), f"snapshot {count}")
             command.wait_for_step(out, last_step(out) + 3)
         command.send(signal.SIGINT)
         ended = command.wait()

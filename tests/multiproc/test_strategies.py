@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_other_workers_and_strategies_go_on_from_the_common_weights(solver: Path
 
 
 def test_the_settings_stand_in_the_configuration_and_at_the_start(whole: Whole) -> None:
-    settings = read_snapshot(whole("diloco") / "snapshots" / f"step_{NUM_STEPS:08}").config["strategy"]
+    settings: Any = read_snapshot(whole("diloco") / "snapshots" / f"step_{NUM_STEPS:08}").config["strategy"]
     assert settings["name"] == "diloco"
     assert (settings["sync_period_steps"], settings["outer_rate"], settings["outer_momentum"]) == (10, 0.7, 0.9)
     log = (whole("diloco") / "samovar.log").read_text()

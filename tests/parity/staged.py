@@ -110,7 +110,8 @@ class Rank:
         return self.model.state_dict(), self.solver.state_dict(), self.strategy.state_dict()
 
     def load(self, state: Any) -> None:
-        for part, saved in zip((self.model, self.solver, self.strategy), state, strict=True):
+        parts: tuple[Any, ...] = (self.model, self.solver, self.strategy)
+        for part, saved in zip(parts, state, strict=True):
             part.load_state_dict(saved)
 
 

@@ -189,8 +189,16 @@ def test_what_caffe_refuses_is_refused_at_its_place(golden_folder: Path) -> None
     assert not [name for name, message in messages.items() if "is not supported yet" in message]
 
 
-OLD_NETS = ("batchnorm_params", "data_transform_fields", "input_dims", "input_shapes")
-OLD_NETS += ("v0_all_types", "v0_net", "v1_all_types", "v1_net")
+OLD_NETS = (
+    "batchnorm_params",
+    "data_transform_fields",
+    "input_dims",
+    "input_shapes",
+    "v0_all_types",
+    "v0_net",
+    "v1_all_types",
+    "v1_net",
+)
 
 
 @pytest.mark.parametrize("name", OLD_NETS)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.golden
 
 
 def train(golden_folder: Path, name: str, out: Path, *arguments: str) -> None:
-    command = [SAMOVAR, "train", "--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel"]
+    command: list[Any] = [SAMOVAR, "train", "--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel"]
     completed = subprocess.run(
         [*command, "--threads-per-worker", "1", "--out", out, *arguments],
         cwd=golden_folder / "lenet",
@@ -73,7 +74,7 @@ def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder:
     """Steps 16 to 30 from Caffe's files after 15: the same weights and state as Caffe's own unbroken run."""
     folder = golden_folder / "lenet"
     solver, state = folder / f"{name}.solver.prototxt", folder / name / f"snap_iter_15.solverstate{suffix}"
-    command = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
+    command: list[Any] = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
     completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert "knows no data position" in completed.stderr
@@ -88,7 +89,16 @@ def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder:
 
 def test_a_state_of_another_type_of_solver_is_refused(golden_folder: Path, tmp_path: Path) -> None:
     state = golden_folder / "lenet/adam_fixed/snap_iter_15.solverstate"
-    command = [SAMOVAR, "train", "--solver", "sgd_fixed.solver.prototxt", "--snapshot", state, "--out", tmp_path]
+    command: list[Any] = [
+        SAMOVAR,
+        "train",
+        "--solver",
+        "sgd_fixed.solver.prototxt",
+        "--snapshot",
+        state,
+        "--out",
+        tmp_path,
+    ]
     completed = subprocess.run(command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False)
     assert completed.returncode == 2
     assert "has 2 histories a parameter, type SGD keeps 1" in completed.stderr

@@ -1,5 +1,7 @@
 """However an exchange is spread over the step, workers learn what one worker with the whole batch learns."""
 
+from typing import Any
+
 import pytest
 import safetensors.numpy
 
@@ -80,6 +82,6 @@ def test_sums_made_during_backward_give_the_same_bits_every_time(train: Trainer,
     assert first.losses == second.losses
 
 
-def momentum_of(trained: Trained) -> dict:
+def momentum_of(trained: Trained) -> dict[str, Any]:
     newest = trained.out / "snapshots" / (trained.out / "snapshots" / "latest").read_text().strip()
     return safetensors.numpy.load_file(newest / "momentum.safetensors")

@@ -7,6 +7,7 @@ far where that is longer, so that it is the last by a share of the step that cou
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -95,7 +96,8 @@ def train(arrived: threading.Semaphore, transport: ShmTransport) -> list[StepDon
     weights = lenet.model.weights
     solver = build_solver(SOLVER, weights, FlatBuffer(weights.layout, lenet.gradients), {})
     parts = Parts(1, group.world_size, 1)
-    worker = Worker(lenet.model, solver, lenet.strategy, Same(group.world_size), parts, TIMEOUT_S)
+    batches: Any = Same(group.world_size)
+    worker = Worker(lenet.model, solver, lenet.strategy, batches, parts, TIMEOUT_S)
     seen = Seen()
     schedule = Schedule(0, NUM_STEPS, save_at_end=False, test_at_end=False, test_at_start=False)
     pace = InStep(

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def on_ranks(world_size: int, overlap: str, work: Callable[[Rank, int], None]) -
 
     def start(transport: ShmTransport) -> None:
         config = StrategyConfig("sync", "tree", 1, overlap=overlap)
-        work(Rank.make(transport, config, TIMEOUT_S), transport.group.rank)
+        rank: Any = Rank.make(transport, config, TIMEOUT_S)
+        work(rank, transport.group.rank)
 
     on_threads(world_size, start)
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +50,13 @@ class World:
         self.center = NumpyCenter(SHAPE)
         self.server = Server(self)
         self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._num_events = 0
         self.clients = [Client(self, index) for index in range(NUM_MEMBERS)]
         self.retired: list[Client] = []
         self.num_retries = 0
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._num_events, action))
 
@@ -101,7 +102,7 @@ class Server:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._seats: dict[Member, NumpySeat] = {}
+        self._seats: dict[Member, Any] = {}
         self._rows: list[Member | None] = []
         self._num_joined = 0
         self._resumes_s = 0.0
@@ -145,7 +146,7 @@ class Server:
         bodies = [] if found.body is None else [found.body.tobytes()]
         return found.reply.pack(), [found.versions.tobytes(), *bodies]
 
-    def _seat(self, request: Request) -> NumpySeat:
+    def _seat(self, request: Request) -> Any:
         seat = self._seats.get(request.member)
         if seat is None:
             raise RankFailed("who are you? attach")

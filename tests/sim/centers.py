@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class CenterCase:
 
     @property
     def strategy(self) -> StrategyConfig:
-        settings: dict[str, object] = {} if self.rule == "async-sgd" else {"moving_rate": 0.5}
+        settings: dict[str, Any] = {} if self.rule == "async-sgd" else {"moving_rate": 0.5}
         draw = Random(self.seed + 2)
         if self.overlaps and self.rule in OVERLAPPING:
             settings["overlap"] = "period"
@@ -180,10 +181,11 @@ def work(case: CenterCase, parts: Parts, transport: SimTransport) -> Ending:
     barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
     center = parts.center(transport, SIZE, chunk_elements=case.chunk_elements)
     random, forever = Random(case.seed * world_size + rank), partial(transport.deadline, math.inf)
-    seat = CenterSeat(Retried(center, random, case.tries_again), rank == 0)
+    retried: Any = Retried(center, random, case.tries_again)
+    seat = CenterSeat(retried, rank == 0)
     weights.array[:] = start()
     buckets = LAYOUT.buckets(None)
-    strategy = build_strategy(case.strategy, collectives, buckets, Buffers(weights, gradients), forever, seat)
+    strategy: Any = build_strategy(case.strategy, collectives, buckets, Buffers(weights, gradients), forever, seat)
     strategy.__class__ = parts.strategy or type(strategy)
     barrier.run(forever())
     moved = np.zeros(SIZE, np.float32)

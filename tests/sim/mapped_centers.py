@@ -5,8 +5,9 @@ What happens inside one operation, beside others, is held by `native/stress.cpp`
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
-from samovar.box.base import Push, Versions
+from samovar.box.base import Versions
 from samovar.box.board import Member
 from samovar.box.mapped import MappedCenter, create_center
 from samovar.core.clock import Deadline
@@ -43,7 +44,7 @@ class VirtualCenter(MappedCenter):
         self._settle(deadline)
         return super().exchange(sequence, weights, moving_rate, deadline)
 
-    def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> Push:
+    def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> Any:
         assert self.latest is None or self.latest.is_awaited, "the push before comes first"
         push, accumulate = VirtualPush(), super().accumulate
 
@@ -67,7 +68,7 @@ class MappedCenters:
     descriptor: int
     center: type[VirtualCenter] = VirtualCenter
 
-    def __call__(self, transport: SimTransport, _num_elements: int, **_settings: object) -> VirtualCenter:
+    def __call__(self, transport: SimTransport, _num_elements: int, **_settings: Any) -> VirtualCenter:
         center = self.center(self.descriptor, Member(transport.group.rank, 1))
         center.transport = transport
         return center

@@ -134,7 +134,7 @@ def one_slot_for_all_children(plan: Plan) -> tuple[Operation, ...]:
 def sent_down_before_added(plan: Plan) -> tuple[Operation, ...]:
     """The parent answers, which says that its stagings are free, before it has read them."""
     reduces = [one for one in plan.operations if isinstance(one, Reduce)]
-    return tuple([one for one in plan.operations if not isinstance(one, Reduce)] + reduces)
+    return (*(one for one in plan.operations if not isinstance(one, Reduce)), *reduces)
 
 
 def eager_exchange(rank: int, world_size: int) -> Plan:

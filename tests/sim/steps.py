@@ -149,5 +149,5 @@ def weights_of(world_size: int) -> list[np.ndarray]:
     found = [np.arange(LAYOUT.num_elements, dtype=np.float32)]
     for step in range(NUM_STEPS):
         total = sum(gradient(rank, step) for rank in range(world_size))
-        found.append(updated(found[-1], total, 1.0 / world_size))
+        found.append(updated(found[-1], np.asarray(total), 1.0 / world_size))
     return found

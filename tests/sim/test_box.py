@@ -1,6 +1,7 @@
 """The box's protocol under seeds of faults: nothing is lost, nothing counts twice; planted mistakes are seen."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,7 +100,7 @@ def answers_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def a_repeated_exchange_gives_back_what_came(patch: pytest.MonkeyPatch) -> None:
     answer = box_world.answer
 
-    def careless(seat: NumpySeat, request: Request, body: np.ndarray, deadline: object) -> object:
+    def careless(seat: Any, request: Request, body: np.ndarray, deadline: object) -> object:
         if request.kind is protocol.Kind.EXCHANGE:
             seat.answers[request.elements(SHAPE)] = body
         return answer(seat, request, body, deadline)  # type: ignore[arg-type]
@@ -231,7 +232,7 @@ def only_the_last_change_of_the_board_is_known(patch: pytest.MonkeyPatch) -> Non
     """An earlier one that comes late is done again."""
     answer = box_world.answer_on_board
 
-    def careless(seat: NumpySeat, request: Request, body: bytes) -> bytes:
+    def careless(seat: Any, request: Request, body: bytes) -> bytes:
         if request.sequence < seat.notes[1]:
             seat.notes[1] = 0
         return answer(seat, request, body)
@@ -242,7 +243,7 @@ def only_the_last_change_of_the_board_is_known(patch: pytest.MonkeyPatch) -> Non
 def the_board_keeps_no_answers(patch: pytest.MonkeyPatch) -> None:
     answer = box_world.answer_on_board
 
-    def careless(seat: NumpySeat, request: Request, body: bytes) -> bytes:
+    def careless(seat: Any, request: Request, body: bytes) -> bytes:
         seat.notes[2] = 0
         return answer(seat, request, body)
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def tool(repository_root: Path) -> ModuleType:
     return module
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "plans": SimCase(7, "tree in 4", 5, 64, "float64"),
     "native": SimCase(7, "tree in 4", 5, 64, "float64"),
     "steps": StepsCase(7, "full, one owner", "kary-tree", 4, 1),

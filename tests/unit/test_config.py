@@ -13,7 +13,7 @@ from samovar.core.trace import TraceWindow
 from samovar.report.result import SweptSetting
 from samovar.strategies.config import StrategyConfig, parse_bucket
 
-MINIMAL = {"job": "train", "model": Path("solver.prototxt")}
+MINIMAL: dict[str, Any] = {"job": "train", "model": Path("solver.prototxt")}
 FULL = RunConfig(
     job="train",
     model=Path("nets/solver.prototxt"),
@@ -112,7 +112,7 @@ def test_a_configuration_comes_back_from_its_file(config: RunConfig, tmp_path: P
     assert RunConfig.load(path) == config
 
 
-def without(name: str) -> dict[str, object]:
+def without(name: str) -> dict[str, Any]:
     values = FULL.to_json()
     del values[name]
     return values

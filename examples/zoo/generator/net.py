@@ -1,6 +1,7 @@
 """A net, written down layer by layer: each method adds one and gives the name of its top."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from generator.prototxt import TEST, Message, Word, lines_of
 
@@ -40,7 +41,7 @@ class Net:
         """A comment above the next layer."""
         self._parts.append("\n" + _commented(text))
 
-    def layer(self, kind: str, name: str, bottom: Sequence[str], top: Sequence[str], **settings: object) -> str:
+    def layer(self, kind: str, name: str, bottom: Sequence[str], top: Sequence[str], **settings: Any) -> str:
         message = {"name": name, "type": kind, "bottom": bottom, "top": top, **settings}
         message = {field: value for field, value in message.items() if value}
         self._parts.append("\n".join(lines_of("layer", message)) + "\n")
@@ -61,7 +62,7 @@ class Net:
         bias_term: bool = True,
         multipliers: Sequence[Message] | None = None,
     ) -> str:
-        settings: dict[str, object] = {"num_output": num_output}
+        settings: dict[str, Any] = {"num_output": num_output}
         settings |= {} if bias_term else {"bias_term": Word("false")}
         settings |= _sized("kernel", kernel)
         settings |= {"stride": stride} if stride > 1 else {}
@@ -86,7 +87,7 @@ class Net:
         return self.layer("InnerProduct", name, [bottom], [name], param=param, inner_product_param=settings)
 
     def pool(self, name: str, bottom: str, method: str, kernel: int, stride: int = 1, pad: int = 0) -> str:
-        settings: dict[str, object] = {"pool": Word(method), "kernel_size": kernel}
+        settings: dict[str, Any] = {"pool": Word(method), "kernel_size": kernel}
         settings |= {"stride": stride} if stride > 1 else {}
         settings |= {"pad": pad} if pad else {}
         return self.layer("Pooling", name, [bottom], [name], pooling_param=settings)
@@ -127,11 +128,11 @@ class Net:
         return self.multipliers if own is None else own
 
 
-def _fillers(weight: Message, bias: Message | None) -> dict[str, object]:
+def _fillers(weight: Message, bias: Message | None) -> dict[str, Any]:
     return {"weight_filler": weight} | ({"bias_filler": bias} if bias else {})
 
 
-def _sized(name: str, size: Size) -> dict[str, object]:
+def _sized(name: str, size: Size) -> dict[str, Any]:
     if isinstance(size, int):
         return {"kernel_size" if name == "kernel" else name: size} if size else {}
     return {f"{name}_h": size[0], f"{name}_w": size[1]}

@@ -1,9 +1,9 @@
 """Protobuf's text format from dictionaries, laid out for reading."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-Message: TypeAlias = Mapping[str, object]
+Message: TypeAlias = Mapping[str, Any]
 MAX_LINE_LENGTH = 120
 
 
@@ -41,8 +41,8 @@ def _filled(parts: list[str], indent: str) -> list[str]:
 
 
 def _is_message(value: object) -> bool:
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, str)
-    return isinstance(value, Mapping) or (is_sequence and all(isinstance(part, Mapping) for part in value))
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    return all(isinstance(part, Mapping) for part in parts)
 
 
 def _inline(message: Message) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed.distributed_c10d import Work
 
 from samovar.core.clock import Deadline

@@ -47,10 +47,10 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "device_of", lambda _parameters: CPU)
 
 
-def made_once() -> nn.Module:
+def made_once() -> Any:
     """BatchNorm's statistics, weights that lie channels-last, and one that is not used."""
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3))
+    model: Any = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3))
     model[0].to(memory_format=torch.channels_last)
     model.unused = nn.Linear(2, 2)
     return model
@@ -65,7 +65,8 @@ def learned(settings: dict[str, Any], device: torch.device, with_half: bool, tra
     with away_mode() if device == AWAY else nullcontext():
         team = ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 20.0)
         model, optimizer, replica = made(team, settings, device, with_half)
-        generator, found = torch.Generator().manual_seed(transport.group.rank), []
+        generator = torch.Generator().manual_seed(transport.group.rank)
+        found: list[Any] = []
         for step in range(STEPS):
             if step == 3:
                 state = replica.state_dict()
@@ -96,7 +97,7 @@ def made(team: ProcessGroup, settings: dict[str, Any], device: torch.device, wit
     return model, optimizer, Replica(model, optimizer, team, StrategyConfig(**settings), 20.0)
 
 
-def scores(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+def scores(model: Any, images: torch.Tensor) -> torch.Tensor:
     *first, last = model[:3], model[3], model[4]
     x = first[0](images)
     return last(first[1](x.to(first[1].weight.dtype)).float())

@@ -147,7 +147,7 @@ def test_drawing_an_order_leaves_the_generators_as_they_were() -> None:
 
 
 class OwnWay(DataLoader[object]):
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self):
         return iter([])
 
 

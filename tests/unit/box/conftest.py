@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class ServedBox:
 
     def __init__(self, key: Key, port: int) -> None:
         self.key = key
-        self.host = NumpyHost({})
+        self.host: Any = NumpyHost({})
         self.port = port
         self.start()
 

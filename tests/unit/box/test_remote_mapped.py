@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,12 +84,12 @@ def test_local_and_remote_members_add_up_though_the_link_breaks(
     """Whole numbers: the sum is exact."""
     monkeypatch.setattr(protocol, "PART_BYTES", 1 << 20)
     generator = np.random.default_rng(seed)
-    cuts = [(int(generator.integers(0, 9e6)), int(generator.integers(0, 9e6))) for _ in range(6)]
+    cuts = [(int(generator.integers(0, 9_000_000)), int(generator.integers(0, 9_000_000))) for _ in range(6)]
     proxy = Proxy(box.address.address, cuts)
     try:
         remotes = [attach(address=BoxAddress(proxy.address, box.key)), attach()]
         with MappedCenter(host.center, host.board.join()) as local:
-            centers = [*remotes, local]
+            centers: list[Any] = [*remotes, local]
             weights = [generator.integers(-99, 99, NUM_ELEMENTS).astype(np.float32) for _ in centers]
             total = sum(weights)
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ NUM_MEMBERS = 3
 
 
 @pytest.fixture(params=[True, False], ids=["locks", "no locks"])
-def twins(request: pytest.FixtureRequest) -> Iterator[tuple[list[Center], list[Center]]]:
+def twins(request: pytest.FixtureRequest) -> Iterator[tuple[list[Any], list[Any]]]:
     """The same members at a center of each kind."""
     settings = {"with_velocity": True, "with_locks": request.param, "chunk_elements": CHUNK}
     segment, box = create_segment(NUM_MEMBERS), create_center(SIZE, NUM_MEMBERS, **settings)
@@ -33,7 +34,8 @@ def twins(request: pytest.FixtureRequest) -> Iterator[tuple[list[Center], list[C
     windows = [WindowCenter(transport, SIZE, **settings) for transport in transports]
     mapped = [MappedCenter(box, Member(index, 1)) for index in range(NUM_MEMBERS)]
     yield windows, mapped
-    for center in (*windows, *mapped):
+    centers: list[Any] = [*windows, *mapped]
+    for center in centers:
         center.close()
     for transport in transports:
         transport.close()
@@ -47,13 +49,13 @@ def soon() -> Deadline:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_same_calls_give_the_bits_and_versions_of_the_native_center(
-    twins: tuple[list[Center], list[Center]], seed: int
+    twins: tuple[list[Any], list[Any]], seed: int
 ) -> None:
     first, second = ([repr(item) for item in calls(centers, seed)] for centers in twins)
     assert first == second
 
 
-def calls(centers: list[Center], seed: int) -> Iterator[object]:
+def calls(centers: list[Any], seed: int) -> Iterator[object]:
     """What members one after the other do and find, some of it twice."""
     random, values = Random(seed), np.random.default_rng(seed)
     weights = [values.standard_normal(SIZE).astype(np.float32) for _ in centers]
@@ -113,7 +115,7 @@ class Slow(WindowCenter):
     def exchange(self, sequence, weights, moving_rate, deadline):
         if self._rank == 0:
             with self._locked(0, 0, deadline):
-                self._transport.sleep(1000.0)
+                self._transport.sleep(1000.0)  # type: ignore[attr-defined]
         return super().exchange(sequence, weights, moving_rate, deadline)
 
 
@@ -154,7 +156,7 @@ def test_momentum_needs_a_velocity() -> None:
         simulate(program, 1, SimConfig())
 
 
-def test_both_refuse_what_is_not_finite(twins: tuple[list[Center], list[Center]]) -> None:
+def test_both_refuse_what_is_not_finite(twins: tuple[list[Any], list[Any]]) -> None:
     sick, start = np.zeros((2, SIZE), np.float32)
     sick[-1] = np.nan
     for first, *_others in twins:

@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -118,5 +119,5 @@ def limited(folder: Path, size_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    modes = {"loop": loop, "lines": lines, "once": once, "limited": limited}
+    modes: dict[str, Any] = {"loop": loop, "lines": lines, "once": once, "limited": limited}
     modes[sys.argv[1]](Path(sys.argv[2]), *map(int, sys.argv[3:]))

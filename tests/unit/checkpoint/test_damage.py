@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ NUM_POSITIONS = 200
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    parts = {
+    parts: dict[str, Any] = {
         "model": {"weights": np.arange(300, dtype=np.float32), "bias": np.zeros(3, np.float32)},
         "solver": {"history": np.ones((4, 5)), "step": 7, "policy": "inv"},
     }
@@ -82,7 +83,7 @@ def test_a_missing_or_empty_file_is_found(snapshot: Path, name: str) -> None:
     assert is_refused(snapshot)
 
 
-def sealed(snapshot: Path, **changes: object) -> bytes:
+def sealed(snapshot: Path, **changes: Any) -> bytes:
     """The manifest with `changes` and a right sha256 of its own, as a careless or hostile writer might make it."""
     body = {**json.loads((snapshot / "manifest.json").read_bytes()), **changes}
     del body["sha256"]
@@ -107,7 +108,7 @@ def sealed(snapshot: Path, **changes: object) -> bytes:
         ({"parts": {"model": {"x": {"float": "1"}}}, "files": {}}, "value 'x'"),
     ],
 )
-def test_a_manifest_that_is_sealed_but_wrong(snapshot: Path, change: dict, complaint: str) -> None:
+def test_a_manifest_that_is_sealed_but_wrong(snapshot: Path, change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DamagedManifest, match=complaint):
         decode(sealed(snapshot, **change))
 

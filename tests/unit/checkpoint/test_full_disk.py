@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def weights(size_bytes: int) -> dict[str, dict[str, np.ndarray]]:
+def weights(size_bytes: int) -> dict[str, Any]:
     return {"model": {"weights": np.ones(size_bytes, np.uint8)}}
 
 

@@ -88,7 +88,7 @@ def test_nothing_is_lost(plan: str, codec: str, world_size: int) -> None:
     found = simulated(plan, codec, world_size, seed=3)
     before = np.zeros(SIZE)
     for run in range(NUM_RUNS):
-        left_out = sum(left[run].astype(np.float64) for _, left, _ in found)
+        left_out = np.sum([left[run].astype(np.float64) for _, left, _ in found], axis=0)
         total = sum(share(rank, run).astype(np.float64) for rank in range(world_size)) + before
         tolerance = 0.0 if codec in ("bf16", "top-k") else 0.1
         np.testing.assert_allclose(found[0][0][run] + left_out, total, rtol=0, atol=tolerance)

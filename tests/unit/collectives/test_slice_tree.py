@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_any_number_of_workers_gives_the_bits_of_the_tree(num_slices: int) -> No
     for world_size in range(1, num_slices + 1):
         ranges = ranges_of(num_slices, world_size)
         config = SimConfig(world_size, max_delay_s=1e-3)
-        for result in simulate(lambda transport, r=ranges: add_up(r, transport), world_size, config).results:
+        for result in simulate(partial(add_up, ranges), world_size, config).results:
             assert result == wanted, (num_slices, world_size)
 
 

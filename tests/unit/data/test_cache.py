@@ -158,7 +158,9 @@ def test_batches_are_those_of_the_files(
     layers: tuple[LayerConfig, ...], run_ranks: RunRanks[Any], shuffled: bool
 ) -> None:
     for world_size in (1, 2, 3, 5):
-        found = run_ranks(lambda rank, h, size=world_size: batches_of(layers, shuffled, rank, size, h), world_size)
+        found = run_ranks(
+            partial(lambda size, rank, h: batches_of(layers, shuffled, rank, size, h), world_size), world_size
+        )
         for rank, own in enumerate(found):
             assert_same(own, batches_of(layers, shuffled, rank, world_size, None))
 

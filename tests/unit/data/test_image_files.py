@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import lmdb
@@ -60,7 +61,8 @@ def by_opencv(path: Path, is_gray: bool = False, size: tuple[int, int] | None = 
 def decoded(datum: Message) -> Bytes:
     """A compressed record, by OpenCV."""
     assert datum.encoded
-    return np.moveaxis(cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_COLOR), 2, 0)
+    pixels: Any = cv2.imdecode(np.frombuffer(datum.data, np.uint8), cv2.IMREAD_COLOR)
+    return np.moveaxis(pixels, 2, 0)
 
 
 def jpeg(pixels_CHW: Bytes) -> bytes:

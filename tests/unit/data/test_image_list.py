@@ -72,7 +72,7 @@ def test_crops_images_of_different_sizes(config: ImageDataConfig) -> None:
     draws = sample_draws(3, 10, 5)
     for place, image in enumerate(images_of(config)):
         top, left = (int(below(draws[place, k : k + 1], image.shape[k] - 19)[0]) for k in (1, 2))
-        wanted = (image[:, top : top + 20, left : left + 20] - np.float32([10, 20, 30])[:, None, None]) * 0.5
+        wanted = (image[:, top : top + 20, left : left + 20] - np.array([10, 20, 30], np.float32)[:, None, None]) * 0.5
         flipped = below(draws[place, :1], 2)[0] == 1
         np.testing.assert_array_equal(found[place].numpy(), wanted[..., ::-1] if flipped else wanted)
 

@@ -1,5 +1,6 @@
 """LevelDB folders copied into LMDBs. The one here was written by LevelDB itself, with its last changes in its log."""
 
+import importlib
 import io
 import zipfile
 from base64 import b85decode
@@ -10,7 +11,6 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.data.databases import copy_leveldb
-from samovar.formats import leveldb_folder
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.lmdb_file import LmdbFile
 
@@ -89,7 +89,7 @@ def test_no_leveldb_and_no_library(tmp_path: Path, database: Path, monkeypatch: 
     def absent(_name: str) -> None:
         raise ModuleNotFoundError
 
-    monkeypatch.setattr(leveldb_folder.importlib, "import_module", absent)
+    monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(InputError, match=r"pip install 'samovar\[leveldb\]'"):
         copy_leveldb(database, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -94,7 +94,7 @@ def made(loss: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor] | Non
 
 def test_backward_makes_all_gradients_but_those_whose_products_take_part_for_others() -> None:
     net = nn.Sequential(nn.Linear(IN, 6), nn.Tanh(), nn.Linear(6, OUT))
-    first, last = net[0].weight, net[2].weight
+    first, last = net.get_parameter("0.weight"), net.get_parameter("2.weight")
     inputs = made(net(torch.randn(ROWS, IN)).sum(), first, last)
     assert inputs is not None
     assert {id(tensor) for tensor in inputs} == {id(net[0].bias), id(net[2].bias)}
@@ -113,7 +113,7 @@ def test_a_leaf_that_wants_no_gradient_any_more_is_not_asked_for_one() -> None:
     net = nn.Sequential(nn.Linear(IN, 6), nn.Linear(6, OUT))
     loss = net(torch.randn(ROWS, IN)).sum()
     net[0].weight.requires_grad_(False)
-    inputs = made(loss, net[0].weight, net[1].weight)
+    inputs = made(loss, net.get_parameter("0.weight"), net.get_parameter("1.weight"))
     assert inputs is not None
     assert {id(tensor) for tensor in inputs} == {id(net[0].bias), id(net[1].bias)}
 

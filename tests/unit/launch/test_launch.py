@@ -167,7 +167,10 @@ def test_one_that_fails_comes_before_those_that_were_done(tmp_path: Path, pipe: 
     done = "import os\nos.write({pipe}, str(os.getpid()).encode())"
     fail = f"import os\npid = os.read({pipe[0]}, 99).decode()\nwhile os.path.exists('/proc/' + pid): pass\nos._exit(4)"
     started = Started(
-        tmp_path, [done, fail], inherited=pipe[:1], on_output=lambda _rank, data: os.write(pipe[1], data) and None
+        tmp_path,
+        [done, fail],
+        inherited=pipe[:1],
+        on_output=lambda _rank, data: os.write(pipe[1], data) and None,  # type: ignore[arg-type]
     )
     assert started.run() == [RankEnd(1, 4), RankEnd(0, 0)]
 
@@ -211,7 +214,10 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path, code: int, pipe: tuple
     """The rank's child keeps the pipe open and would live for ever."""
     program = WITH_CHILD.format(leave="pass", stay="signal.pause()", told=pipe[0], code=code)
     started = Started(
-        tmp_path, [program], inherited=pipe[:1], on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None
+        tmp_path,
+        [program],
+        inherited=pipe[:1],
+        on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None,  # type: ignore[arg-type]
     )
     assert started.run() == [RankEnd(0, code)]
 
@@ -223,7 +229,10 @@ def test_a_process_that_left_the_ranks_session_holds_nobody_up(tmp_path: Path, p
     program = WITH_CHILD.format(leave="os.setsid()", stay=stay, told=pipe[0], code=3)
     inherited = (pipe[0], stay_in, stay_out)
     started = Started(
-        tmp_path, [program], inherited=inherited, on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None
+        tmp_path,
+        [program],
+        inherited=inherited,
+        on_output=lambda _rank, _data: os.write(pipe[1], b"!") and None,  # type: ignore[arg-type]
     )
     try:
         assert started.run() == [RankEnd(0, 3)]

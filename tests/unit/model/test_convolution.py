@@ -40,7 +40,8 @@ class Bench:
         """Output, and gradients of sum(y^2) / 2, in double precision."""
         leaves = {name: getattr(self, name).detach().double().requires_grad_() for name in ("x", "weight", "bias")}
         w = window
-        y = F.conv2d(*leaves.values(), w.stride, w.padding, w.dilation, w.groups)
+        x, weight, bias = leaves.values()
+        y = F.conv2d(x, weight, bias, w.stride, w.padding, w.dilation, w.groups)
         (y.square().sum() / 2).backward()
         return y.detach(), {name: leaf.grad for name, leaf in leaves.items()}
 

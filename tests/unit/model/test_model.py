@@ -217,9 +217,9 @@ def test_parameters_are_views_of_the_flat_weights() -> None:
     rig.weights.array_N[:] = 0
     assert rig.model.net(make_batch(0)).loss.item() == pytest.approx(np.log(3))
     with torch.no_grad():
-        rig.model.net.fc2.weight[1, 2] = 8.0
+        rig.model.net.get_parameter("fc2.weight")[1, 2] = 8.0
     assert rig.weights.logical("fc2.weight")[1, 2] == 8.0
-    assert rig.model.net.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    assert rig.model.net.get_parameter("conv1.weight").is_contiguous(memory_format=torch.channels_last)
 
 
 def test_state_goes_around_and_another_nets_is_refused() -> None:

@@ -3,6 +3,7 @@
 import os
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -235,6 +236,7 @@ def test_arrays_of_other_sizes_and_types_are_refused(make: Make) -> None:
         center.accumulate(0, 1, np.zeros(3 * CHUNK + 1, np.float32), 0.5, found, TIMEOUT_S)
     with pytest.raises(ValueError, match="sequences begin with 1"):
         center.accumulate(0, 0, np.zeros(3 * CHUNK + 1, np.float32), 0.0, found, TIMEOUT_S)
+    wrong: Any
     for wrong in (np.zeros(3 * CHUNK + 1), np.zeros(6 * CHUNK + 2, np.float32)[::2]):
         with pytest.raises(TypeError):
             center.read(0, wrong, False, found, TIMEOUT_S)

@@ -66,7 +66,7 @@ def test_arrays_of_other_sizes_types_and_steps_are_refused() -> None:
             with pytest.raises(ValueError, match="the arrays must have equal sizes"):
                 kernel(*arrays, 0.5)
         with pytest.raises(TypeError):
-            kernel(x, x, np.zeros(4), 0.5)
+            kernel(x, x, np.zeros(4), 0.5)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             kernel(np.zeros(8, np.float32)[::2], x, x, 0.5)
     with pytest.raises(ValueError, match="outer_step: the arrays must have equal sizes"):

@@ -19,7 +19,7 @@ KERNELS = {
 
 
 def rows_of(num_elements: int, *runs: tuple[int, int], **changes: Any) -> _native.SolverRows:
-    columns = {
+    columns: dict[str, Any] = {
         "starts": np.array([start for start, _ in runs], np.uint64),
         "sizes": np.array([size for _, size in runs], np.uint64),
         "l2_decays": np.zeros(len(runs), np.float32),
@@ -106,12 +106,12 @@ def test_sgd_rows_have_their_own_rates_and_leave_the_gaps(momentum: float, scale
     rows = [(3, 1, 0.1, 0.0), (16, 2047, 0.01, 5e-4), (2064, 2049, 0.02, 0.0), (5000, 0, 1.0, 1.0), (5000, 7000, 0, 1)]
     runs = [(start, length) for start, length, _, _ in rows]
     rates, decays = (np.array([row[k] for row in rows], np.float32) for k in (2, 3))
-    arrays = [wild(k, size, np.float32) for k in range(3)]
+    weights, gradients, history = arrays = [wild(k, size, np.float32) for k in range(3)]
     twins = [array.copy() for array in arrays]
     for _ in range(3):
-        _native.sgd_step(*arrays, rows_of(size, *runs, l2_decays=decays), rates, scale, momentum)
+        _native.sgd_step(weights, gradients, history, rows_of(size, *runs, l2_decays=decays), rates, scale, momentum)
         with np.errstate(all="ignore"):
-            sgd(*twins, rows, momentum, scale)
+            sgd(twins[0], twins[1], twins[2], rows, momentum, scale)
     assert [array.tobytes() for array in arrays] == [twin.tobytes() for twin in twins]
     gap = np.ones(size, bool)
     for start, length in runs:

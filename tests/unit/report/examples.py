@@ -1,5 +1,7 @@
 """One record of each kind, as a small run gives them."""
 
+from typing import Any
+
 from samovar.report.records import (
     Failed,
     Finished,
@@ -116,7 +118,7 @@ FINISHED = Finished(result=RESULT)
 PROBED = Probed(samples_per_second=1234.5, num_steps=20, stop_signal=0)
 FAILED = Failed(rank=3, message="no notification from rank 2", step=17, exit_code=3, kind="DeadlineExceeded")
 
-EVERY_RECORD = [
+EVERY_RECORD: list[Any] = [
     *(STARTED, PROGRESS, ITERATED, VALUED, LAST_LOSS, TESTED, SECOND_TESTED, TESTED_BATCH, TIMED, PROBED),
     *(SNAPSHOT_WRITTEN, WARNING, FINISHED, FAILED),
 ]

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_the_end_tells_quality_weights_time_and_what_lies_in_the_run_folder(tmp_
         ),
     ],
 )
-def test_the_end_of_other_runs(changes: dict, expected: str) -> None:
+def test_the_end_of_other_runs(changes: dict[str, Any], expected: str) -> None:
     shown = Shown()
     shown.console.show(replace(FINISHED, result=replace(RESULT, **changes)))
     assert shown.lines == [expected]

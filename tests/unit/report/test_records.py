@@ -5,6 +5,7 @@ import math
 import os
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,7 +52,7 @@ def test_a_loss_that_is_no_number_comes_back(loss: float) -> None:
         ({"step": "x" * 1000}, r"'x{10,60}\.\.\., not int"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(change: dict, complaint: str) -> None:
+def test_a_field_that_does_not_fit_is_named(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         from_json({**to_json(PROGRESS), **change})
 
@@ -97,7 +98,7 @@ class Pipe:
             os.close(self.write_end)
         self.write_end = -1
 
-    def read_all(self, reader: RecordReader, piece_bytes: int) -> list:
+    def read_all(self, reader: RecordReader, piece_bytes: int) -> list[Any]:
         """All records until the writing end is closed."""
         records = []
         while data := os.read(self.read_end, piece_bytes):

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from samovar.core.errors import InputError
 from samovar.solver.policy import POLICIES, PolicyConfig
 
-CONSTANTS = {"gamma": 0.1, "power": 0.75, "stepsize": 100, "stepvalues": (3, 10), "max_iter": 10_000_000}
+CONSTANTS: dict[str, Any] = {
+    "gamma": 0.1,
+    "power": 0.75,
+    "stepsize": 100,
+    "stepvalues": (3, 10),
+    "max_iter": 10_000_000,
+}
 
 
 @pytest.mark.parametrize("step", [0, 1, 99, 100, 5000, 10_000_000])

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -44,8 +45,8 @@ class Event:
     chunk: int
     rank: int
     num_steps: int
-    seen: object
-    made: object
+    seen: Any
+    made: Any
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Work:
 class RecordingCenter:
     """A center that notes what its member did with it, by the versions that it tells."""
 
-    def __init__(self, center: Center, rank: int, events: list[Event]) -> None:
+    def __init__(self, center: Any, rank: int, events: list[Event]) -> None:
         self._center = center
         self._rank = rank
         self._events = events
@@ -144,11 +145,13 @@ def work(job: Work, transport: Transport, pause: Callable[[float], None], deadli
     weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
     collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
     barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
-    center, events = opened(job, transport), []
-    seat = CenterSeat(RecordingCenter(center, rank, events), rank == 0)
+    events: list[Event] = []
+    center = opened(job, transport)
+    recording: Any = RecordingCenter(center, rank, events)
+    seat = CenterSeat(recording, rank == 0)
     weights.array[:] = job.resumed[rank].weights if job.resumed else job.start
     buffers = Buffers(weights, gradients)
-    strategy = build_strategy(job.config, collectives, LAYOUT.buckets(None), buffers, deadline, seat)
+    strategy: Any = build_strategy(job.config, collectives, LAYOUT.buckets(None), buffers, deadline, seat)
     if job.resumed:
         strategy.load_state_dict(job.resumed[rank].state)
     barrier.run(deadline())
@@ -161,17 +164,17 @@ def work(job: Work, transport: Transport, pause: Callable[[float], None], deadli
     return worked
 
 
-def opened(job: Work, transport: Transport) -> Center:
+def opened(job: Work, transport: Transport) -> Any:
     """The center that this worker sees; it carries the number of its steps, for those who note events."""
     config = resolved(job.config, transport.group.world_size)
     settings = {"with_velocity": config.traits.has_velocity, "with_locks": config.traits.has_locks}
-    center = job.center(transport, NUM_ELEMENTS, **settings, chunk_elements=CHUNK_ELEMENTS)
+    center: Any = job.center(transport, NUM_ELEMENTS, **settings, chunk_elements=CHUNK_ELEMENTS)
     center.num_steps = 0
     return center
 
 
 def take_steps(
-    job: Work, rank: int, strategy: CenterSteps, buffers: Buffers, center: Center, pause: Callable[[float], None]
+    job: Work, rank: int, strategy: CenterSteps, buffers: Buffers, center: Any, pause: Callable[[float], None]
 ) -> Iterator[Array]:
     """The hooks in the order in which a step calls them; gives the weights after each step."""
     weights, gradients = buffers.weights.array, buffers.gradients.array
@@ -197,7 +200,7 @@ def on_box(job: Work, world_size: int) -> list[Worked]:
     settings = {"with_velocity": config.traits.has_velocity, "with_locks": config.traits.has_locks}
     descriptor = create_center(NUM_ELEMENTS, world_size, **settings, chunk_elements=CHUNK_ELEMENTS)
 
-    def attached(transport: Transport, *_sizes: int, **_settings: object) -> MappedCenter:
+    def attached(transport: Transport, *_sizes: int, **_settings: Any) -> MappedCenter:
         return MappedCenter(descriptor, Member(transport.group.rank, 1))
 
     try:

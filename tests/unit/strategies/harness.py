@@ -17,6 +17,7 @@ from samovar.strategies.base import Buffers, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region, Transport
+from samovar.transports.sim.transport import SimTransport
 from samovar.transports.sim.world import SimConfig, simulate
 from tests.threads import on_threads
 
@@ -133,7 +134,7 @@ def on_shm(job: Job, world_size: int, engine: type[PlannedCollectives] = Planned
 def on_sim(job: Job, world_size: int, seed: int) -> list[Left]:
     """Every rank simulated, messages delayed as the seed says."""
 
-    def program(transport: Transport) -> Left:
+    def program(transport: SimTransport) -> Left:
         return train(job, transport, deadline=lambda: transport.deadline(math.inf))
 
     return simulate(program, world_size, SimConfig(seed, max_delay_s=1e-3)).results

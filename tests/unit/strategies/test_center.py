@@ -54,6 +54,8 @@ NUM_CHUNKS = -(-NUM_ELEMENTS // CHUNK_ELEMENTS)
 class ByBytes(WindowCenter):
     """Notes what each chunk held before and after: where nothing orders updates, each still has what it began from."""
 
+    num_steps: int
+
     def __init__(self, events: list[Event], *args, **settings) -> None:
         super().__init__(*args, **settings)
         self._events = events

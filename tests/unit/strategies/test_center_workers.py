@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ class Worker:
         collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
         seat = CenterSeat(self.center, self.rank == 0, num_workers)
         self.deadline = lambda: transport.deadline(math.inf)
-        self.strategy: CenterSteps = build_strategy(
+        self.strategy: Any = build_strategy(
             config, collectives, LAYOUT.buckets(), Buffers(weights, gradients), self.deadline, seat
         )
         self.transport = transport
@@ -60,7 +61,7 @@ class Worker:
         return float(values[0])
 
 
-def run(program: Callable[[Worker], object], config: StrategyConfig, world_size: int = 2) -> list[object]:
+def run(program: Callable[[Worker], object], config: StrategyConfig, world_size: int = 2) -> list[Any]:
     return simulate(lambda transport: program(Worker(config, transport)), world_size, SimConfig()).results
 
 
@@ -188,7 +189,7 @@ def test_a_worker_of_a_larger_run_takes_the_rate_of_all() -> None:
 def test_the_first_worker_keeps_the_center_and_a_joining_one_takes_it(name: str) -> None:
     config = StrategyConfig(name, sync_period_steps=1)
 
-    def trained(worker: Worker) -> dict:
+    def trained(worker: Worker) -> dict[str, Any]:
         for _ in range(3):
             worker.step()
         worker.strategy.drain()

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,6 +192,6 @@ def test_a_state_of_another_codec_begins_anew() -> None:
         ({"compress": "none", "always_compresses": True}, "--compress-always: there is nothing to compress"),
     ],
 )
-def test_refusals(settings: dict[str, object], message: str) -> None:
+def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StrategyConfig(**settings)

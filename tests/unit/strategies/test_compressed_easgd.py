@@ -1,6 +1,7 @@
 """`sync-easgd` with compressed differences: the same centers and bits, nothing lost, close to what is sent as it is."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ NUM_STEPS = 11
 codecs = pytest.mark.parametrize("codec", ["bf16", "int8"])
 
 
-def config(codec: str, collective: str = "ring", **settings: object) -> StrategyConfig:
+def config(codec: str, collective: str = "ring", **settings: Any) -> StrategyConfig:
     given = {"sync_period_steps": 2, "moving_rate": 0.2} | settings
     return StrategyConfig("sync-easgd", collective, compress=codec, **given)
 
 
-def job(codec: str, num_steps: int = NUM_STEPS, **settings: object) -> Job:
+def job(codec: str, num_steps: int = NUM_STEPS, **settings: Any) -> Job:
     return Job(config(codec, **settings), gradient, num_steps, start())
 
 
@@ -69,7 +70,7 @@ def test_what_is_left_out_is_not_lost(codec: str, collective: str) -> None:
         for step in range(num_steps)
     )
     missing = (world_size + 1) * begin.astype(float) - moved - total(ranks)
-    residuals = sum(float(left.state["residual"].astype(float).sum()) for left in ranks)
+    residuals = np.sum([float(left.state["residual"].astype(float).sum()) for left in ranks])
     assert np.abs(missing).max() > 0.01
     tolerance = 0.0 if codec == "bf16" else 1e-3
     assert abs(missing.sum() - residuals) <= tolerance
@@ -104,7 +105,7 @@ def test_a_state_of_another_codec_gives_its_center_alone(codec: str) -> None:
         ({"name": "local-sgd", "compress": "bf16"}, "--compress is no setting of .* choose sync or sync-easgd$"),
     ],
 )
-def test_refusals_say_why(settings: dict[str, str], message: str) -> None:
+def test_refusals_say_why(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StrategyConfig(**{"name": "sync-easgd"} | settings)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def start() -> np.ndarray:
     return np.random.default_rng(99).standard_normal(NUM_ELEMENTS).astype(np.float32)
 
 
-def job(name: str, **changes: object) -> Job:
+def job(name: str, **changes: Any) -> Job:
     return replace(Job(CONFIGS[name], gradient, NUM_STEPS, start()), **changes)
 
 
@@ -79,7 +80,7 @@ def reference(config: StrategyConfig, world_size: int) -> references.Traces:
     def gradients(step: int, x: np.ndarray) -> np.ndarray:
         return np.stack([gradient(rank, step, x[rank]) for rank in range(world_size)])
 
-    loop = {
+    loops: dict[str, Any] = {
         "sync": references.sync,
         "local-sgd": partial(references.local_sgd, period=config.sync_period_steps),
         "diloco": partial(
@@ -89,8 +90,8 @@ def reference(config: StrategyConfig, world_size: int) -> references.Traces:
             outer_momentum=config.outer_momentum,
         ),
         "sync-easgd": partial(references.sync_easgd, period=config.sync_period_steps, moving_rate=config.moving_rate),
-    }[config.name]
-    return loop(x, gradients, NUM_STEPS, RATE)
+    }
+    return loops[config.name](x, gradients, NUM_STEPS, RATE)
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -165,7 +166,7 @@ def test_a_resumed_run_goes_on_with_the_same_bits(name: str, first_part: int) ->
 @pytest.mark.parametrize("overlap", ["none", "step", "period", "broadcast"])
 def test_an_elastic_exchange_conserves_the_sum_exactly(overlap: str, world_size: int, moving_rate: float) -> None:
     """Multiples of 2^-11 are not rounded: sum x_i + c changes by the gradient steps alone, to the last bit."""
-    settings = {"variant": "broadcast"} if overlap == "broadcast" else {"overlap": overlap}
+    settings: dict[str, Any] = {"variant": "broadcast"} if overlap == "broadcast" else {"overlap": overlap}
     config = StrategyConfig("sync-easgd", "tree", sync_period_steps=2, moving_rate=moving_rate, **settings)
 
     def gradient_of_integers(rank: int, step: int, x: np.ndarray) -> np.ndarray:
@@ -214,10 +215,12 @@ def test_an_empty_state_starts_from_the_weights_and_a_foreign_one_is_refused(nam
 def test_exchanges_are_due_after_every_period(name: str) -> None:
     def strategy_on(transport: SimTransport) -> tuple[str, list[int]]:
         window = transport.open_window("model", 2 * NUM_ELEMENTS * 4, 0)
-        halves = [Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2)]
+        weights, gradients = (Region.of(window, half * NUM_ELEMENTS * 4, NUM_ELEMENTS, np.float32) for half in range(2))
         collectives = PlannedCollectives(transport, lambda _num_bytes: "ring")
         buckets = LAYOUT.buckets(CONFIGS[name].bucket_size_bytes)
-        strategy = build_strategy(CONFIGS[name], collectives, buckets, Buffers(*halves), lambda: Deadline(0.0))
+        strategy = build_strategy(
+            CONFIGS[name], collectives, buckets, Buffers(weights, gradients), lambda: Deadline(0.0)
+        )
         return strategy.exchanges, [step for step in range(12) if strategy.exchanges_at(step)]
 
     (found,) = simulate(strategy_on, 1, SimConfig()).results

@@ -126,7 +126,7 @@ def named(document: Path) -> str:
 
 
 def parameters() -> list[object]:
-    marked = []
+    marked: list[object] = []
     for shown in all_shown():
         marks = [] if shown.command in QUICK else [pytest.mark.slow, pytest.mark.timeout(400)]
         marked.append(pytest.param(shown, marks=marks, id=f"{named(shown.document)}: {shown.command}"[:90]))

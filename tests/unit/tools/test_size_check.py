@@ -159,7 +159,7 @@ def test_tidy_code_passes(tool: ModuleType, tmp_path: Path) -> None:
 
 def test_the_program_prints_and_fails(tmp_path: Path, repository_root: Path) -> None:
     def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, repository_root / "tools/size_check.py", tmp_path]
+        command = [sys.executable, str(repository_root / "tools/size_check.py"), str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (run().returncode, run().stdout) == (0, "")

@@ -13,4 +13,4 @@ class LookedAt(Deadline):
         object.__setattr__(self, "_left", iter([False] * looks))
 
     def passed(self) -> bool:
-        return next(self._left, True)
+        return next(self._left, True)  # type: ignore[attr-defined]

@@ -1,6 +1,7 @@
 """The thread between hosts: order, errors, and an end."""
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ TIMEOUT_S = 20.0
 def test_jobs_run_in_their_order_on_one_thread() -> None:
     background = Background("test")
     ran: list[tuple[int, int]] = []
-    jobs = [Job(f"job {n}", lambda _job, n=n: ran.append((n, threading.get_ident()))) for n in range(20)]
+    jobs = [Job(f"job {n}", partial(lambda n, _job: ran.append((n, threading.get_ident())), n)) for n in range(20)]
     for job in jobs:
         background.submit(job)
     for job in reversed(jobs):
@@ -89,7 +90,7 @@ def test_several_threads_take_jobs_in_their_order_and_who_waits_hears_of_the_fir
             both.wait(TIMEOUT_S)
             may_end.wait(TIMEOUT_S)
 
-    jobs = [background.submit(Job(f"job {n}", lambda _job, n=n: work(n))) for n in range(4)]
+    jobs = [background.submit(Job(f"job {n}", partial(lambda n, _job: work(n), n))) for n in range(4)]
     both.wait(TIMEOUT_S)
     assert sorted(begun) == [0, 1]
     with pytest.raises(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def test_a_member_that_pins_nothing_still_does_not_get_in(receiver: Receiver, ke
 
 def test_a_certificate_that_the_key_signed_is_not_the_keys(receiver: Receiver, key: Key, tmp_path: Path) -> None:
     """Not even for TLS, to which the key's certificate is an authority."""
-    signer = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
+    signer: Any = serialization.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
     private, own = ec.generate_private_key(ec.SECP256R1()), x509.load_der_x509_certificate(key.certificate)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "another")])
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(own.subject)

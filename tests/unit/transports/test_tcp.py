@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,7 +247,7 @@ def test_what_start_begins_goes_on_beside_the_rank_and_a_wait_names_whom_it_wait
 ) -> None:
     transports = make_transports(2)
     data = [Region.of(one.open_window("data", 4000, 0), 0, 1000, np.float32) for one in transports]
-    runners = []
+    runners: list[Any] = []
     for rank, transport in enumerate(transports):
         data[rank].array[:] = rank + 1
         runners.append(PlannedCollectives(transport, lambda _num_bytes: "ring").all_reduce("sum", data[rank]))
@@ -265,7 +266,7 @@ def test_what_start_begins_goes_on_beside_the_rank_and_a_wait_names_whom_it_wait
 def test_what_goes_on_in_the_background_ends_when_the_transport_is_closed(make_transports: MakeTransports) -> None:
     transports = make_transports(2)
     windows = [transport.open_window("data", 8, 1) for transport in transports]
-    pending = transports[0].spawn("a wait", lambda deadline: windows[0].wait(0, 1, 1, deadline))
+    pending = transports[0].spawn("a wait", lambda deadline: windows[0].wait(0, 1, 1, deadline))  # type: ignore[arg-type]
     transports[0].close()
     with pytest.raises(SamovarError, match="closed"):
         pending.wait(in_time())

@@ -96,7 +96,8 @@ def computed(case: Case, net: CaffeNet, device: torch.device | None) -> tuple[li
         wanted = [t for t in (*inputs, *(i.parameter for i in parameters_of(net))) if t.requires_grad]
         total = torch.stack([top.sum() for index, top in enumerate(tops) if index not in case.fixed_tops]).sum()
         gradients = list(torch.autograd.grad(total, wanted))
-    return (*([t.detach().cpu().contiguous().numpy() for t in tensors] for tensors in (tops, gradients)),)
+    found = [[t.detach().cpu().contiguous().numpy() for t in tensors] for tensors in (tops, gradients)]
+    return found[0], found[1]
 
 
 @pytest.mark.parametrize(

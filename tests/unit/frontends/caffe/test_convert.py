@@ -139,7 +139,7 @@ def test_old_layers_get_todays_names_and_axes(tmp_path: Path) -> None:
 
 
 def test_solver_states_keep_all(tmp_path: Path) -> None:
-    history = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(0, np.float32), np.float32(7).reshape(())]
+    history = [np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(0, np.float32), np.array(7, np.float32)]
     content = encode_solverstate(SolverState(15, "snap_iter_15.caffemodel", history, current_step=2))
     source = tmp_path / "a.solverstate"
     source.write_bytes(content)

@@ -99,8 +99,8 @@ def test_windows(definition_of: Definition, tmp_path: Path) -> None:
             training=True,
             root=Path(),
             scale=0.5,
-            fg_threshold=pytest.approx(0.6),
-            bg_threshold=pytest.approx(0.4),
+            fg_threshold=pytest.approx(0.6),  # type: ignore[arg-type]
+            bg_threshold=pytest.approx(0.4),  # type: ignore[arg-type]
             fg_fraction=0.5,
             context_pad=16,
             is_square=True,

@@ -1,6 +1,7 @@
 """In bfloat16 a net's scores stay exact: what a loss takes is computed in float32, and pooling adds up in it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def types_of(net: CaffeNet) -> dict[str, torch.dtype]:
     """Each layer's first top's, filled by the next step."""
     found: dict[str, torch.dtype] = {}
 
-    def keep(layer: torch.nn.Module, _inputs: object, tops: tuple[torch.Tensor, ...]) -> None:
+    def keep(layer: Any, _inputs: object, tops: tuple[torch.Tensor, ...]) -> None:
         found[layer.spec.name] = tops[0].dtype
 
     for layer in net.layers:

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def net_path(tmp_path: Path) -> Path:
     return path
 
 
-def rows(description: Description, title: str) -> dict[object, dict[str, object]]:
+def rows(description: Description, title: str) -> dict[object, dict[str, Any]]:
     """By the first column."""
     (table,) = [table for table in description.tables if table.title == title]
     return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
@@ -157,7 +158,7 @@ def test_a_database(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_is_held_to_its_hashes(tmp_path: Path) -> None:
-    parts = {"weights": {"ip/0": np.ones(3, np.float32)}}
+    parts: dict[str, Any] = {"weights": {"ip/0": np.ones(3, np.float32)}}
     folder = SnapshotStore(tmp_path).save(
         5, parts, {"a.caffemodel": b"x"}, {"strategy": {"name": "sync"}, "workers": 2}
     )

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -291,7 +292,7 @@ def test_a_layer_does_the_work_of_a_relu_before_it(
 ) -> None:
     x = images(5, (2, channels, 9, 9), memory_format)
     net = net_of(f'layer {{ name: "x" bottom: "data" top: "y" {text} }}', {"data": tuple(x.shape)})
-    layer = copy.deepcopy(net.layers[0])  # a module that holds nothing native
+    layer: Any = copy.deepcopy(net.layers[0])  # a module that holds nothing native
 
     wanted = both_ways(lambda x: layer(torch.relu(x))[0], x)
     layer.rectifies_bottom = True

@@ -1,6 +1,7 @@
 """Timing runs the same computation as training: the same loss, the same gradients."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,10 +35,8 @@ def batch() -> dict[str, torch.Tensor]:
 
 def gradients_of(net: CaffeNet) -> dict[str, torch.Tensor]:
     """What a pass of the timer left behind, written by the layer itself or by autograd."""
-    return {
-        info.name: info.parameter.gradient_sink.view if info.parameter.grad is None else info.parameter.grad
-        for info in net.parameter_infos
-    }
+    parameters: dict[str, Any] = {info.name: info.parameter for info in net.parameter_infos}
+    return {name: p.gradient_sink.view if p.grad is None else p.grad for name, p in parameters.items()}
 
 
 def test_gradients_and_loss_are_those_of_training(net_of: Callable[..., CaffeNet]) -> None:

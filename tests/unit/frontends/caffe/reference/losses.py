@@ -4,8 +4,16 @@ import numpy as np
 
 from tests.unit.frontends.caffe.reference.case import Array, Case, Draw
 
-_MODES = ("", "normalization: FULL", "normalization: VALID", "normalization: BATCH_SIZE", "normalization: NONE")
-_MODES += ("normalize: true", "normalize: false", "normalize: false normalization: FULL")
+_MODES = (
+    "",
+    "normalization: FULL",
+    "normalization: VALID",
+    "normalization: BATCH_SIZE",
+    "normalization: NONE",
+    "normalize: true",
+    "normalize: false",
+    "normalize: false normalization: FULL",
+)
 
 
 def _normalizer(text: str, default: str, num_samples: int, num_labels: int, num_valid: int) -> float:
