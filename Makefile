@@ -2,10 +2,11 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 MNIST ?= mnist
+COVERED ?= tests/unit tests/sim tests/conformance tests/parity
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs sanitize clean
 
 setup: $(GROUND)
 
@@ -21,7 +22,12 @@ fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
 test: lint types docs ; $(BIN)/python -m pytest
-test-all: lint types docs sanitize ; $(BIN)/python -m pytest --run-slow
+test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
+coverage: $(GROUND)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -r fE $(COVERED)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report --skip-covered --sort=cover
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
@@ -34,4 +40,4 @@ bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/pytho
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 sanitize: ; tools/sanitize.sh
-clean: ; rm -rf .venv build runs data benchmarks/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ; rm -rf .venv build runs data benchmarks/out .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
