@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -180,3 +181,31 @@ def last_step(out: Path) -> int:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         steps = [int(found) for found in _TRAIN_STEP.findall(file.read())]
     return max(steps, default=0)
+
+
+class LoadedCommands:
+    """Runs many command lines one after the other in a fraction of the time: their modules are loaded once."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("loaded_program.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._count = 0
+
+    def run(self, *arguments: object, folder: Path) -> Ended:
+        """`samovar` with `arguments` in `folder`, until it ends."""
+        self._count += 1
+        files = [folder / f".{name}-{self._count}" for name in ("output", "errors")]
+        words = [str(argument) for argument in arguments]
+        self._process.stdin.write(json.dumps([str(folder), *map(str, files), words]) + "\n")
+        self._process.stdin.flush()
+        assert select.select([self._process.stdout], [], [], TIMEOUT_S)[0], f"{words} takes too long"
+        code = int(self._process.stdout.readline())
+        output, errors = (path.read_text() for path in files)
+        return Ended(code, output, errors)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=TIMEOUT_S)

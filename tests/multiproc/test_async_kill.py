@@ -29,10 +29,7 @@ TOLD_OF_GROUPS = re.compile(
 )
 TOLD = re.compile(r"rank (\d+) was killed by signal 9 \(SIGKILL\).* after step (\d+); the others go on, and (.*)")
 
-trials = pytest.mark.parametrize(
-    ("strategy", "seed"),
-    [pytest.param(name, seed, marks=[pytest.mark.slow] if seed else []) for seed, name in enumerate(STRATEGIES)],
-)
+trials = pytest.mark.parametrize(("seed", "strategy"), list(enumerate(STRATEGIES)))
 
 
 @pytest.fixture
@@ -123,8 +120,22 @@ def assert_learned(solver: Path, out: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_two_killed_workers_come_back_and_the_others_go_on(endless: Path, tmp_path: Path) -> None:
+    rng, out = random.Random(0), tmp_path / "out"
+    with start(endless, out, "async-easgd") as command, WatchedBox(command) as box:
+        processes = [*command.ranks().values()]
+        kills = kill_some(command, box, rng, 2)
+        warnings = stop(command, out, [*processes, *command.ranks().values()])
+        assert_counted(out, box, kills)
+    assert [int(rank) for rank, *_ in TOLD.findall(warnings)] == kills
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @trials
-def test_killed_workers_come_back_and_the_others_go_on(endless: Path, tmp_path: Path, strategy: str, seed: int) -> None:
+def test_many_killed_workers_come_back_and_the_others_go_on(
+    endless: Path, tmp_path: Path, strategy: str, seed: int
+) -> None:
     """Many kills, three at about the same time, the master's too; and one that stands still keeps nobody."""
     rng, out, kills = random.Random(seed), tmp_path / "out", []
     with start(endless, out, strategy) as command, WatchedBox(command) as box:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.command import run, succeed
+from tests.multiproc.command import Ended, LoadedCommands, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 BAD_INPUT = 2
@@ -18,13 +18,17 @@ Bad = tuple[Arguments, str]  # a command line, and the pattern of what is said a
 
 @dataclass(frozen=True)
 class Place:
-    """What a case may build on: a scratch folder, its net and solver, the databases, a caffemodel of the net."""
+    """What a case may build on: a scratch folder, its net and solver, the databases, a caffemodel, the command line."""
 
     folder: Path
     net: Path
     solver: Path
     data: Path
     model: Path
+    loaded: LoadedCommands
+
+    def run(self, *arguments: object) -> Ended:
+        return self.loaded.run(*arguments, folder=self.folder)
 
     def change_net(self, old: str, new: str) -> int:
         """Replace a piece of the net's text; returns the line on which it stands."""
@@ -52,17 +56,17 @@ def model(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, digits: Path, model: Path) -> Place:
+def place(tmp_path: Path, digits: Path, model: Path, loaded: LoadedCommands) -> Place:
     folder = tmp_path / "files"
     folder.mkdir()
     net = write_net(folder, digits)
-    return Place(folder, net, write_solver(net, 5), digits, model)
+    return Place(folder, net, write_solver(net, 5), digits, model, loaded)
 
 
 def assert_refused(place: Place, arguments: Arguments, sentence: str) -> None:
     """`samovar` says `sentence` (a pattern), and that alone; the working folder stays as it was."""
     before = sorted(place.folder.rglob("*"))
-    ended = run(*arguments, folder=place.folder)
+    ended = place.run(*arguments)
     print(ended.errors)
     after = [path for path in place.folder.rglob("*") if not re.match(r"\.(output|errors)-", path.name)]
     assert ended.return_code == BAD_INPUT, ended.errors

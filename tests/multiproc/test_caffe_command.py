@@ -10,7 +10,7 @@ import pytest
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from tests.multiproc.caffe_log import parse_log
-from tests.multiproc.command import Command, run, succeed
+from tests.multiproc.command import Command, LoadedCommands, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 ONE_THREAD = ("-threads_per_worker", 1)
@@ -21,7 +21,7 @@ def net(tmp_path: Path, digits: Path) -> Path:
     return write_net(tmp_path, digits)
 
 
-def test_train_resume_and_test(net: Path) -> None:
+def test_train(net: Path) -> None:
     folder = net.parent
     solver = write_solver(net, 20, display=5, snapshot=10, test_compute_loss="true", solver_mode="CPU")
     first = succeed("caffe", "train", f"--solver={solver}", *ONE_THREAD, folder=folder)
@@ -39,6 +39,12 @@ def test_train_resume_and_test(net: Path) -> None:
     assert not (folder / "runs").exists()
     assert read_solverstate(folder / "narrow_iter_10.solverstate").learned_net == "narrow_iter_10.caffemodel"
 
+
+@pytest.mark.slow
+def test_resume_and_test(net: Path) -> None:
+    folder = net.parent
+    solver = write_solver(net, 20, display=5, snapshot=10)
+    succeed("caffe", "train", f"--solver={solver}", *ONE_THREAD, folder=folder)
     resumed = succeed("caffe", "train", "-solver", solver, "-snapshot", "narrow_iter_10.solverstate", folder=folder)
     again = parse_log(resumed.errors)
     assert [row["NumIters"] for row in again.train] == [10, 15]
@@ -168,7 +174,7 @@ def test_signals(net: Path, effects: tuple[str, ...], signals: list[signal.Signa
     assert len(list(folder.glob("*.solverstate.h5"))) == files
 
 
-def test_errors_are_one_sentence(net: Path) -> None:
+def test_errors_are_one_sentence(net: Path, loaded: LoadedCommands) -> None:
     folder = net.parent
     solver = write_solver(net, 6, debug="x").with_suffix(".missing_folder")
     solver.write_text(write_solver(net, 6).read_text().replace('"narrow"', '"nowhere/narrow"'))
@@ -181,6 +187,6 @@ def test_errors_are_one_sentence(net: Path) -> None:
         ("time", "-model", net, "-gpu", "all"): "-gpu all: give the number of one GPU, such as 0",
     }
     for words, message in cases.items():
-        ended = run("caffe", *words, folder=folder)
+        ended = loaded.run("caffe", *words, folder=folder)
         assert ended.return_code == 2
         assert message in ended.error

@@ -86,6 +86,7 @@ def test_an_image_list_gives_the_same_on_two_workers(tmp_path: Path, train: Trai
     assert alone["test_loss"] == pytest.approx(shared["test_loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_generated_data_need_no_source(tmp_path: Path, train: Train) -> None:
     layer = """layer { name: "made" type: "DummyData" top: "data" top: "label" dummy_data_param {
       shape { dim: 4 dim: 5 } shape { dim: 4 } data_filler { type: "gaussian" } data_filler { value: 2 } } }"""

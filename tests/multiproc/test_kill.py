@@ -19,7 +19,7 @@ from tests.multiproc.nets import write_net, write_solver
 
 HANG_S = 10.0  # ranks that start or step so much apart are taken for ones that hang
 MOMENTS = ("start", "step", "save", "step")
-NUM_TRIALS, NUM_SLOW_TRIALS = 5, 50
+NUM_TRIALS, NUM_SLOW_TRIALS = 3, 50
 KILLED = re.compile(r"rank (\d+) was killed by signal (\d+) \((SIG\w+)\).* after step (\d+);")
 
 
@@ -144,7 +144,7 @@ def test_ranks_end_with_their_launcher(endless: Path, tmp_path: Path, moment: st
 
 @pytest.mark.parametrize(
     ("workers", "rank"),
-    [(3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 0), (2, 1), (3, 1), (3, 2)))],
+    [(2, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 1), (3, 0), (3, 1), (3, 2)))],
 )
 def test_a_rank_that_hangs_is_named_by_the_others(digits: Path, tmp_path: Path, workers: int, rank: int) -> None:
     """SIGSTOP: with --timeout the others give up, and the stopped one is ended too."""

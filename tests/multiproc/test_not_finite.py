@@ -16,7 +16,7 @@ from tests.multiproc.command import Ended, result_of, run
 from tests.multiproc.nets import write_net, write_solver
 
 HUGE, GROWING = "1e30", "30"
-AT_ONCE = ("sync", "async-easgd", "hybrid-easgd")
+AT_ONCE = ("sync", "async-easgd")
 IN_STEP = ("sync", "sync-easgd", "local-sgd", "diloco")
 STEPS = 40
 

@@ -52,6 +52,7 @@ def test_where_no_worker_has_a_core_to_spare_the_model_is_exchanged_whole(train:
     assert RunConfig.load(auto.out / "config.json").strategy.automatic_buckets
 
 
+@pytest.mark.slow
 def test_an_overlap_needs_no_size_of_buckets(train: Trainer) -> None:
     overlapping = train(WORKERS, BATCH, "--overlap", "full", "--collective", "tree")
     assert overlapping.result["buckets"].endswith("(auto)")

@@ -15,7 +15,8 @@ from samovar.report.metrics import read_metrics
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
 # The others run in this process: tests/parity/test_caffe_solvers.py.
-RUNS = ("sgd_fixed", "sgd_average_loss", "sgd_iter_size", "nesterov_poly_l1")
+SELDOM = ("sgd_average_loss", "sgd_iter_size", "nesterov_poly_l1")  # test_caffe_solvers has all, within one process
+RUNS = ("sgd_fixed", *(pytest.param(name, marks=pytest.mark.slow) for name in SELDOM))
 LOSS_TOLERANCE = 1e-5  # relative; Caffe's own two BLAS kernels differ by 7e-7
 WEIGHT_TOLERANCES = {1: 1e-6, 2: 1e-6, 30: 1e-5}  # absolute
 
@@ -60,7 +61,7 @@ def test_losses_and_weights(name: str, golden_folder: Path, tmp_path: Path) -> N
         assert line["loss"] == pytest.approx(test["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_first_steps(steps: int, golden_folder: Path, tmp_path: Path) -> None:
     """Where one wrong term would show."""
     train(golden_folder, "sgd_inv", tmp_path, "--iterations", str(steps))
@@ -69,7 +70,9 @@ def test_the_first_steps(steps: int, golden_folder: Path, tmp_path: Path) -> Non
     assert_weights_equal(model, recorded, WEIGHT_TOLERANCES[steps])
 
 
-@pytest.mark.parametrize(("name", "suffix"), [("adam_fixed", ""), ("sgd_hdf5", ".h5")])
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("adam_fixed", ""), pytest.param("sgd_hdf5", ".h5", marks=pytest.mark.slow)]
+)
 def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder: Path, tmp_path: Path) -> None:
     """Steps 16 to 30 from Caffe's files after 15: the same weights and state as Caffe's own unbroken run."""
     folder = golden_folder / "lenet"

@@ -11,7 +11,7 @@ BATCH = 12
 TOLERANCE = 1e-6  # of the smooth net; see test_workers
 SLOW = pytest.mark.slow
 COMBINATIONS = [
-    (2, "backward", "ring", "layer"),
+    pytest.param(2, "backward", "ring", "layer", marks=SLOW),
     (3, "full", "auto", "layer"),
     *(
         pytest.param(workers, overlap, plan, bucket, marks=SLOW)

@@ -25,8 +25,9 @@ from tests.parity.trained import NUM_STEPS, PARAMETERS, Trained, Trainer, relati
 TOLERANCE = 1e-5  # of nets with maxima, see above
 SMOOTH_TOLERANCE = 1e-6
 BATCH = 12
-OFTEN = [(2, "direct", "model"), (2, "ring", "4096"), (3, "tree", "layer")]
+OFTEN = [(2, "direct", "model"), (2, "ring", "4096")]
 SELDOM = [
+    (3, "tree", "layer"),
     (4, "ring", "4096"),
     (2, "tree", "layer"),
     (3, "direct", "layer"),
