@@ -19,7 +19,7 @@ from tests.multihost.replicate_program import STEPS
 
 PROGRAM = Path(__file__).with_name("replicate_program.py")
 END_S = 300.0
-FREE = ("async-sgd", "async-easgd", "shm-easgd", "hybrid-easgd")
+ASYNC = ("async-sgd", "async-easgd", "shm-easgd", "hybrid-easgd")
 BEFORE = np.arange(8.0)
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 Job = list["subprocess.Popen[str]"]
@@ -88,8 +88,8 @@ def made(ranks: range) -> float:
 def test_every_step_counts_once_and_all_end_with_the_center(hosts: Pair, variables: dict[str, str]) -> None:
     """Whole numbers, halved by the moving rate, are exact: sum_i x_i + c grows by the steps and nothing else."""
     settings = variables | {"SAMOVAR_TRANSPORT": "tcp", "GROUP_SIZE": "1"}
-    ranks = results(start(hosts, (2, 1), (",".join(FREE),), **settings))
-    for strategy in FREE:
+    ranks = results(start(hosts, (2, 1), (",".join(ASYNC),), **settings))
+    for strategy in ASYNC:
         require_conserved([rank[strategy] for rank in ranks], adds_steps=strategy == "async-sgd")
     require_no_server(variables["SAMOVAR_KEY_FILE"])
 

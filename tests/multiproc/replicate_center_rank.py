@@ -15,7 +15,7 @@ from samovar.core.errors import SamovarError
 from tests.multiproc.replicate_nets import batches, perceptron, replicated, train, values
 from tests.multiproc.replicate_ranks import RANK_TIMEOUT_S, serve_rank
 
-FREE = (
+ASYNC = (
     *("async-sgd", "async-msgd", "hogwild-sgd", "async-easgd"),
     *("async-measgd", "hogwild-easgd", "shm-easgd", "hybrid-easgd"),
 )
@@ -23,23 +23,23 @@ MOVING_RATE = 0.25
 STEPS = 6
 
 
-def again(team: ProcessGroup) -> ProcessGroup:
-    """Another team of the same ranks: one script has strategies of one kind alone."""
-    return ProcessGroup(team.collectives, RANK_TIMEOUT_S)
+def again(process_group: ProcessGroup) -> ProcessGroup:
+    """Another process group of the same ranks: one script has strategies of one kind alone."""
+    return ProcessGroup(process_group.collectives, RANK_TIMEOUT_S)
 
 
 def optimizer_of(model: nn.Module, momentum: float = 0.0) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
 
 
-def every_strategy(team: ProcessGroup) -> Any:
+def every_strategy(process_group: ProcessGroup) -> Any:
     """Each rank makes another number of steps, evaluates when it likes, and all end with the same weights."""
     results = {}
-    for name in FREE:
+    for name in ASYNC:
         model = perceptron()
         optimizer = optimizer_of(model, 0.9 if name == "async-measgd" else 0.0)
         size = {"group_size": 1} if name == "hybrid-easgd" else {}
-        replica = replicated(again(team), model, optimizer, name=name, sync_period_steps=2, **size)
+        replica = replicated(again(process_group), model, optimizer, name=name, sync_period_steps=2, **size)
         train(replica, model, optimizer, 0, STEPS + 4 * replica.rank)
         own, center = values(model), None
         if replica.is_first:
@@ -51,17 +51,17 @@ def every_strategy(team: ProcessGroup) -> Any:
     return results
 
 
-def round_robin(team: ProcessGroup) -> Any:
+def round_robin(process_group: ProcessGroup) -> Any:
     """Twice in one process: once in one go, once from what was saved on the way."""
     settings = {"name": "round-robin-easgd", "sync_period_steps": 2, "moving_rate": MOVING_RATE}
     model = perceptron()
-    replica = replicated(team, model, optimizer := optimizer_of(model), **settings)
+    replica = replicated(process_group, model, optimizer := optimizer_of(model), **settings)
     train(replica, model, optimizer, 0, 3)
     state = replica.state_dict()
     train(replica, model, optimizer, 3, STEPS)
     worker = values(model)
     second_model = perceptron(seed=77)
-    second = replicated(team, second_model, optimizer := optimizer_of(second_model), **settings)
+    second = replicated(process_group, second_model, optimizer := optimizer_of(second_model), **settings)
     second.load_state_dict(state)
     train(second, second_model, optimizer, 3, STEPS)
     resumed = values(second_model)
@@ -70,7 +70,7 @@ def round_robin(team: ProcessGroup) -> Any:
     return {"worker": worker, "center": values(model), "resumed": resumed, "resumed_center": values(second_model)}
 
 
-def whole_numbers(team: ProcessGroup) -> Any:
+def whole_numbers(process_group: ProcessGroup) -> Any:
     """Steps add whole numbers, a moving rate of 1/2 halves them: every sum is exact."""
     results = {}
     for title in ("async-sgd", "async-easgd", "async-easgd behind", "shm-easgd", "hybrid-easgd"):
@@ -80,7 +80,9 @@ def whole_numbers(team: ProcessGroup) -> Any:
             nn.utils.vector_to_parameters(torch.arange(8.0), model.parameters())
         rate = {} if name == "async-sgd" else {"moving_rate": 0.5}
         more = {"group_size": 1} if name == "hybrid-easgd" else {"overlap": "period"} if behind else {}
-        replica = replicated(again(team), model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **more)
+        replica = replicated(
+            again(process_group), model, optimizer_of(model), name=name, sync_period_steps=1, **rate, **more
+        )
         for number in range(4):
             replica.backward(model(torch.ones(1, 3)).sum())
             replica.step(partial(add, model, (number + 1) * (1 + 4 * replica.rank)))
@@ -97,11 +99,11 @@ def add(model: nn.Module, number: int) -> None:
         parameter.add_(number)
 
 
-def groups(team: ProcessGroup) -> Any:
+def groups(process_group: ProcessGroup) -> Any:
     """With one group of all ranks the whole run is determined; ranks run out of data at other steps."""
     model = perceptron()
-    settings = {"name": "hybrid-easgd", "group_size": team.group.world_size, "sync_period_steps": 2}
-    replica = replicated(team, model, o := optimizer_of(model, 0.9), moving_rate=MOVING_RATE, **settings)
+    settings = {"name": "hybrid-easgd", "group_size": process_group.group.world_size, "sync_period_steps": 2}
+    replica = replicated(process_group, model, o := optimizer_of(model, 0.9), moving_rate=MOVING_RATE, **settings)
     train(replica, model, o, 0, STEPS)
     group = values(model)
     with replica.evaluating():
@@ -137,11 +139,11 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((1, 6), float(index))
 
 
-def uneven(team: ProcessGroup) -> Any:
+def uneven(process_group: ProcessGroup) -> Any:
     """Loops over divided data that nobody waits in: rank 1 has trained and evaluated before rank 0 begins."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
-    replica = replicated(team, model, o := optimizer_of(model), name="shm-easgd", sync_period_steps=1)
-    shown = replicated(team, gate := closed_gate(), optimizer_of(gate), name="async-sgd")
+    replica = replicated(process_group, model, o := optimizer_of(model), name="shm-easgd", sync_period_steps=1)
+    shown = replicated(process_group, gate := closed_gate(), optimizer_of(gate), name="async-sgd")
     if replica.is_first:
         wait_for(lambda: evaluated(shown, gate) > 0.5)
     for x in replica.shard(torch.utils.data.DataLoader(Numbers(), batch_size=None)):
@@ -177,12 +179,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def half_precision(team: ProcessGroup) -> Any:
+def half_precision(process_group: ProcessGroup) -> Any:
     """bfloat16 weights: an elastic strategy rounds them, the others refuse them."""
     model = perceptron().to(torch.bfloat16)
-    message = refusal(lambda: replicated(team, model, optimizer_of(model), name="async-sgd"))
+    message = refusal(lambda: replicated(process_group, model, optimizer_of(model), name="async-sgd"))
     model = perceptron().to(torch.bfloat16)
-    replica = replicated(team, model, o := optimizer_of(model), name="async-easgd", sync_period_steps=1)
+    replica = replicated(process_group, model, o := optimizer_of(model), name="async-easgd", sync_period_steps=1)
     for x, y in batches(replica.rank, STEPS):
         o.zero_grad()
         replica.backward(F.cross_entropy(model(x.bfloat16()).float(), y))
@@ -191,15 +193,15 @@ def half_precision(team: ProcessGroup) -> Any:
     return {"message": message, "values": values(model)}
 
 
-def of_other_ranks(team: ProcessGroup) -> Any:
+def of_other_ranks(process_group: ProcessGroup) -> Any:
     """A state of another strategy gives its center; strategies of two kinds cannot share a loop; nobody to wait for."""
     model = perceptron()
-    replica = replicated(team, model, o := optimizer_of(model), name="sync-easgd", sync_period_steps=2)
+    replica = replicated(process_group, model, o := optimizer_of(model), name="sync-easgd", sync_period_steps=2)
     train(replica, model, o, 0, 4)
     state = replica.state_dict()
-    mixed = refusal(lambda: replicated(team, perceptron(), name="async-easgd"))
+    mixed = refusal(lambda: replicated(process_group, perceptron(), name="async-easgd"))
     other = perceptron(seed=77)
-    second = replicated(again(team), other, o := optimizer_of(other), name="shm-easgd", sync_period_steps=1)
+    second = replicated(again(process_group), other, o := optimizer_of(other), name="shm-easgd", sync_period_steps=1)
     second.load_state_dict(state)
     loaded = values(other)
     train(second, other, o, 4, 6)

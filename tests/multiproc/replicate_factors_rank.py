@@ -30,7 +30,7 @@ def pictures(rank: int, sizes: tuple[int, ...], shape: tuple[int, ...]) -> Itera
 
 
 def against_alone(
-    team: ProcessGroup,
+    process_group: ProcessGroup,
     make: Callable[[], nn.Module],
     loss: Loss,
     shape: tuple[int, ...],
@@ -41,7 +41,7 @@ def against_alone(
     model = make()
     torch.manual_seed(3)
     alone = make()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=bucket_size_bytes)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=bucket_size_bytes)
     sizes = [tuple((2, 3, 5, 1, 2)[(step + rank) % 5] for step in range(STEPS)) for rank in range(replica.world_size)]
     for x in pictures(replica.rank, sizes[replica.rank], shape):
         optimizer.zero_grad()
@@ -65,12 +65,12 @@ def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean()
 
 
-def convolutional(team: ProcessGroup) -> Any:
+def convolutional(process_group: ProcessGroup) -> Any:
     def make() -> nn.Module:
         layers = [nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 40), nn.Linear(40, 5))
 
-    return against_alone(team, make, mean_square, (3, 16, 16))
+    return against_alone(process_group, make, mean_square, (3, 16, 16))
 
 
 class Recurrent(nn.Module):
@@ -88,8 +88,8 @@ class Recurrent(nn.Module):
         return hidden
 
 
-def recurrent(team: ProcessGroup) -> Any:
-    return against_alone(team, Recurrent, mean_square, (7, 6))
+def recurrent(process_group: ProcessGroup) -> Any:
+    return against_alone(process_group, Recurrent, mean_square, (7, 6))
 
 
 class Shared(nn.Module):
@@ -112,8 +112,8 @@ class Shared(nn.Module):
         return out
 
 
-def shared(team: ProcessGroup) -> Any:
-    return against_alone(team, Shared, mean_square, (6,))
+def shared(process_group: ProcessGroup) -> Any:
+    return against_alone(process_group, Shared, mean_square, (6,))
 
 
 def in_other_ways(model: Any, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -127,10 +127,10 @@ def in_other_ways(model: Any, step: int, x: torch.Tensor, y: torch.Tensor) -> to
     return F.cross_entropy(model(x), y)
 
 
-def changing(team: ProcessGroup) -> Any:
+def changing(process_group: ProcessGroup) -> Any:
     """Rank 1's gradients come as factors in steps 0, 4 and 7 alone, those of rank 0 always."""
     model, alone = perceptron(), perceptron()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=1)
     theirs = sgd(alone)
     found = []
     parts = zip(*(batches(rank, 8) for rank in range(2)), strict=True)
@@ -151,20 +151,20 @@ def changing(team: ProcessGroup) -> Any:
     return {"distances": found, "values": values(model), "factored": num_factored(replica)}
 
 
-def watched_weight(team: ProcessGroup) -> Any:
+def watched_weight(process_group: ProcessGroup) -> Any:
     """A hook of the user's sees, and changes, the whole gradient of one matrix."""
     model = perceptron()
     seen: list[torch.Tensor] = []
     model.get_parameter("0.weight").register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     train(replica, model, optimizer, 0, STEPS)
     return {"seen": len(seen), "factored": num_factored(replica)}
 
 
-def kept_gradients(team: ProcessGroup) -> Any:
+def kept_gradients(process_group: ProcessGroup) -> Any:
     """Leaves that are no parameters, and what a user keeps of the way, have their gradients too."""
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3))
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     found = []
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -176,34 +176,34 @@ def kept_gradients(team: ProcessGroup) -> Any:
     return {"found": found, "factored": num_factored(replica)}
 
 
-def resumed(team: ProcessGroup) -> Any:
+def resumed(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     train(replica, model, optimizer, 0, 3)
     file = io.BytesIO()
     torch.save(replica.state_dict(), file)
     train(replica, model, optimizer, 3, 6)
     file.seek(0)
     again = perceptron(seed=77)
-    second = replicated(team, again, optimizer := sgd(again))
+    second = replicated(process_group, again, optimizer := sgd(again))
     second.load_state_dict(torch.load(file, weights_only=True))
     factored = num_factored(second)
     train(second, again, optimizer, 3, 6)
     return {"equal": values(model) == values(again), "factored": factored}
 
 
-def twice(team: ProcessGroup) -> Any:
-    return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
+def twice(process_group: ProcessGroup) -> Any:
+    return {"first": features.plain(process_group)["values"], "second": features.plain(process_group)["values"]}
 
 
-def compressed(team: ProcessGroup) -> Any:
-    return features.plain(team, bucket_size_bytes=1, compress="bf16", always_compresses=True)
+def compressed(process_group: ProcessGroup) -> Any:
+    return features.plain(process_group, bucket_size_bytes=1, compress="bf16", always_compresses=True)
 
 
-def refused(team: ProcessGroup) -> Any:
+def refused(process_group: ProcessGroup) -> Any:
     """No matrix of this model has a gradient that is a product."""
     model = nn.Embedding(5, 6)
-    replica = replicated(team, model, sgd(model))
+    replica = replicated(process_group, model, sgd(model))
     try:
         replica.backward(model(torch.tensor([1, 2])).square().mean())
     except Exception as error:
@@ -211,12 +211,12 @@ def refused(team: ProcessGroup) -> Any:
     return "was not refused"
 
 
-def other_processor(team: ProcessGroup) -> Any:
+def other_processor(process_group: ProcessGroup) -> Any:
     """Rank 1 makes products in another way."""
     model, arithmetic = perceptron(), own_arithmetic()
-    other = Arithmetic((*arithmetic.words[:-1], 1.0 + team.group.rank), arithmetic.num_threads)
+    other = Arithmetic((*arithmetic.words[:-1], 1.0 + process_group.group.rank), arithmetic.num_threads)
     with replaced(choosing, "own_arithmetic", lambda: other):
-        replica = replicated(team, model, optimizer := sgd(model))
+        replica = replicated(process_group, model, optimizer := sgd(model))
     try:
         train(replica, model, optimizer, 0, 1)
     except Exception as error:
@@ -238,20 +238,20 @@ class replaced:
         setattr(self._owner, self._name, self._before)
 
 
-def reversed_ranks(team: ProcessGroup) -> Any:
+def reversed_ranks(process_group: ProcessGroup) -> Any:
     """Mistake: rank 1 puts its own rows first."""
     multiply = FactoredSum._multiply
 
     def mistaken(self: FactoredSum, parts: Any, rows: Any) -> None:
         multiply(self, parts[::-1], rows[::-1])
 
-    if team.group.rank == 0:
-        return features.plain(team)
+    if process_group.group.rank == 0:
+        return features.plain(process_group)
     with replaced(FactoredSum, "_multiply", mistaken):
-        return features.plain(team)
+        return features.plain(process_group)
 
 
-def stale_factors(team: ProcessGroup) -> Any:
+def stale_factors(process_group: ProcessGroup) -> Any:
     """Mistake: what the step before had written is sent again."""
     places = FactoredSum.places
     first: dict[int, Any] = {}
@@ -262,10 +262,10 @@ def stale_factors(team: ProcessGroup) -> Any:
         return places(self, start, stop) if is_new else [np.array(place) for place in places(self, start, stop)]
 
     with replaced(FactoredSum, "places", mistaken):
-        return features.plain(team)
+        return features.plain(process_group)
 
 
-def others_left_out(team: ProcessGroup) -> Any:
+def others_left_out(process_group: ProcessGroup) -> Any:
     """Mistake: a rank adds up its own rows alone."""
     multiply = FactoredSum._multiply
 
@@ -273,13 +273,13 @@ def others_left_out(team: ProcessGroup) -> Any:
         multiply(self, parts[:1], rows[:1])
 
     with replaced(FactoredSum, "_multiply", mistaken):
-        return features.plain(team)
+        return features.plain(process_group)
 
 
 def with_factors(scenario: Callable[[ProcessGroup], Any]) -> Callable[[ProcessGroup], Any]:
-    def run(team: ProcessGroup) -> Any:
+    def run(process_group: ProcessGroup) -> Any:
         DEFAULTS["factors"] = "always"
-        return scenario(team)
+        return scenario(process_group)
 
     return run
 

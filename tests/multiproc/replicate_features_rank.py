@@ -24,10 +24,10 @@ from tests.multiproc.replicate_ranks import serve_rank
 STEPS = 5
 
 
-def plain(team: ProcessGroup, **settings: Any) -> Any:
-    model = perceptron(seed=1 + team.group.rank)  # rank 0's weights are everybody's
+def plain(process_group: ProcessGroup, **settings: Any) -> Any:
+    model = perceptron(seed=1 + process_group.group.rank)  # rank 0's weights are everybody's
     optimizer = sgd(model)
-    replica = replicated(team, model, optimizer, **settings)
+    replica = replicated(process_group, model, optimizer, **settings)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model(x), y))
@@ -36,13 +36,13 @@ def plain(team: ProcessGroup, **settings: Any) -> Any:
     return {"distance": distance(model, reference), "values": values(model), "steps": replica.step_count}
 
 
-def buckets(team: ProcessGroup) -> Any:
-    return plain(team, bucket_size_bytes=1)
+def buckets(process_group: ProcessGroup) -> Any:
+    return plain(process_group, bucket_size_bytes=1)
 
 
-def zeroed_in_place(team: ProcessGroup) -> Any:
+def zeroed_in_place(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad(set_to_none=False)
         replica.backward(F.cross_entropy(model(x), y))
@@ -50,10 +50,10 @@ def zeroed_in_place(team: ProcessGroup) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def accumulated(team: ProcessGroup, more: bool) -> Any:
+def accumulated(process_group: ProcessGroup, more: bool) -> Any:
     """Two backward passes per step, of which the first is exchanged too unless `more`."""
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=1)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model(x[:2]), y[:2]) / 2, more=more)
@@ -62,17 +62,17 @@ def accumulated(team: ProcessGroup, more: bool) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def accumulated_with_more(team: ProcessGroup) -> Any:
-    return accumulated(team, more=True)
+def accumulated_with_more(process_group: ProcessGroup) -> Any:
+    return accumulated(process_group, more=True)
 
 
-def accumulated_without_more(team: ProcessGroup) -> Any:
-    return accumulated(team, more=False)
+def accumulated_without_more(process_group: ProcessGroup) -> Any:
+    return accumulated(process_group, more=False)
 
 
-def clipped(team: ProcessGroup) -> Any:
+def clipped(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model(x), y))
@@ -102,9 +102,9 @@ class Tied(nn.Module):
         return self.last(hidden)
 
 
-def odd_parameters(team: ProcessGroup) -> Any:
+def odd_parameters(process_group: ProcessGroup) -> Any:
     model, reference = Tied(), Tied()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=1)
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(model(x, replica.is_first).square().mean())
@@ -123,20 +123,20 @@ def odd_parameters(team: ProcessGroup) -> Any:
     }
 
 
-def several_types(team: ProcessGroup, other: torch.dtype = torch.bfloat16) -> Any:
+def several_types(process_group: ProcessGroup, other: torch.dtype = torch.bfloat16) -> Any:
     """A bfloat16 layer after a float32 one, and an integer buffer."""
 
     def net() -> nn.Sequential:
         model = perceptron()
         model[2].to(other)
-        model.register_buffer("count", torch.tensor([3 + team.group.rank]))
+        model.register_buffer("count", torch.tensor([3 + process_group.group.rank]))
         return model
 
     def loss(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model[2](torch.tanh(model[0](x)).to(other)).float(), y)
 
     model, alone = net(), net()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     theirs = sgd(alone)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -155,21 +155,21 @@ def several_types(team: ProcessGroup, other: torch.dtype = torch.bfloat16) -> An
     }
 
 
-def float16(team: ProcessGroup) -> Any:
-    return several_types(team, torch.float16)
+def float16(process_group: ProcessGroup) -> Any:
+    return several_types(process_group, torch.float16)
 
 
-def two_optimizers(team: ProcessGroup) -> Any:
+def two_optimizers(process_group: ProcessGroup) -> Any:
     """A generator and a discriminator; the generator's loss also reaches the discriminator's weights."""
     torch.manual_seed(5)
     maker, judge = nn.Linear(6, 6), nn.Linear(6, 1)
     torch.manual_seed(5)
     nets = nn.Linear(6, 6), nn.Linear(6, 1)
     ours = (
-        replicated(team, maker, maker_optimizer := sgd(maker)),
-        replicated(team, judge, judge_optimizer := sgd(judge)),
+        replicated(process_group, maker, maker_optimizer := sgd(maker)),
+        replicated(process_group, judge, judge_optimizer := sgd(judge)),
     )
-    for x, _ in batches(team.group.rank, STEPS):
+    for x, _ in batches(process_group.group.rank, STEPS):
         judge_optimizer.zero_grad()
         ours[1].backward((judge(maker(x).detach()) - judge(x)).mean() + judge(x).square().mean())
         ours[1].step()
@@ -177,7 +177,7 @@ def two_optimizers(team: ProcessGroup) -> Any:
         ours[0].backward(judge(maker(x)).square().mean())
         ours[0].step()
     optimizers = [sgd(net) for net in nets]
-    for x, _ in whole_batches(team.group.world_size, STEPS):
+    for x, _ in whole_batches(process_group.group.world_size, STEPS):
         optimizers[1].zero_grad()
         ((nets[1](nets[0](x).detach()) - nets[1](x)).mean() + nets[1](x).square().mean()).backward()
         optimizers[1].step()
@@ -187,9 +187,9 @@ def two_optimizers(team: ProcessGroup) -> Any:
     return {"distance": max(distance(maker, nets[0]), distance(judge, nets[1]))}
 
 
-def autocast(team: ProcessGroup) -> Any:
+def autocast(process_group: ProcessGroup) -> Any:
     model, alone = perceptron(), perceptron()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
@@ -211,10 +211,10 @@ def autocast(team: ProcessGroup) -> Any:
     return {"distance": distance(model, alone), "values": values(model)}
 
 
-def overflow(team: ProcessGroup) -> Any:
+def overflow(process_group: ProcessGroup) -> Any:
     """One rank's gradient is infinite: the scaler leaves the step out on all ranks."""
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = values(model)
     x, y = next(iter(batches(replica.rank, 1)))
@@ -225,15 +225,15 @@ def overflow(team: ProcessGroup) -> Any:
     return {"unchanged": values(model) == before, "scale": scaler.get_scale()}
 
 
-def compiled(team: ProcessGroup) -> Any:
+def compiled(process_group: ProcessGroup) -> Any:
     """Traced before `replicate`, and after it; also with the compiler that users get by default."""
     distances = []
     for is_traced_before, backend in product((True, False), ("aot_eager", "inductor")):
         model = perceptron()
         fast = torch.compile(model, backend=backend)
         if is_traced_before:
-            fast(next(iter(batches(team.group.rank, STEPS)))[0])
-        replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=1)
+            fast(next(iter(batches(process_group.group.rank, STEPS)))[0])
+        replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=1)
         for x, y in batches(replica.rank, STEPS):
             optimizer.zero_grad()
             replica.backward(F.cross_entropy(fast(x), y))
@@ -242,9 +242,9 @@ def compiled(team: ProcessGroup) -> Any:
     return {"distance": max(distances)}
 
 
-def checkpointed(team: ProcessGroup, reentrant: bool, size: int | None) -> Any:
+def checkpointed(process_group: ProcessGroup, reentrant: bool, size: int | None) -> Any:
     model = perceptron()
-    replica = replicated(team, model, optimizer := sgd(model), bucket_size_bytes=size)
+    replica = replicated(process_group, model, optimizer := sgd(model), bucket_size_bytes=size)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         # The first layer is used twice, so reentrant checkpoints give its gradient in two parts.
@@ -255,17 +255,17 @@ def checkpointed(team: ProcessGroup, reentrant: bool, size: int | None) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), replica.world_size, STEPS))}
 
 
-def checkpointed_reentrant(team: ProcessGroup) -> Any:
-    return checkpointed(team, True, None)
+def checkpointed_reentrant(process_group: ProcessGroup) -> Any:
+    return checkpointed(process_group, True, None)
 
 
-def checkpointed_anew(team: ProcessGroup) -> Any:
-    return checkpointed(team, False, 1)
+def checkpointed_anew(process_group: ProcessGroup) -> Any:
+    return checkpointed(process_group, False, 1)
 
 
-def checkpointed_too_late(team: ProcessGroup) -> Any:
+def checkpointed_too_late(process_group: ProcessGroup) -> Any:
     try:
-        return checkpointed(team, True, 1)
+        return checkpointed(process_group, True, 1)
     except Exception as error:
         return str(error)
 

@@ -11,11 +11,11 @@ from tests.multiproc.replicate_products_rank import noted
 from tests.multiproc.replicate_ranks import serve_rank
 
 
-def trained(team: ProcessGroup, factors: str | None) -> Any:
+def trained(process_group: ProcessGroup, factors: str | None) -> Any:
     """One group of all ranks, which meets its center after its last step alone."""
     model = perceptron()
-    settings = {"name": "hybrid-easgd", "group_size": team.group.world_size, "sync_period_steps": STEPS + 1}
-    replica = replicated(team, model, optimizer := sgd(model), factors=factors, **settings)
+    settings = {"name": "hybrid-easgd", "group_size": process_group.group.world_size, "sync_period_steps": STEPS + 1}
+    replica = replicated(process_group, model, optimizer := sgd(model), factors=factors, **settings)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model(x), y))
@@ -27,16 +27,16 @@ def trained(team: ProcessGroup, factors: str | None) -> Any:
     return result
 
 
-def left_out(team: ProcessGroup) -> Any:
-    return trained(team, None)
+def left_out(process_group: ProcessGroup) -> Any:
+    return trained(process_group, None)
 
 
-def none(team: ProcessGroup) -> Any:
-    return trained(team, "none")
+def none(process_group: ProcessGroup) -> Any:
+    return trained(process_group, "none")
 
 
-def always(team: ProcessGroup) -> Any:
-    return trained(team, "always")
+def always(process_group: ProcessGroup) -> Any:
+    return trained(process_group, "always")
 
 
 SCENARIOS = {scenario.__name__: noted(scenario) for scenario in (left_out, none, always)}

@@ -20,13 +20,13 @@ PATIENCE_S = 5.0
 KILLED_AFTER, STEPS = 5, 12
 
 
-def train(strategy: str, team: ProcessGroup) -> Any:
-    meet(team)
+def train(strategy: str, process_group: ProcessGroup) -> Any:
+    meet(process_group)
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     size: dict[str, Any] = {"group_size": 3} if strategy == "hybrid-easgd" else {}
     config = StrategyConfig(name=strategy, sync_period_steps=2, **size)
-    replica = Replica(model, optimizer, team, config, PATIENCE_S)
+    replica = Replica(model, optimizer, process_group, config, PATIENCE_S)
     try:
         for number, (x, y) in enumerate(batches(replica.rank, STEPS)):
             optimizer.zero_grad()
@@ -40,9 +40,9 @@ def train(strategy: str, team: ProcessGroup) -> Any:
     return {"final": values(model)}
 
 
-def meet(team: ProcessGroup) -> None:
+def meet(process_group: ProcessGroup) -> None:
     """Wait for the others without that little patience: some start much later than the first."""
-    records = team.collectives.records(1)
+    records = process_group.collectives.records(1)
     records.post([1.0])
     records.collect(Deadline.after(RANK_TIMEOUT_S))
 

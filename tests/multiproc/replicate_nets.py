@@ -35,12 +35,12 @@ def whole_batches(world_size: int, count: int) -> Iterator[Batch]:
 
 
 def replicated(
-    team: ProcessGroup, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
+    process_group: ProcessGroup, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
 ) -> Replica:
     """A replica with SGD where no optimizer is given."""
     optimizer = optimizer or sgd(model)
     config = StrategyConfig(**{"name": "sync", **DEFAULTS, **settings})  # type: ignore[arg-type]
-    return Replica(model, optimizer, team, config, TIMEOUT_S)
+    return Replica(model, optimizer, process_group, config, TIMEOUT_S)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -38,7 +38,7 @@ class OwnBackward(torch.autograd.Function):
         return x.grad, None
 
 
-def own_backward(team: ProcessGroup) -> Any:
+def own_backward(process_group: ProcessGroup) -> Any:
     """Parts of a gradient come by the way of a function, before, between and after the products."""
 
     def twice_by_itself(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def own_backward(team: ProcessGroup) -> Any:
         hidden = OwnBackward.apply(torch.tanh(model(torch.tanh(hidden))), model)
         return mean_square(model, torch.tanh(hidden)) + OwnBackward.apply(hidden, model).square().mean()
 
-    return against_alone(team, lambda: nn.Linear(6, 6), twice_by_itself, (6,), bucket_size_bytes=None)
+    return against_alone(process_group, lambda: nn.Linear(6, 6), twice_by_itself, (6,), bucket_size_bytes=None)
 
 
 class Nothing(torch.autograd.Function):
@@ -61,19 +61,19 @@ class Nothing(torch.autograd.Function):
         return None
 
 
-def nothing_comes(team: ProcessGroup) -> Any:
+def nothing_comes(process_group: ProcessGroup) -> Any:
     """A matrix to whose only product no gradient comes has none, on any rank."""
     layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
-    replica = replicated(team, layers, sgd(layers))
+    replica = replicated(process_group, layers, sgd(layers))
     (x, _), *_ = batches(replica.rank, 1)
     replica.backward((layers[0](x) + Nothing.apply(layers[1](x))).square().mean())
     return [layer.weight.grad is not None for layer in layers]
 
 
-def frozen_late(team: ProcessGroup) -> Any:
+def frozen_late(process_group: ProcessGroup) -> Any:
     """A weight that wants no gradient any more when backward begins."""
     model = perceptron()
-    replica = replicated(team, model, sgd(model))
+    replica = replicated(process_group, model, sgd(model))
     for x, y in batches(replica.rank, 2):
         loss = F.cross_entropy(model(x), y)
         model[0].weight.requires_grad_(False)
@@ -81,25 +81,25 @@ def frozen_late(team: ProcessGroup) -> Any:
     return [p.grad is not None for p in model.parameters()]
 
 
-def without(team: ProcessGroup) -> Any:
+def without(process_group: ProcessGroup) -> Any:
     """The same training where autograd makes the gradients."""
-    return features.plain(team, factors="none")
+    return features.plain(process_group, factors="none")
 
 
-def twice(team: ProcessGroup) -> Any:
-    return {"first": features.plain(team)["values"], "second": features.plain(team)["values"]}
+def twice(process_group: ProcessGroup) -> Any:
+    return {"first": features.plain(process_group)["values"], "second": features.plain(process_group)["values"]}
 
 
-def three_uses(team: ProcessGroup) -> Any:
+def three_uses(process_group: ProcessGroup) -> Any:
     """Of one layer, after each other."""
 
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return mean_square(model, torch.tanh(model(torch.tanh(model(x)))))
 
-    return against_alone(team, lambda: nn.Linear(6, 6), loss, (6,))
+    return against_alone(process_group, lambda: nn.Linear(6, 6), loss, (6,))
 
 
-def last_use_alone(team: ProcessGroup) -> Any:
+def last_use_alone(process_group: ProcessGroup) -> Any:
     """Mistake: each product takes the place of what was there."""
     add = FlatGradients.add_product
 
@@ -108,10 +108,10 @@ def last_use_alone(team: ProcessGroup) -> Any:
         add(self, name, found)
 
     with replaced(FlatGradients, "add_product", mistaken):
-        return three_uses(team)
+        return three_uses(process_group)
 
 
-def large_rows(team: ProcessGroup) -> Any:
+def large_rows(process_group: ProcessGroup) -> Any:
     """Matrices as large as those that are taken by default, a small one, and batches of hundreds of rows."""
 
     def net() -> nn.Sequential:
@@ -119,7 +119,7 @@ def large_rows(team: ProcessGroup) -> Any:
         return nn.Sequential(nn.Linear(6, 1800), nn.Tanh(), nn.Linear(1800, 1800), nn.Tanh(), nn.Linear(1800, 3))
 
     model = net()
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     for x, y in batches(replica.rank, STEPS, 300):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model(x), y))
@@ -136,7 +136,7 @@ def large_rows(team: ProcessGroup) -> Any:
 def noted(scenario: Callable[[ProcessGroup], Any], least_bytes: int | None = 0) -> Callable[[ProcessGroup], Any]:
     """What the scenario returns, and the matrices whose gradients were made in the buffer."""
 
-    def run(team: ProcessGroup) -> Any:
+    def run(process_group: ProcessGroup) -> Any:
         made: set[str] = set()
         add = FlatGradients.add_product
 
@@ -147,7 +147,7 @@ def noted(scenario: Callable[[ProcessGroup], Any], least_bytes: int | None = 0) 
         DEFAULTS.pop("factors", None)
         least = choosing.LEAST_IN_PLACE_BYTES if least_bytes is None else least_bytes
         with replaced(choosing, "LEAST_IN_PLACE_BYTES", least), replaced(FlatGradients, "add_product", noting):
-            return {"result": scenario(team), "made": sorted(made)}
+            return {"result": scenario(process_group), "made": sorted(made)}
 
     return run
 

@@ -105,8 +105,8 @@ def serve_rank(scenarios: Mapping[str, Scenario]) -> list[str]:
     return sys.argv[4:]
 
 
-def _outcome(scenario: Scenario, team: ProcessGroup) -> Any:
+def _outcome(scenario: Scenario, process_group: ProcessGroup) -> Any:
     try:
-        return scenario(team)
+        return scenario(process_group)
     except Exception:
         return {"error": traceback.format_exc()}

@@ -24,20 +24,26 @@ EVERY: dict[str, dict[str, Any]] = {
 }
 
 
-def elastic(team: ProcessGroup) -> Any:
+def elastic(process_group: ProcessGroup) -> Any:
     """The three spreads against a plain loop over all ranks' nets."""
     results = {}
     for overlap in ("none", "step", "period"):
         model = perceptron()
         replica = replicated(
-            team, model, o := sgd(model), name="sync-easgd", sync_period_steps=2, moving_rate=0.25, overlap=overlap
+            process_group,
+            model,
+            o := sgd(model),
+            name="sync-easgd",
+            sync_period_steps=2,
+            moving_rate=0.25,
+            overlap=overlap,
         )
         train(replica, model, o, 0, STEPS)
         worker = values(model)
         with replica.evaluating():
             results[overlap] = {"worker": worker, "center": values(model)}
         assert values(model) == worker
-    nets, center = [perceptron() for _ in range(team.group.world_size)], torch.tensor(values(perceptron()))
+    nets, center = [perceptron() for _ in range(process_group.group.world_size)], torch.tensor(values(perceptron()))
     optimizers = [sgd(net) for net in nets]
     data = [list(batches(rank, STEPS)) for rank in range(len(nets))]
     for step in range(STEPS):
@@ -51,11 +57,11 @@ def elastic(team: ProcessGroup) -> Any:
             for net, flat, pull in zip(nets, flats, pulls, strict=True):
                 nn.utils.vector_to_parameters(flat - pull, net.parameters())
             center = center + sum(pulls)
-    results["wanted"] = {"worker": values(nets[team.group.rank]), "center": center.double().tolist()}
+    results["wanted"] = {"worker": values(nets[process_group.group.rank]), "center": center.double().tolist()}
     return results
 
 
-def averaged(team: ProcessGroup) -> Any:
+def averaged(process_group: ProcessGroup) -> Any:
     """Without momentum the mean of weights after one step is a step with the mean gradient."""
     model, other, third = perceptron(), perceptron(), perceptron()
     for net, settings in (
@@ -64,14 +70,14 @@ def averaged(team: ProcessGroup) -> Any:
         (third, {"name": "diloco", "sync_period_steps": 1, "outer_rate": 1.0, "outer_momentum": 0.0}),
     ):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        train(replicated(team, net, optimizer, **settings), net, optimizer, 0, STEPS)
+        train(replicated(process_group, net, optimizer, **settings), net, optimizer, 0, STEPS)
     return {"local-sgd": distance(model, other), "diloco": distance(third, other)}
 
 
-def with_half_precision(team: ProcessGroup) -> Any:
+def with_half_precision(process_group: ProcessGroup) -> Any:
     model = perceptron()
     model[2].to(torch.bfloat16)
-    replica = replicated(team, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=2)
+    replica = replicated(process_group, model, optimizer := sgd(model), name="local-sgd", sync_period_steps=2)
     for x, y in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(F.cross_entropy(model[2](model[0](x).bfloat16()).float(), y))
@@ -79,10 +85,10 @@ def with_half_precision(team: ProcessGroup) -> Any:
     return {"values": values(model), "types": sorted({str(p.dtype) for p in model.parameters()})}
 
 
-def statistics(team: ProcessGroup) -> Any:
+def statistics(process_group: ProcessGroup) -> Any:
     """BatchNorm keeps each rank's own statistics, except in evaluating()."""
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     for x, _ in batches(replica.rank, STEPS):
         optimizer.zero_grad()
         replica.backward(model(x).square().mean())
@@ -93,32 +99,32 @@ def statistics(team: ProcessGroup) -> Any:
     return {"own": own, "mean": mean, "kept": model[1].running_mean.tolist() == own}
 
 
-def resumed(team: ProcessGroup) -> Any:
+def resumed(process_group: ProcessGroup) -> Any:
     """Six steps in one go, and in two with what the first saved: for every strategy, with Adam."""
     results = {}
     for name, settings in EVERY.items():
         model = perceptron()
-        replica = replicated(team, model, o := torch.optim.Adam(model.parameters(), lr=0.01), **settings)
+        replica = replicated(process_group, model, o := torch.optim.Adam(model.parameters(), lr=0.01), **settings)
         train(replica, model, o, 0, 3)
         file = io.BytesIO()
         torch.save(replica.state_dict(), file)
         train(replica, model, o, 3, STEPS)
         file.seek(0)
         again = perceptron(seed=77)
-        second = replicated(team, again, o := torch.optim.Adam(again.parameters(), lr=0.01), **settings)
+        second = replicated(process_group, again, o := torch.optim.Adam(again.parameters(), lr=0.01), **settings)
         second.load_state_dict(torch.load(file, weights_only=True))
         train(second, again, o, 3, STEPS)
         results[name] = {"equal": values(model) == values(again), "steps": second.step_count}
     return results
 
 
-def compressed(team: ProcessGroup) -> Any:
+def compressed(process_group: ProcessGroup) -> Any:
     """Counts of who has a gradient are never compressed: of three layers one is used by rank 0 alone, one by nobody."""
     found = {}
     for codec in ("bf16", "int8", "top-k", "1-bit"):
         torch.manual_seed(5)
         model = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
-        replica = replicated(team, model, optimizer := sgd(model), compress=codec, always_compresses=True)
+        replica = replicated(process_group, model, optimizer := sgd(model), compress=codec, always_compresses=True)
         for x, _ in batches(replica.rank, STEPS):
             optimizer.zero_grad()
             hidden = model[1](x) if replica.rank == 0 else x
@@ -129,61 +135,65 @@ def compressed(team: ProcessGroup) -> Any:
     return found
 
 
-def changed_strategy(team: ProcessGroup) -> Any:
+def changed_strategy(process_group: ProcessGroup) -> Any:
     """The state of another strategy gives its center."""
     model = perceptron()
-    replica = replicated(team, model, o := sgd(model), **EVERY["sync-easgd"])
+    replica = replicated(process_group, model, o := sgd(model), **EVERY["sync-easgd"])
     train(replica, model, o, 0, 3)
     state = replica.state_dict()
     center = torch.cat([state["center"][name].flatten() for name, _ in model.named_parameters()])
     again = perceptron(seed=77)
-    second = replicated(team, again, sgd(again), **EVERY["local-sgd"])
+    second = replicated(process_group, again, sgd(again), **EVERY["local-sgd"])
     second.load_state_dict(state)
     return {"values": values(again), "center": center.double().tolist()}
 
 
-def another_ranks_state(team: ProcessGroup) -> Any:
+def another_ranks_state(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model)
+    replica = replicated(process_group, model)
     return refusal(replica.load_state_dict, {**replica.state_dict(), "rank": 1 - replica.rank})
 
 
-def inside_evaluating(team: ProcessGroup) -> Any:
+def inside_evaluating(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model)
+    replica = replicated(process_group, model)
     with replica.evaluating():
         return refusal(replica.step)
 
 
-def other_model(team: ProcessGroup) -> Any:
-    model = nn.Linear(6, 3 + team.group.rank)
-    return refusal(replicated, team, model)
+def other_model(process_group: ProcessGroup) -> Any:
+    model = nn.Linear(6, 3 + process_group.group.rank)
+    return refusal(replicated, process_group, model)
 
 
-def other_settings(team: ProcessGroup) -> Any:
-    return refusal(lambda: replicated(team, perceptron(), name="local-sgd", sync_period_steps=2 + team.group.rank))
+def other_settings(process_group: ProcessGroup) -> Any:
+    return refusal(
+        lambda: replicated(
+            process_group, perceptron(), name="local-sgd", sync_period_steps=2 + process_group.group.rank
+        )
+    )
 
 
-def other_place(team: ProcessGroup) -> Any:
+def other_place(process_group: ProcessGroup) -> Any:
     """Rank 0 evaluates where the other trains."""
     model = perceptron()
-    replica = replicated(team, model)
+    replica = replicated(process_group, model)
     if replica.is_first:
         return refusal(replica.evaluating().__enter__)
     return refusal(replica.backward, model(torch.ones(1, 6)).sum())
 
 
-def unfrozen(team: ProcessGroup) -> Any:
+def unfrozen(process_group: ProcessGroup) -> Any:
     model = perceptron()
     model[0].requires_grad_(False)
-    replica = replicated(team, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    replica = replicated(process_group, model, torch.optim.SGD(model.parameters(), lr=0.1))
     model[0].requires_grad_(True)
     return refusal(replica.backward, model(torch.ones(1, 6)).sum())
 
 
-def moved(team: ProcessGroup) -> Any:
+def moved(process_group: ProcessGroup) -> Any:
     model = perceptron()
-    replica = replicated(team, model, name="local-sgd")
+    replica = replicated(process_group, model, name="local-sgd")
     weight = model.get_parameter("0.weight")
     weight.data = weight.data.clone()
     return refusal(replica.step)

@@ -34,11 +34,11 @@ def own_batches(shard: Any) -> Iterator[Batch]:
     return (batch for batch in shard if batch is not None)
 
 
-def run_out(team: ProcessGroup, **settings: object) -> Any:
+def run_out(process_group: ProcessGroup, **settings: object) -> Any:
     """Two epochs of a stream of which ranks have 2, 5, 0, 3 batches."""
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if settings.pop("adam", False) else sgd(model)
-    replica = replicated(team, model, optimizer, **settings)
+    replica = replicated(process_group, model, optimizer, **settings)
     shard = replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))
     own = 0
     for _ in range(2):
@@ -52,12 +52,12 @@ def run_out(team: ProcessGroup, **settings: object) -> Any:
     return {"own": own, "steps": replica.step_count, "values": values(model), "evaluated": evaluated}
 
 
-def gradients(team: ProcessGroup) -> Any:
+def gradients(process_group: ProcessGroup) -> Any:
     """Each step with the mean gradient of the ranks that have data."""
-    result = run_out(team)
+    result = run_out(process_group)
     model = perceptron()
     optimizer = sgd(model)
-    data = [list(batches(rank, LENGTHS[rank])) for rank in range(team.group.world_size)]
+    data = [list(batches(rank, LENGTHS[rank])) for rank in range(process_group.group.world_size)]
     for _ in range(2):
         for step in range(max(map(len, data))):
             active = [part[step] for part in data if step < len(part)]
@@ -67,32 +67,32 @@ def gradients(team: ProcessGroup) -> Any:
     return result | {"wanted": values(model)}
 
 
-def gradients_in_buckets_with_adam(team: ProcessGroup) -> Any:
-    return run_out(team, bucket_size_bytes=1, adam=True)
+def gradients_in_buckets_with_adam(process_group: ProcessGroup) -> Any:
+    return run_out(process_group, bucket_size_bytes=1, adam=True)
 
 
-def local_sgd(team: ProcessGroup) -> Any:
-    return run_out(team, name="local-sgd", sync_period_steps=2)
+def local_sgd(process_group: ProcessGroup) -> Any:
+    return run_out(process_group, name="local-sgd", sync_period_steps=2)
 
 
-def diloco(team: ProcessGroup) -> Any:
-    return run_out(team, name="diloco", sync_period_steps=2)
+def diloco(process_group: ProcessGroup) -> Any:
+    return run_out(process_group, name="diloco", sync_period_steps=2)
 
 
-def elastic_step(team: ProcessGroup) -> Any:
-    return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="step")
+def elastic_step(process_group: ProcessGroup) -> Any:
+    return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="step")
 
 
-def elastic_period(team: ProcessGroup) -> Any:
-    return run_out(team, name="sync-easgd", sync_period_steps=2, overlap="period")
+def elastic_period(process_group: ProcessGroup) -> Any:
+    return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="period")
 
 
-def two_replicas(team: ProcessGroup) -> Any:
+def two_replicas(process_group: ProcessGroup) -> Any:
     """The loop is over one replica's data, and the other exchanges too."""
     first, second = perceptron(1), perceptron(2)
     optimizers = sgd(first), sgd(second)
-    replicas = [replicated(team, model, o) for model, o in zip((first, second), optimizers, strict=True)]
-    for x, y in own_batches(replicas[0].shard(DataLoader(Uneven(team.group.world_size), batch_size=None))):
+    replicas = [replicated(process_group, model, o) for model, o in zip((first, second), optimizers, strict=True)]
+    for x, y in own_batches(replicas[0].shard(DataLoader(Uneven(process_group.group.world_size), batch_size=None))):
         for model, optimizer, replica in zip((first, second), optimizers, replicas, strict=True):
             optimizer.zero_grad()
             replica.backward(F.cross_entropy(model(x), y))
@@ -100,10 +100,10 @@ def two_replicas(team: ProcessGroup) -> Any:
     return {"values": values(first) + values(second)}
 
 
-def inner_loop(team: ProcessGroup) -> Any:
+def inner_loop(process_group: ProcessGroup) -> Any:
     """Ranks with data left evaluate on divided data in the middle of their epoch."""
     model = nn.Sequential(perceptron(), nn.BatchNorm1d(3))
-    replica = replicated(team, model, optimizer := sgd(model))
+    replica = replicated(process_group, model, optimizer := sgd(model))
     held_back = replica.shard(DataLoader(TensorDataset(torch.arange(10.0)), batch_size=2))
     seen = []
     for x, y in own_batches(replica.shard(DataLoader(Uneven(replica.world_size), batch_size=None))):
@@ -115,10 +115,10 @@ def inner_loop(team: ProcessGroup) -> Any:
     return {"values": values(model), "seen": seen}
 
 
-def left_early(team: ProcessGroup) -> Any:
+def left_early(process_group: ProcessGroup) -> Any:
     """Rank 0 leaves the loop by break, and the others do not."""
     model = perceptron()
-    replica = replicated(team, model)
+    replica = replicated(process_group, model)
     try:
         for x, y in replica.shard(DataLoader(TensorDataset(torch.randn(20, 6), torch.zeros(20).long()), batch_size=2)):
             replica.backward(F.cross_entropy(model(x), y))
@@ -130,17 +130,17 @@ def left_early(team: ProcessGroup) -> Any:
         return str(error)
 
 
-def divided(team: ProcessGroup) -> Any:
+def divided(process_group: ProcessGroup) -> Any:
     """Three epochs of a shuffled loader, with worker processes."""
-    replica = replicated(team, perceptron())
+    replica = replicated(process_group, perceptron())
     data = TensorDataset(torch.arange(23))
     loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1)
     return [[part.tolist() for (part,) in replica.shard(loader, seed=7)] for _ in range(3)]
 
 
-def disagreeing_samplers(team: ProcessGroup) -> Any:
-    order = list(range(6))[:: -1 if team.group.rank else 1]
-    replica = replicated(team, perceptron())
+def disagreeing_samplers(process_group: ProcessGroup) -> Any:
+    order = list(range(6))[:: -1 if process_group.group.rank else 1]
+    replica = replicated(process_group, perceptron())
     try:
         next(iter(replica.shard(DataLoader(TensorDataset(torch.arange(6)), sampler=order))))
     except ReplicasDiffer as error:

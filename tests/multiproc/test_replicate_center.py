@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.multiproc.replicate_center_rank import FREE, MOVING_RATE, STEPS, optimizer_of
+from tests.multiproc.replicate_center_rank import ASYNC, MOVING_RATE, STEPS, optimizer_of
 from tests.multiproc.replicate_nets import batches, perceptron, whole_batches
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
@@ -27,17 +27,19 @@ def of(name: str, world_size: int = 2) -> list[Any]:
     return succeeded(results(world_size), name)
 
 
+READING = ("async-sgd", "async-msgd", "hogwild-sgd")  # their weights are the center's, at whatever moment they read it
 WORLD_SIZES = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("strategy", FREE)
+@pytest.mark.parametrize("strategy", ASYNC)
 def test_ranks_step_at_their_own_speed_and_end_with_the_same_weights(strategy: str, world_size: int) -> None:
     ranks = [result[strategy] for result in of("every_strategy", world_size)]
     assert [rank["steps"] for rank in ranks] == [STEPS + 4 * number for number in range(world_size)]
     assert all(rank["final"] == ranks[0]["final"] for rank in ranks)
     assert ranks[0]["center"] != start()
-    assert ranks[0]["own"] != ranks[1]["own"]
+    if strategy not in READING:
+        assert ranks[0]["own"] != ranks[1]["own"]
 
 
 def start() -> list[float]:

@@ -24,7 +24,7 @@ MAX_LOSS_OF_ACCURACY = 0.03
 SHOWN = re.compile(r"(?:\[0\] )?epoch (\d+): accuracy (\d\.\d+) on 360 test images")
 AT_THE_END = re.compile(r"(?:\[0\] )?in the end: accuracy (\d\.\d+)")
 STRATEGIES = ("sync", "local-sgd", "diloco", "sync-easgd")
-FREE = tuple(name for name in NAMES if name not in STRATEGIES)
+ASYNC = tuple(name for name in NAMES if name not in STRATEGIES)
 WITHOUT_MOMENTUM = ("async-sgd", "async-msgd", "hogwild-sgd")
 
 
@@ -132,7 +132,7 @@ def test_every_strategy_learns(example: Path, tmp_path: Path, strategy: str, num
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", FREE)
+@pytest.mark.parametrize("strategy", ASYNC)
 def test_every_strategy_at_a_center_learns(example: Path, tmp_path: Path, strategy: str) -> None:
     """What counts is what all ranks have in the end; steps of two workers are added up at momentum 0.
 

@@ -20,7 +20,7 @@ from tests.parity.ddp_nets import CASES, OPTIMIZERS
 STEPS = 50
 
 
-def train(team: ProcessGroup, name: str, optimizer_name: str, **settings: object) -> Any:
+def train(process_group: ProcessGroup, name: str, optimizer_name: str, **settings: object) -> Any:
     case = CASES[name]
     torch.manual_seed(11)
     ours = case.net()
@@ -28,7 +28,7 @@ def train(team: ProcessGroup, name: str, optimizer_name: str, **settings: object
     start = copy.deepcopy(ours)
     parallel = DistributedDataParallel(theirs, broadcast_buffers=False)
     our_optimizer, their_optimizer = (OPTIMIZERS[optimizer_name](net) for net in (ours, theirs))
-    replica = replicated(team, ours, our_optimizer, **settings)
+    replica = replicated(process_group, ours, our_optimizer, **settings)
     for batch in case.batches(replica.rank, STEPS):
         our_optimizer.zero_grad()
         replica.backward(case.loss(ours, batch))
@@ -39,7 +39,7 @@ def train(team: ProcessGroup, name: str, optimizer_name: str, **settings: object
     return {"distance": distance(ours, theirs), "moved": distance(ours, start)}
 
 
-def adversaries(team: ProcessGroup, optimizer_name: str) -> Any:
+def adversaries(process_group: ProcessGroup, optimizer_name: str) -> Any:
     """A generator and a discriminator with an optimizer each."""
     torch.manual_seed(12)
     maker = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -47,9 +47,9 @@ def adversaries(team: ProcessGroup, optimizer_name: str) -> Any:
     start = copy.deepcopy(maker)
     their_nets = copy.deepcopy(maker), copy.deepcopy(judge)
     optimizers = [OPTIMIZERS[optimizer_name](net) for net in (maker, judge, *their_nets)]
-    replicas = replicated(team, maker, optimizers[0]), replicated(team, judge, optimizers[1])
+    replicas = replicated(process_group, maker, optimizers[0]), replicated(process_group, judge, optimizers[1])
     parallel = [DistributedDataParallel(net) for net in their_nets]
-    for noise, real in _noise(team.group.rank):
+    for noise, real in _noise(process_group.group.rank):
         optimizers[1].zero_grad()
         replicas[1].backward(judge_loss(judge, maker(noise), real))
         replicas[1].step()
