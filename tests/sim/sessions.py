@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,8 @@ class SimCenter:
     def seat(self, ranks: LaunchRanks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
         del deadline, joins
         member = self.board.join(ranks.rank)
-        return BoxSeat(self._center, self.board, member, shape, lambda: self.board.leave(member))
+        center: Any = self._center  # which waits for no lock
+        return BoxSeat(center, self.board, member, shape, lambda: self.board.leave(member))
 
     def drop(self) -> None:
         """Nobody else would come."""
