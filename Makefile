@@ -2,7 +2,6 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 MNIST ?= mnist
-COVERED ?= tests/unit tests/sim tests/conformance tests/parity
 BIN := .venv/bin
 GROUND := .venv/ready
 
@@ -25,7 +24,8 @@ test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
 coverage: $(GROUND)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -r fE $(COVERED)
+	$(BIN)/coverage run -m pytest -q -r fE tests/unit tests/sim tests/conformance
+	COVERAGE_FILE=$(CURDIR)/.coverage COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/coverage run -m pytest -q -r fE tests/parity
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --skip-covered --sort=cover
 simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
