@@ -81,7 +81,7 @@ def table(name: str) -> str:
 
 def strategies() -> Table:
     """In the words of `samovar.replicate`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for kind in OURS:
         told = [
             f"`{setting.argument}`" + (f" ({listed(setting.choices)})" if setting.choices else "")
@@ -93,13 +93,14 @@ def strategies() -> Table:
 
 def settings() -> Table:
     """In the words of `samovar train`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    letters: dict[type, str] = {bool: "", float: "X"}
     for name in declared_settings():
         found = {kind.traits.name: setting for kind in OURS if (setting := kind.traits.setting(name)) is not None}
         first = next(iter(found.values()))
         if not first.has_flag:
             continue
-        value = "NAME" if first.kind is str else {bool: "", float: "X"}.get(first.kind, first.unit.upper() or "N")
+        value = "NAME" if first.kind is str else letters.get(first.kind, first.unit.upper() or "N")
         flag = f"`{first.flag} {value}`".replace(" `", "`")
         meaning = first.help.replace("|", "\\|")
         if choices := divided({strategy: listed(setting.choices) for strategy, setting in found.items()}):
@@ -111,7 +112,9 @@ def settings() -> Table:
 
 def spellings() -> Table:
     found = [own[0] for own in declared_settings().values() if own[0].has_flag and len(own[0].spellings) > 1]
-    rows = [(f"`{setting.argument}`, `{setting.spellings[1]}`", f"`{setting.flag}`") for setting in found]
+    rows: list[tuple[str, ...]] = [
+        (f"`{setting.argument}`, `{setting.spellings[1]}`", f"`{setting.flag}`") for setting in found
+    ]
     return ("here, in both spellings", "`samovar train`"), rows
 
 

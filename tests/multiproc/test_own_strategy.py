@@ -70,7 +70,7 @@ def test_a_loop_of_ones_own_trains_with_it_and_the_bits_come_out_twice(
     (tmp_path / "script.py").write_text(SCRIPT)
     shown = []
     for _ in range(1 if ":" in rule else 2):
-        command = [SAMOVAR, "run", "-n", "2", "script.py", rule]
+        command = [str(SAMOVAR), "run", "-n", "2", "script.py", rule]
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
         assert ended.returncode == 0, ended.stderr
         shown.append(sorted(line.split("growing-sgd ")[1].split() for line in ended.stdout.splitlines()))

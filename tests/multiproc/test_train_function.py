@@ -61,7 +61,16 @@ def test_it_trains_as_the_command_does_and_shows_the_same(
     )
     shown = capfd.readouterr().out
     assert handlers() == before
-    flags = ("--workers", 2, "--threads-per-worker", 1, "--strategy", "sync-easgd", "--sync-period", 2)
+    flags: tuple[object, ...] = (
+        "--workers",
+        2,
+        "--threads-per-worker",
+        1,
+        "--strategy",
+        "sync-easgd",
+        "--sync-period",
+        2,
+    )
     flags = (*flags, "--moving-rate", 0.2, "--seed", 7, "--shuffle", "--out", "command")
     ended = succeed("train", "--solver", solver, *flags, folder=tmp_path)
     assert result.weights_sha256 == result_of(tmp_path / "command")["weights_sha256"]

@@ -1,6 +1,7 @@
 """Planted mistakes of workers at a center: each replaces one part of a sound one, and must be caught."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,8 @@ class DifferenceReused(ShmEasgd):
 
     def drain(self):
         if self._push is not None:
-            self._push._versions = self._push.versions if self._push.is_awaited else ()  # as if it was over
+            push: Any = self._push
+            push._versions = push.versions if push.is_awaited else ()  # as if it was over
             self._push = None
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -38,9 +38,9 @@ def test_mypy_accepts_what_is_right_and_reports_each_mistake(tmp_path: Path, rep
     program = tmp_path / "program.py"
     program.write_text(HEAD + "\n".join([*GOOD, *WRONG]) + "\n")
     cache = repository_root / ".mypy_cache"
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", program]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(program)]
     ended = subprocess.run(
-        [*command, "--cache-dir", cache], cwd=repository_root, capture_output=True, text=True, check=False
+        [*command, "--cache-dir", str(cache)], cwd=repository_root, capture_output=True, text=True, check=False
     )
     assert not ended.stderr
     found = {int(line.split(":")[1]) for line in ended.stdout.splitlines() if ": error:" in line}
@@ -64,7 +64,7 @@ def test_what_is_written_out_for_type_checkers_is_what_strategies_declare() -> N
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_every_strategy_says_what_travels_and_who_waits(kind: type) -> None:
+def test_every_strategy_says_what_travels_and_who_waits(kind: Any) -> None:
     assert kind.traits.exchange
     assert kind.traits.waits_for
     for setting in kind.traits.settings:

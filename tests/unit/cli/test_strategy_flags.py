@@ -66,10 +66,10 @@ def test_settings_are_flags_of_caffe_s_command_line(growing: str) -> None:
         "overlap": "step",
         "always_compresses": True,
     }
-    for words, sentence in (
+    for wrong, sentence in (
         (("-sync_period", "x"), "-sync_period x: is no whole number"),
         (("-moving_rate", "x"), "-moving_rate x: is no number"),
         (("-read_first", "yes"), "-read_first yes: give true or false"),
     ):
         with pytest.raises(InputError, match=sentence):
-            parse_caffe_flags(["train", *words])
+            parse_caffe_flags(["train", *wrong])

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,6 +137,7 @@ def test_cores_to_spare_go_to_workers_that_overlap(monkeypatch: pytest.MonkeyPat
 
 def test_numbers_and_auto() -> None:
     assert [count_of("--workers", text) for text in (None, "auto", "3", "0", 5)] == [None, None, 3, 0, 5]
+    text: Any
     for text in ("", "-1", "two", "1.5", "²", "Auto", True, 1.0):
         with pytest.raises(InputError, match="--workers: got"):
             count_of("--workers", text)

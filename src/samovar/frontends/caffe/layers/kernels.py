@@ -72,7 +72,7 @@ def _is_plain(x: torch.Tensor) -> bool:
     """A tensor with memory of its own: no subclass, and nobody traces what is done with it."""
     return (
         not (torch.compiler.is_compiling() or _is_exported())
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
         and type(x) is torch.Tensor
         and x.dtype == torch.float32
         and x.device.type == "cpu"
