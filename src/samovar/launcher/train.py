@@ -30,8 +30,8 @@ from samovar.strategies.box_terms import MEAN
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.defaults import resolved
+from samovar.strategies.ours import Settings
 from samovar.strategies.own import declared_as
-from samovar.strategies.settings import Settings
 from samovar.strategies.traits import AUTO, declared_settings
 
 LATEST: Final = "latest"

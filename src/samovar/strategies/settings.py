@@ -1,7 +1,5 @@
 """The settings that several strategies share, and the types of all of ours."""
 
-from typing import Literal, TypeAlias, TypedDict
-
 from samovar.collectives.encoded import CODECS
 from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
 
@@ -78,51 +76,6 @@ ALWAYS_COMPRESSES = Setting(
     default_words="off",
     words="",
 )
-
-
-StrategyName: TypeAlias = Literal[
-    "sync",
-    "local-sgd",
-    "diloco",
-    "sync-easgd",
-    "async-sgd",
-    "async-msgd",
-    "hogwild-sgd",
-    "round-robin-easgd",
-    "async-easgd",
-    "async-measgd",
-    "hogwild-easgd",
-    "shm-easgd",
-    "hybrid-easgd",
-]
-
-
-class Settings(TypedDict, total=False):
-    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, as it and as its flag is called.
-
-    What a type checker is to know must be written out; a test holds it and `StrategyName` to what strategies declare.
-    """
-
-    bucket_size: int | str | None
-    bucket: int | str | None
-    overlap: str | None
-    owner: str | None
-    compress: str | None
-    always_compresses: bool
-    compress_always: bool
-    factors: str | None
-    sync_period_steps: int | None
-    sync_period: int | None
-    outer_rate: float | None
-    outer_momentum: float | None
-    moving_rate: float | None
-    variant: str | None
-    max_staleness_steps: int | None
-    max_staleness: int | None
-    max_refused_pushes: int | None
-    center_momentum: float | None
-    read_first: bool | None
-    group_size: int | None
 
 
 def pulls_too_far(rate: float, world_size: int, default: object, consequence: str) -> tuple[str, ...]:

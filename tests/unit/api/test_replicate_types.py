@@ -7,9 +7,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from samovar.strategies.catalog import OURS, STRATEGIES
+from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.settings import Settings, StrategyName
+from samovar.strategies.ours import OURS, Settings, StrategyName
 
 HEAD = """\
 import samovar, torch

@@ -9,7 +9,8 @@ from samovar.cli.caffe_flags import parse_caffe_flags
 from samovar.cli.flags import own_strategy, settings_of_strategies
 from samovar.cli.train import train
 from samovar.core.errors import InputError
-from samovar.strategies.catalog import OURS, asked_for
+from samovar.strategies.catalog import asked_for
+from samovar.strategies.ours import OURS
 
 pytestmark = pytest.mark.usefixtures("strategies_as_before")
 

@@ -4,7 +4,7 @@ import inspect
 
 from samovar.cli.train import train as command
 from samovar.launcher.train import TrainSettings, train
-from samovar.strategies.settings import Settings
+from samovar.strategies.ours import Settings
 from samovar.strategies.traits import declared_settings
 
 

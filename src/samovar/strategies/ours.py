@@ -1,0 +1,70 @@
+"""Our own strategies, and what a type checker is to know of them. `make tables` makes it from the code."""
+
+from typing import Literal, TypeAlias, TypedDict
+
+from samovar.strategies.async_easgd import AsyncEasgd, AsyncMeasgd, HogwildEasgd, RoundRobinEasgd
+from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd, HogwildSgd
+from samovar.strategies.base import Strategy
+from samovar.strategies.diloco import DiLoCo
+from samovar.strategies.hybrid_easgd import HybridEasgd
+from samovar.strategies.local_sgd import LocalSgd
+from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.strategies.sync import Sync
+from samovar.strategies.sync_easgd import SyncEasgd
+
+OURS: tuple[type[Strategy], ...] = (
+    Sync,
+    LocalSgd,
+    DiLoCo,
+    SyncEasgd,
+    AsyncSgd,
+    AsyncMsgd,
+    HogwildSgd,
+    RoundRobinEasgd,
+    AsyncEasgd,
+    AsyncMeasgd,
+    HogwildEasgd,
+    ShmEasgd,
+    HybridEasgd,
+)
+
+StrategyName: TypeAlias = Literal[
+    "sync",
+    "local-sgd",
+    "diloco",
+    "sync-easgd",
+    "async-sgd",
+    "async-msgd",
+    "hogwild-sgd",
+    "round-robin-easgd",
+    "async-easgd",
+    "async-measgd",
+    "hogwild-easgd",
+    "shm-easgd",
+    "hybrid-easgd",
+]
+
+
+class Settings(TypedDict, total=False):
+    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, in both spellings."""
+
+    bucket_size: int | str | None
+    bucket: int | str | None
+    overlap: str | None
+    owner: str | None
+    factors: str | None
+    compress: str | None
+    always_compresses: bool
+    compress_always: bool
+    sync_period_steps: int | None
+    sync_period: int | None
+    outer_rate: float | None
+    outer_momentum: float | None
+    moving_rate: float | None
+    variant: str | None
+    max_staleness_steps: int | None
+    max_staleness: int | None
+    max_refused_pushes: int | None
+    center_momentum: float | None
+    read_first: bool | None
+    group_size: int | None

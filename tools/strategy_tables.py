@@ -1,0 +1,168 @@
+"""What is made from the declarations of strategies: tables in the documents, and the source for type checkers.
+
+    python tools/strategy_tables.py
+
+Writes `src/samovar/strategies/ours.py` and the tables between `<!-- made from the code: NAME -->` and `<!-- end -->`.
+A new file in `strategies/` is found by itself. Strategies keep the order in which they are told of; a new one is last.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STRATEGIES = ROOT / "src/samovar/strategies"
+OURS = STRATEGIES / "ours.py"
+TABLE = re.compile(r"(<!-- made from the code: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_DECORATOR = "strategy"
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+
+_HEAD = '''"""Our own strategies, and what a type checker is to know of them. `make tables` makes it from the code."""
+
+from typing import Literal, TypeAlias, TypedDict
+
+{imports}
+
+OURS: tuple[type[Strategy], ...] = ({classes},)
+
+StrategyName: TypeAlias = Literal[{names},]
+
+
+class Settings(TypedDict, total=False):
+    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, in both spellings."""
+
+{settings}
+'''
+
+
+def declared() -> dict[str, tuple[str, str]]:
+    """Module and class of each strategy by its name, in their order."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(STRATEGIES.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for call in node.decorator_list:
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == _DECORATOR:
+                    name = ast.literal_eval(call.args[0])
+                    found[name] = f"samovar.strategies.{path.stem}", node.name
+    order = re.findall(r'^    "([a-z0-9-]+)",$', OURS.read_text(encoding="utf-8"), re.MULTILINE)
+    known = [name for name in order if name in found]
+    return {name: found[name] for name in (*known, *sorted(found.keys() - set(known)))}
+
+
+def classes() -> list[Any]:
+    return [getattr(importlib.import_module(module), name) for module, name in declared().values()]
+
+
+def source() -> str:
+    """Of `ours.py`, as ruff lays it out."""
+    strategies = declared()
+    settings = {setting.name: setting for kind in classes() for setting in kind.traits.settings}
+    lines = []
+    for setting in settings.values():
+        kind = "int | str" if setting.name == "bucket_size_bytes" else setting.kind.__name__
+        rest = "" if setting.name == "always_compresses" else " | None"
+        lines += [f"    {spelling}: {kind}{rest}" for spelling in setting.spellings]
+    imports = [f"from {module} import {name}" for module, name in strategies.values()]
+    text = _HEAD.format(
+        imports="\n".join(["from samovar.strategies.base import Strategy", *imports]),
+        classes=", ".join(name for _, name in strategies.values()),
+        names=", ".join(f'"{name}"' for name in strategies),
+        settings="\n".join(lines),
+    )
+    return _laid_out(_laid_out(text, "check", "--select", "I", "--fix", "--quiet"), "format", "--quiet")
+
+
+def _laid_out(text: str, *words: str) -> str:
+    command = [str(Path(sys.executable).with_name("ruff")), *words, "--stdin-filename", str(OURS), "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def with_tables(text: str) -> str:
+    return TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[4]}", text)
+
+
+def table(name: str) -> str:
+    head, rows = {"strategies": strategies, "settings": settings, "spellings": spellings}[name]()
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def strategies() -> Table:
+    """In the words of `samovar.replicate`."""
+    rows: list[tuple[str, ...]] = []
+    for kind in classes():
+        told = [
+            f"`{setting.argument}`" + (f" ({listed(setting.choices)})" if setting.choices else "")
+            for setting in kind.traits.settings
+        ]
+        rows.append((f"`{kind.traits.name}`", kind.traits.exchange, kind.traits.waits_for, ", ".join(told)))
+    return ("`strategy`", "exchanges", "waits for", "settings"), rows
+
+
+def settings() -> Table:
+    """In the words of `samovar train`."""
+    rows: list[tuple[str, ...]] = []
+    letters: dict[type, str] = {bool: "", float: "X"}
+    for name in settings_of_ours():
+        found = {kind.traits.name: setting for kind in classes() if (setting := kind.traits.setting(name)) is not None}
+        first = next(iter(found.values()))
+        if not first.has_flag:
+            continue
+        value = "NAME" if first.kind is str else letters.get(first.kind, first.unit.upper() or "N")
+        flag = f"`{first.flag} {value}`".replace(" `", "`")
+        meaning = first.help.replace("|", "\\|")
+        if choices := divided({strategy: listed(setting.choices) for strategy, setting in found.items()}):
+            meaning = f"{meaning} {choices}"
+        default = divided({strategy: setting.default_words for strategy, setting in found.items()})
+        rows.append((flag, default, listed(tuple(found)), meaning))
+    return ("Flag", "Default", "Of", "Meaning"), rows
+
+
+def spellings() -> Table:
+    found = [own[0] for own in settings_of_ours().values() if own[0].has_flag and len(own[0].spellings) > 1]
+    rows: list[tuple[str, ...]] = [
+        (f"`{setting.argument}`, `{setting.spellings[1]}`", f"`{setting.flag}`") for setting in found
+    ]
+    return ("here, in both spellings", "`samovar train`"), rows
+
+
+def settings_of_ours() -> dict[str, list[Any]]:
+    """Each setting as every strategy that has it declares it."""
+    found: dict[str, list[Any]] = {}
+    for kind in classes():
+        for setting in kind.traits.settings:
+            found.setdefault(setting.name, []).append(setting)
+    return found
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def divided(words: Mapping[str, str]) -> str:
+    """Whose are which, where they differ."""
+    groups: dict[str, list[str]] = {}
+    for strategy, word in words.items():
+        groups.setdefault(word, []).append(strategy)
+    if len(groups) == 1:
+        return next(iter(groups))
+    return "; ".join(f"{word} ({listed(names)})" for word, names in groups.items())
+
+
+def main() -> int:
+    OURS.write_text(source(), encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]):
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
