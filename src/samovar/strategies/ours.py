@@ -9,6 +9,7 @@ from samovar.strategies.diloco import DiLoCo
 from samovar.strategies.hybrid_easgd import HybridEasgd
 from samovar.strategies.local_sgd import LocalSgd
 from samovar.strategies.shm_easgd import ShmEasgd
+from samovar.strategies.slowmo import SlowMo
 from samovar.strategies.sync import Sync
 from samovar.strategies.sync_easgd import SyncEasgd
 
@@ -26,6 +27,7 @@ OURS: tuple[type[Strategy], ...] = (
     HogwildEasgd,
     ShmEasgd,
     HybridEasgd,
+    SlowMo,
 )
 
 StrategyName: TypeAlias = Literal[
@@ -42,6 +44,7 @@ StrategyName: TypeAlias = Literal[
     "hogwild-easgd",
     "shm-easgd",
     "hybrid-easgd",
+    "slowmo",
 ]
 
 

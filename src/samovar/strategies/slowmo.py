@@ -1,0 +1,45 @@
+"""SlowMo: workers train on their own; the mean of how far they came moves a slow momentum."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from samovar.strategies.base import strategy
+from samovar.strategies.diloco import OUTER_MOMENTUM, OUTER_RATE, DiLoCo
+from samovar.strategies.settings import SYNC_PERIOD
+from samovar.transports.base import Array
+
+
+@strategy(
+    "slowmo",
+    exchange="weights, through a slow momentum",
+    waits_for="all, once a period",
+    settings=(
+        SYNC_PERIOD.by_default(12),
+        OUTER_RATE.by_default(1.0),
+        replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.", default=0.5),
+    ),
+)
+class SlowMo(DiLoCo):
+    """Every `sync_period_steps` steps, with c the weights that all workers set out from and u = 0 at first:
+
+        delta = c - (1/P) sum_i x_i
+        u     = momentum * u + delta
+        c     = c - rate * u
+        x_i   = c
+
+    which at a constant learning rate gamma is the paper's u' = u / gamma. With rate 1 and momentum 0 it is `local-sgd`.
+    Evaluated and saved: as `DiLoCo`.
+
+    Cost: as `DiLoCo`; three passes over N floats.
+
+    Source: Wang, Tantia, Ballas and Rabbat 2020, SlowMo, equations 2 and 3.
+    """
+
+    def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
+        rate, momentum = (np.float32(value) for value in self._outer)
+        delta = center - self._shared / np.float32(self._world_size)
+        velocity *= momentum
+        velocity += delta
+        center -= rate * velocity
+        weights[:] = center
