@@ -42,6 +42,6 @@ def test_a_table_that_is_made_from_the_code_is_held_to_it(docs_check: ModuleType
     made = docs_check.strategy_tables.with_tables(text)
     assert docs_check.strategy_tables.with_tables(made) == made != text
     assert made.startswith("Before\n<!-- made from the code: settings -->\n| Flag | Default | Of | Meaning |\n")
-    assert "| `--variant NAME` | `reduce` | `sync-easgd` |" in made
+    assert "| `--variant NAME` | reduce | `sync-easgd` |" in made
     assert "`factors" not in made, "which no command takes"
     assert made.endswith("<!-- end -->\nafter\n")
