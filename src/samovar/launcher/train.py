@@ -222,7 +222,9 @@ _OWN = (
     "seed",
     *TrainSettings.__annotations__,
 )
-_NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN} | {"--timeout": "timeout_s"}
+_NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN if name not in Settings.__annotations__} | {
+    "--timeout": "timeout_s"
+}
 
 
 def _require_kinds(given: dict[str, Any]) -> None:
