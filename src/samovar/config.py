@@ -119,11 +119,11 @@ class RunConfig:
         """Who waits for nobody, and who does not."""
         flags = {"--stop-rule": self.stop_rule, "--record": self.record or None, "--replay": self.replay}
         given = [flag for flag, value in flags.items() if value is not None]
-        if given and not self.is_free:
+        if given and not self.is_async:
             raise InputError(f"{given[0]}: workers with {self.strategy.name} step together in any case; leave it out")
         if self.stop_rule is not None and self.stop_rule not in STOP_RULES:
             raise InputError(f"--stop-rule: got {self.stop_rule!r}; choose one of: {', '.join(STOP_RULES)}")
-        if self.is_free and self.trace is not None:
+        if self.is_async and self.trace is not None:
             raise InputError(
                 f"--trace: shows how workers meet at a step, and those with {self.strategy.name} do not; leave it out"
             )
@@ -142,7 +142,7 @@ class RunConfig:
             raise InputError(
                 f"--box {self.box}: workers with {self.strategy.name} share no center; choose shm-easgd or async-easgd"
             )
-        if not self.is_free:
+        if not self.is_async:
             raise InputError(
                 f"--box {self.box}: workers with {self.strategy.name} take turns, and those at a box come and go; "
                 "choose async-easgd"
@@ -180,7 +180,7 @@ class RunConfig:
         return next((flag for flag, value in flags.items() if value is not None), None)
 
     @property
-    def is_free(self) -> bool:
+    def is_async(self) -> bool:
         """Whether each worker steps at its own speed and waits for no other."""
         return self.strategy.is_async
 

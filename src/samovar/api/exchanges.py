@@ -165,7 +165,7 @@ class GradientExchange(NoExchange):
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
         made = (config, collectives, buckets, buffers, announcer.deadline)
-        self._strategy = build_strategy(*made, witness=TrialCallback(tell=tell), factored=self._factoring.sums)
+        self._strategy = build_strategy(*made, callback=TrialCallback(tell=tell), factored=self._factoring.sums)
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_shadowed = 0

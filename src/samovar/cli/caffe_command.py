@@ -67,7 +67,7 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
     settings = {BUCKET.name: "model", **given.settings}
     sharing = resolved(asked_for(given.strategy, AUTO, settings), given.workers)
     config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
-    if config.is_free:
+    if config.is_async:
         raise InputError(
             f"-strategy {given.strategy}: Caffe's log counts the steps of workers that step together; use "
             f"`samovar train --strategy {given.strategy}`"

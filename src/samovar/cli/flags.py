@@ -70,7 +70,7 @@ class OnMachine(NamedTuple):
     oversubscribe: Oversubscribe = False
 
 
-class Free(NamedTuple):
+class Async(NamedTuple):
     """Of workers that wait for nobody."""
 
     stop_rule: Annotated[

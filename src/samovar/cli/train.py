@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.flags import Boxed, Free, LargeBatchFlags, OnMachine, gathered
+from samovar.cli.flags import Async, Boxed, LargeBatchFlags, OnMachine, gathered
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -45,7 +45,7 @@ def _train(
     settings: Mapping[str, object],
     collective: flags.Collective = AUTO,
     calibration: Calibration = None,
-    free: Free,
+    asynchronous: Async,
     boxed: Boxed,
     batch_mode: flags.BatchMode = "per-worker",
     exact: flags.Exact = None,
@@ -65,7 +65,9 @@ def _train(
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, timeout_s=timeout)
-    config = replace(config, hold_data=hold_data, trace=flags.trace_of(trace), **free._asdict(), **boxed._asdict())
+    config = replace(
+        config, hold_data=hold_data, trace=flags.trace_of(trace), **asynchronous._asdict(), **boxed._asdict()
+    )
     config = replace(config, device=device)
     raise typer.Exit(exit_code_of(run_training(config, *on, snapshot, out)))
 
@@ -74,7 +76,7 @@ def train(words: Sequence[str]) -> Callable[..., None]:
     """The command, with a flag for each setting of the strategies that there are; `words` may bring one more."""
     flags.own_strategy(words)
     settings = flags.settings_of_strategies()
-    return gathered(_train, on=OnMachine, settings=settings, free=Free, boxed=Boxed, large=LargeBatchFlags)
+    return gathered(_train, on=OnMachine, settings=settings, asynchronous=Async, boxed=Boxed, large=LargeBatchFlags)
 
 
 def _record(calibration: Path | None) -> CalibrationRecord:

@@ -124,7 +124,7 @@ class _RunningJob:
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s = self._told.failures, config.timeout_s
-        if not config.is_free:
+        if not config.is_async:
             return InStepPolicy(failures, timeout_s)
         # A rank cannot come back alone where the data held by all wait for it, or one order.
         may_restart = not (config.hold_data or config.record or config.replay)

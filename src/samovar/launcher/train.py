@@ -294,7 +294,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     solver = load_solver(config.model)
     sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
     config = replace(config, strategy=resolved(sharing, config.workers))
-    if config.is_free:
+    if config.is_async:
         config = replace(config, stop_rule=config.stop_rule or MEAN)
     if config.replay is not None:
         _require_same(config, config.replay)

@@ -60,7 +60,7 @@ class Place:
     """Where one of `num_workers` works: its settings, all given; collectives with all others; its buckets and buffers.
 
     Every wait of it ends by `deadline()`. It has a `seat` where workers share a center; they may have other means than
-    collectives there, and `others` is None. `witness` is told what the strategy finds out while it runs; `factored` are
+    collectives there, and `others` is None. `callback` hears what the strategy finds out as it runs; `factored` are
     the buckets that may travel as factors, by their indices.
     """
 
@@ -71,7 +71,7 @@ class Place:
     buffers: Buffers
     deadline: Callable[[], Deadline]
     seat: CenterSeat | None = None
-    witness: TrialCallback = field(default_factory=TrialCallback)
+    callback: TrialCallback = field(default_factory=TrialCallback)
     factored: Mapping[int, FactoredSum] = field(default_factory=dict)
 
     @property

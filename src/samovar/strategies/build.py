@@ -22,7 +22,7 @@ def build_strategy(
     buffers: Buffers,
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None = None,
-    witness: TrialCallback | None = None,
+    callback: TrialCallback | None = None,
     factored: Mapping[int, FactoredSum] | None = None,
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
@@ -34,7 +34,7 @@ def build_strategy(
         raise InputError(f"{config.name}: needs a center that workers share, and here is none; choose sync-easgd")
     num_workers = (seat.num_workers if seat else None) or collectives.group.world_size
     chosen = resolved(config, num_workers)
-    told = witness or TrialCallback()
+    told = callback or TrialCallback()
     place = Place(chosen, num_workers, collectives, tuple(buckets), buffers, deadline, seat, told, factored or {})
     return kind_of(config.name).of(place)
 

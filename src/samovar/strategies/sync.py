@@ -131,7 +131,7 @@ class Sync(Strategy):
         if chosen.codec is None or not compresses:
             return Sync(plain, *when)
         encoded = encoded_buckets(collectives, place.buckets, place.buffers, Codec(chosen.codec), place.factored)
-        trial = Trial(collectives, f"--compress {chosen.codec}", is_always, place.deadline, place.witness)
+        trial = Trial(collectives, f"--compress {chosen.codec}", is_always, place.deadline, place.callback)
         return CompressedSync(plain, encoded, chosen.codec, trial, *when)
 
     @classmethod

@@ -42,12 +42,12 @@ class Trial:
         what: str,
         is_always: bool,
         deadline: Callable[[], Deadline],
-        witness: TrialCallback,
+        callback: TrialCallback,
     ) -> None:
         self._records = None if is_always else collectives.records(2)
         self._what = what
         self._deadline = deadline
-        self._witness = witness
+        self._witness = callback
         self._helps = True if is_always else None
         self._step = 0
         self._seconds = np.full(NUM_TRIAL_STEPS, math.nan)

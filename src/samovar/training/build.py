@@ -103,11 +103,11 @@ def build_learner(
     start: ResumePoint | None,
     trace: Trace | None = None,
     center: RunCenter | None = None,
-    witness: TrialCallback | None = None,
+    callback: TrialCallback | None = None,
 ) -> Learner:
     """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    The net is on its `device` from now on. `center` is for those that have one, `witness` hears what they find out.
+    The net is on its `device` from now on. `center` is for those that have one, `callback` hears what they find out.
     """
     notices = _with_weights(net, config, caffe)
     net.place(net.device)
@@ -126,7 +126,7 @@ def build_learner(
     _load_start(start, model, solver, config)
     collectives = _collectives(transport, collective, trace)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
-    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, witness)
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, callback)
     _begin(strategy, start, center)
     evaluated = _evaluated(net, weights, strategy, collectives, deadline, center if config.strategy.is_async else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))

@@ -154,12 +154,12 @@ def make_strategy(
     slices: Slices | None,
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None,
-    witness: TrialCallback | None = None,
+    callback: TrialCallback | None = None,
 ) -> Strategy:
     if slices is not None:
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
     buffers = Buffers(memory.weights, memory.gradients, memory.histories)
-    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, witness)
+    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, callback)
 
 
 def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices: Slices | None, rank: int) -> Parts:

@@ -123,7 +123,7 @@ def tried(
         buckets,
         Buffers(region.part(0, 0), region),
         in_time,
-        witness=TrialCallback(clock, told.append),
+        callback=TrialCallback(clock, told.append),
     )
     assert isinstance(strategy, CompressedSync)
     first_step = 0
