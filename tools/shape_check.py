@@ -14,8 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "samovar"
-MOST_FILES, MOST_LINES = 350, 46_500
+MOST_FILES, MOST_LINES = 330, 45_000
 MOST_COMMAND_FILES = 22
+# What is there once: a call or a name, and the files, or rooms, that may have it.
+ONCE = {
+    "worker.step": ("the training loop", {"training/loop"}),
+    "finish_step": ("a driver of a step", {"strategies", "training", "api"}),
+    "updated": ("a driver of a step", {"strategies", "api"}),
+    "Readiness": ("membership", {"strategies", "membership"}),
+}
 # Programs that a process starts as `python -m MODULE`: what they import is not imported by who starts them.
 PROGRAMS = {"samovar.training.rank"}
 _MODULE_NAME = re.compile(rf"{PACKAGE}(\.\w+)+")
@@ -27,7 +34,8 @@ def check(root: Path) -> list[str]:
     """All findings under `root`, as `path:line: sentence`."""
     trees = _parsed(root / "src")
     rooms = _rooms(root)
-    findings = [*_repeated_classes(trees), *_cycles(trees), *_named_modules(trees, rooms), *_too_much(trees)]
+    findings = [*_repeated_classes(trees), *_cycles(trees), *_named_modules(trees, rooms), *_twice(trees)]
+    findings += _too_much(trees)
     return [f"{path.relative_to(root)}:{line}: {sentence}" for path, line, sentence in findings]
 
 
@@ -109,6 +117,26 @@ def _named_modules(trees: Trees, rooms: Mapping[str, int]) -> Found:
                 yield path, node.lineno, f"names {named}, which is no module"
             elif module != PACKAGE and _row(named, rooms) < _row(module, rooms):
                 yield path, node.lineno, f"names {named}, to the left of its own room"
+
+
+def _twice(trees: Trees) -> Found:
+    """A second training loop, driver of a step, or membership."""
+    for module, (path, tree) in trees.items():
+        places = {"/".join(module.split(".")[1:depth]) for depth in (2, 3)}
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.expr)):
+            for what in _mentioned(node):
+                if what in ONCE and not ONCE[what][1] & places:
+                    kind, where = ONCE[what]
+                    yield path, node.lineno, f"{what}: {kind} is in {' and '.join(sorted(where))}, and nowhere else"
+
+
+def _mentioned(node: ast.expr) -> Iterator[str]:
+    """`worker.step` and `step` of a call `self._worker.step(...)`; a name that stands before a dot."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield node.func.attr
+        yield f"{ast.unparse(node.func.value).rpartition('.')[2].lstrip('_')}.{node.func.attr}"
+    elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        yield node.value.id
 
 
 def _row(module: str, rooms: Mapping[str, int]) -> int:

@@ -64,6 +64,19 @@ def test_a_module_that_a_string_names(tool: ModuleType, root: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("self._worker.step(3)", "worker.step: the training loop is in training/loop"),
+        ("strategy.updated(step)", "updated: a driver of a step is in api and strategies"),
+        ("board.set_word(0, Readiness.FILLED)", "Readiness: membership is in membership and strategies"),
+    ],
+)
+def test_a_second_loop_driver_or_membership(tool: ModuleType, root: Path, line: str, what: str) -> None:
+    put(root, "core/a.py", f"{line}\n")
+    assert tool.check(root) == [f"src/samovar/core/a.py:1: {what}, and nowhere else"]
+
+
 def test_how_large_it_may_be(tool: ModuleType, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "MOST_LINES", 2)
     put(root, "core/a.py", "x = 1\n" * 2)
