@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from samovar import _native
+from samovar.core.control_groups import memory_left
 
 _TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
 _MMAP_THRESHOLD: Final = -3
@@ -47,9 +48,12 @@ def keep_freed_memory(*, large_too: bool) -> bool:
     return bool(which and mallopt(_TRIM_THRESHOLD, _NEVER))
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Memory that is free for new processes: the system's, less where a control group has less; None: not told."""
-    found = [_meminfo_bytes(meminfo), left_in_groups(groups, "memory.max", "memory.current")]
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that is free for new processes: the system's, less where a control group has less; None: not told.
+
+    `root` is where /proc and /sys are looked for.
+    """
+    found = [_meminfo_bytes(root / "proc/meminfo"), memory_left(root)]
     known = [value for value in found if value is not None]
     return min(known) if known else None
 
@@ -60,27 +64,6 @@ def _meminfo_bytes(path: Path) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def left_in_groups(root: Path, limit: str, used: str) -> int | None:
-    """What is left of this process's control group and of those around it (version 2), as two of their files tell."""
-    try:
-        name = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-    except OSError:
-        return None
-    own = root / name.lstrip("/")
-    left = [_left_in(folder, limit, used) for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    known = [value for value in left if value is not None]
-    return min(known) if known else None
-
-
-def _left_in(folder: Path, limit: str, used: str) -> int | None:
-    try:
-        most = (folder / limit).read_text().strip()
-        taken = int((folder / used).read_text())
-    except (OSError, ValueError):
-        return None
-    return None if most == "max" or not most.isdecimal() else max(0, int(most) - taken)
 
 
 def address_space_left() -> int | None:

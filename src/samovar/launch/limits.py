@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from samovar.core import control_groups
 from samovar.core.errors import InputError
-from samovar.core.host import available_bytes, left_in_groups
+from samovar.core.host import available_bytes
 from samovar.launch.numa import num_available_cpus
 
 MOST_THREADS_PER_CORE: Final = 8
@@ -59,12 +60,12 @@ def _require_processes(flag: str, workers: int, threads: int) -> None:
         )
 
 
-def processes_left(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+def processes_left(root: Path = Path("/")) -> int | None:
     """Processes and threads that may still be started: by the control groups, and by the user's limit; None: no limit.
 
     The system does not hold root to its own limit.
     """
-    found = [left_in_groups(groups, "pids.max", "pids.current"), _left_to_user()]
+    found = [control_groups.processes_left(root), _left_to_user()]
     known = [value for value in found if value is not None]
     return min(known) if known else None
 

@@ -5,11 +5,12 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from samovar.core.control_groups import control_groups, memory_limit, text_of
 from samovar.core.host import models
 from samovar.core.machine import CalibrationRecord
 
@@ -20,7 +21,6 @@ _LIMITS = {
     "address space": resource.RLIMIT_AS,
     "locked memory": resource.RLIMIT_MEMLOCK,
 }
-_UNLIMITED_BYTES = 1 << 60  # cgroup version 1 writes a number of about this size for "no limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
     """The machine of this process; `root` is where /proc and /sys are looked for."""
     memory = _memory(root)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
-    groups = list(_control_groups(root))
+    groups = list(control_groups(root))
     return HostFigures(
         cpu_model=_cpu_model(root),
         cores_present=os.cpu_count() or len(cpus),
@@ -66,7 +66,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         load_average=os.getloadavg()[0],
         memory_total_bytes=memory.get("MemTotal", 0),
         memory_available_bytes=memory.get("MemAvailable", 0),
-        memory_limit_bytes=min((size for group in groups if (size := _memory_limit(group)) is not None), default=None),
+        memory_limit_bytes=min((size for group in groups if (size := memory_limit(group)) is not None), default=None),
         swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         memory_pressure_percent=_pressure(root),
         memfd_error=_memfd_error(),
@@ -78,64 +78,42 @@ def read_host(root: Path = Path("/")) -> HostFigures:
     )
 
 
-def _text(path: Path) -> str:
-    """The file's content, or nothing."""
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""
-
-
 def _cpu_model(root: Path) -> str:
     return next(iter(models(root / "proc/cpuinfo")), platform.machine())
 
 
 def _memory(root: Path) -> dict[str, int]:
     """/proc/meminfo in bytes."""
-    rows = re.findall(r"^(\w+):\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
+    rows = re.findall(r"^(\w+):\s+(\d+) kB$", text_of(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kilobytes) << 10 for name, kilobytes in rows}
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of this process's control groups and of all above them, of both versions."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        top = root / "sys/fs/cgroup" / controllers
-        group = top / path.lstrip("/")
-        # Inside a container the path may be the host's; what counts is then mounted at the top.
-        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(top) and folder.is_dir())
 
 
 def _quota(group: Path) -> float | None:
     """Cores' worth of time that the group may use."""
-    words = _text(group / "cpu.max").split()
+    words = text_of(group / "cpu.max").split()
     if not words:
-        words = [*_text(group / "cpu.cfs_quota_us").split(), *_text(group / "cpu.cfs_period_us").split()]
+        words = [*text_of(group / "cpu.cfs_quota_us").split(), *text_of(group / "cpu.cfs_period_us").split()]
     with contextlib.suppress(ValueError, ZeroDivisionError):
         quota, period = (float(word) for word in words)
         return quota / period if quota > 0 else None
     return None
 
 
-def _memory_limit(group: Path) -> int | None:
-    text = _text(group / "memory.max") or _text(group / "memory.limit_in_bytes")
-    return int(text) if text.strip().isdecimal() and int(text) < _UNLIMITED_BYTES else None
-
-
 def _governors(root: Path, cpus: tuple[int, ...]) -> tuple[str, ...]:
     folder = root / "sys/devices/system/cpu"
-    texts = {_text(folder / f"cpu{cpu}/cpufreq/scaling_governor").strip() for cpu in cpus}
+    texts = {text_of(folder / f"cpu{cpu}/cpufreq/scaling_governor").strip() for cpu in cpus}
     return tuple(sorted(texts - {""}))
 
 
 def _pressure(root: Path) -> float | None:
     """Share of the last ten seconds in which some process waited for memory, in percent."""
-    found = re.search(r"^some avg10=([\d.]+)", _text(root / "proc/pressure/memory"))
+    found = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"))
     return float(found.group(1)) if found else None
 
 
 def _selected(path: Path) -> str | None:
     """The word in brackets."""
-    found = re.search(r"\[(\w+)\]", _text(path))
+    found = re.search(r"\[(\w+)\]", text_of(path))
     return found.group(1) if found else None
 
 
