@@ -88,10 +88,10 @@ def options(
     """Options before the command."""
 
 
-def run() -> int:
+def run(app: typer.Typer) -> int:
     """Run the command line; the exit code."""
     try:
-        code = app_of(sys.argv[1:])(standalone_mode=False)
+        code = app(standalone_mode=False)
     except Abort as error:
         raise KeyboardInterrupt from error
     except TyperException as error:

@@ -21,38 +21,40 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 
 
-class _Terminated(BaseException):
-    """SIGTERM came where no run took it."""
+class _Ended(BaseException):
+    """A signal came where no run took it."""
 
 
 def main() -> None:
     """Run the command line (see docs/commands.md for the exit codes)."""
-    # Only now: a Ctrl-C while the commands load must end as quietly as one a moment later.
     commands = importlib.import_module("samovar.cli.commands")
+    # The command's own module, too, is loaded before signals become exceptions.
+    app = commands.app_of(sys.argv[1:])
+    number = 0
     try:
         _listen()
-        code = commands.run()
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
-    except _Terminated:
-        sys.stderr.write("samovar: ended by SIGTERM before there was anything to save\n")
-        code = 128 + signal.SIGTERM
+        code = commands.run(app)
+    except KeyboardInterrupt:  # typer's own, as Abort
+        number = signal.SIGINT
+    except _Ended as ended:
+        (number,) = ended.args
     finally:
-        for number in _GUARDED:  # what is left is the interpreter's own end
-            signal.signal(number, signal.SIG_IGN)
+        for one in _GUARDED:  # what is left is the interpreter's own end
+            signal.signal(one, signal.SIG_IGN)
+    if number:
+        sys.stderr.write(f"samovar: ended by {signal.Signals(number).name} before there was anything to save\n")
+        code = 128 + number
     sys.exit(code)
 
 
 def _listen() -> None:
     """From here on signals are exceptions, until a run takes them."""
-    if signal.SIGINT in _GUARDED:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.SIGTERM in _GUARDED:
-        signal.signal(signal.SIGTERM, _terminate)
+    for number in _GUARDED:
+        signal.signal(number, _end)
 
 
-def _terminate(_number: int, _frame: object) -> None:
-    raise _Terminated
+def _end(number: int, _frame: object) -> None:
+    raise _Ended(number)
 
 
 if __name__ == "__main__":
