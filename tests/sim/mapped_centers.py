@@ -1,10 +1,12 @@
 """Workers at the native center, which they map: whole operations of it, in the order that the simulator draws.
 
-What happens inside one operation, beside others, is held by `native/stress.cpp` and by trials with processes.
+Whole operations lose nothing at a center without locks either. What happens inside one, beside others, is held by
+`native/stress.cpp` and by trials with processes.
 """
 
 import os
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from samovar.box.base import Versions
@@ -74,9 +76,14 @@ class MappedCenters:
         return center
 
 
+def has_locks(case: CenterCase) -> bool:
+    """Drawn from the case's seed."""
+    return Random(case.seed + 3).random() < 0.5
+
+
 def run_mapped(case: CenterCase, center: type[VirtualCenter] = VirtualCenter) -> SimRun[Ending]:
     """Raises what is wrong, with a note of the command that repeats it."""
-    descriptor = create_center(SIZE, case.world_size, chunk_elements=case.chunk_elements)
+    descriptor = create_center(SIZE, case.world_size, with_locks=has_locks(case), chunk_elements=case.chunk_elements)
     try:
         return run_center(case, Parts(MappedCenters(descriptor, center), kind="mapped"))
     finally:

@@ -5,7 +5,7 @@ import pytest
 from tests.sim.center_mistakes import CENTER_MISTAKES
 from tests.sim.centers import RULES, CenterCase, Parts, WrongOrder, WrongSum, run_center
 from tests.sim.harness import MAX_DELAYS_S
-from tests.sim.mapped_centers import VirtualCenter, run_mapped
+from tests.sim.mapped_centers import VirtualCenter, has_locks, run_mapped
 
 NUM_SEEDS = 1000
 BLOCK = 50
@@ -22,7 +22,8 @@ def test_no_seed_finds_a_lost_or_doubled_update(first: int) -> None:
 
 
 def test_seeds_cover_every_rule_and_repeat() -> None:
-    assert {CenterCase.of_seed(seed).rule for seed in range(BLOCK)} == set(RULES)
+    drawn = {(case.rule, has_locks(case)) for case in map(CenterCase.of_seed, range(BLOCK))}
+    assert drawn == {(rule, locks) for rule in RULES for locks in (True, False)}
     case = CenterCase.of_seed(5)
     assert run_center(case).event_hash == run_center(case).event_hash
     assert run_mapped(case).event_hash == run_mapped(case).event_hash
