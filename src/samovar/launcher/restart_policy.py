@@ -171,13 +171,20 @@ class RestartPolicy(InStepPolicy):
         failure = self._failures.get(end.rank)
         own = f"rank {end.rank}: "
         reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
+        has_weights = end.rank not in self._gone or self._has_begun(end)
+        go_on = "go on" if has_weights else "go on if the center has its first weights"
         if self._group_size > 1:
-            consequence = f"the other groups go on, and its own, {_listed(self._group_of(end.rank))}, {what}"
+            consequence = f"the other groups {go_on}, and its own, {_listed(self._group_of(end.rank))}, {what}"
         else:
-            others = "the others go on" if len(self._num_restarts) > 1 else "the center stays as it is"
+            others = f"the others {go_on}" if len(self._num_restarts) > 1 else "the center stays as it is"
             consequence = f"{others}, and it {what}"
         when = "" if failure is not None and failure.kind == NotFinite.__name__ else f" after step {step}"
         self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
+
+    def _has_begun(self, end: RankEnd) -> bool:
+        """Whether the others can do without the rank: the first one's group gives the center its first weights."""
+        steps = [self._board.read(rank, BoardWord.STEPS_DONE) for rank in range(len(self._num_restarts))]
+        return any(steps) or 0 not in self._group_of(end.rank)
 
 
 def _listed(ranks: Sequence[int]) -> str:

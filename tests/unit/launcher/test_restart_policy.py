@@ -145,6 +145,16 @@ def test_a_rank_that_gives_up_is_not_started_again(tmp_path: Path) -> None:
     assert notice.text == "rank 1: sorry after step 0; the others go on, and it does not come back"
 
 
+def test_others_may_need_the_first_weights_of_the_rank_that_is_gone(tmp_path: Path) -> None:
+    for steps, go_on in ((0, "go on if the center has its first weights"), (1, "go on")):
+        run = Run(tmp_path, ["raise SystemExit(3)", ""], {0: failed(0, "DeadlineExceeded")})
+        run.board.post(1, BoardWord.STEPS_DONE, steps)
+        run.ends()
+        (notice,) = run.shown
+        assert isinstance(notice, Notice)
+        assert notice.text == f"rank 0: sorry after step 0; the others {go_on}, and it does not come back"
+
+
 def test_wrong_input_ends_all_and_is_what_is_told(tmp_path: Path) -> None:
     failures = {1: failed(1, "InputError")}
     run = Run(tmp_path, [FOREVER, "raise SystemExit(2)"], failures)
