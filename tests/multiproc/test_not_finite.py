@@ -19,10 +19,11 @@ HUGE, GROWING = "1e30", "30"
 AT_ONCE = ("sync", "async-easgd")
 IN_STEP = ("sync", "sync-easgd", "local-sgd", "diloco")
 STEPS = 40
+SLOW = 10_000  # a net whose steps take long enough that no worker starts when the others have done them all
 
 
-def train(folder: Path, digits: Path, rate: str, strategy: str, workers: int, *more: object) -> Ended:
-    solver = write_solver(write_net(folder, digits), STEPS, snapshot=4)
+def train(folder: Path, digits: Path, rate: str, strategy: str, workers: int, *more: object, hidden: int = 32) -> Ended:
+    solver = write_solver(write_net(folder, digits, hidden=hidden), STEPS, snapshot=4)
     solver.write_text(solver.read_text().replace("base_lr: 0.01", f"base_lr: {rate}"))
     arguments = ("--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--strategy", strategy)
     return run("train", *arguments, *more, "--out", folder / "run", folder=folder)
@@ -73,7 +74,9 @@ def assert_all_finite(out: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["async-easgd", pytest.param("async-sgd", marks=pytest.mark.slow)])
 def test_a_worker_that_meets_a_bad_record_goes_on_from_the_center(tmp_path: Path, digits: Path, strategy: str) -> None:
-    ended = train(tmp_path, with_bad_record(digits, tmp_path / "bad"), "0.01", strategy, 4, "--sync-period", 2)
+    bad = with_bad_record(digits, tmp_path / "bad")
+
+    ended = train(tmp_path, bad, "0.0001", strategy, 4, "--sync-period", 2, hidden=SLOW)
 
     assert ended.return_code == 0, ended.errors
     assert ended.errors.count("weights that are not finite were kept from the center") == 1
@@ -87,7 +90,7 @@ def test_a_worker_that_meets_a_bad_record_goes_on_from_the_center(tmp_path: Path
 def test_a_worker_that_is_refused_too_often_is_lost(tmp_path: Path, digits: Path) -> None:
     bad = with_bad_record(digits, tmp_path / "bad")
 
-    ended = train(tmp_path, bad, "0.01", "async-easgd", 4, "--sync-period", 2, "--max-refused-pushes", 1)
+    ended = train(tmp_path, bad, "0.0001", "async-easgd", 4, "--sync-period", 2, "--max-refused-pushes", 1, hidden=SLOW)
 
     assert ended.return_code == 0, ended.errors
     assert "the others go on, and it does not come back" in ended.errors
