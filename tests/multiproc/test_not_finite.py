@@ -87,6 +87,19 @@ def test_a_worker_that_meets_a_bad_record_goes_on_from_the_center(tmp_path: Path
     assert_all_finite(tmp_path / "run")
 
 
+def test_in_turn_a_worker_that_meets_a_bad_record_goes_on_from_the_center(tmp_path: Path, digits: Path) -> None:
+    bad = with_bad_record(digits, tmp_path / "bad")
+
+    ended = train(tmp_path, bad, "0.01", "round-robin-easgd", 4, "--sync-period", 2)
+
+    assert ended.return_code == 0, ended.errors
+    assert ended.errors.count("weights that are not finite were kept from the center") == 1
+    result = result_of(tmp_path / "run")
+    assert result["refused_by_rank"][1] >= 1
+    assert np.isfinite(result["test_loss"])
+    assert_all_finite(tmp_path / "run")
+
+
 def test_a_worker_that_is_refused_too_often_is_lost(tmp_path: Path, digits: Path) -> None:
     bad = with_bad_record(digits, tmp_path / "bad")
 

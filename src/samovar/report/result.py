@@ -57,7 +57,8 @@ class RunResult:
     `transport` is what weights and gradients went by: "shm" (mapped memory), "tcp", or "shm, tcp" where some did by
     each. `box` is where the center was, as --box names it, and `buffer` its name there; None: with the run itself.
     `peak_memory_bytes` is the most memory that each rank had, what it shares with others included; empty where workers
-    wait for nobody, or the system does not tell. `run_folder` is what `samovar.train` adds; no file has it.
+    wait for nobody, or the system does not tell. `refused_by_rank` counts each rank's updates that were not finite and
+    did not come to the center that ranks in step share. `run_folder` is what `samovar.train` adds; no file has it.
     """
 
     net: str
@@ -92,6 +93,7 @@ class RunResult:
     box: str | None = None
     buffer: str | None = None
     peak_memory_bytes: tuple[int, ...] = ()
+    refused_by_rank: tuple[int, ...] = ()
     run_folder: Path | None = None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +27,7 @@ from samovar.training.caffe_observer import shows_values
 from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Outcome, Training
+from samovar.training.loop import Duties, Outcome, Requests, Training
 from samovar.training.observer import WorkersObserver, remedy_for, worker_figures
 from samovar.training.opening import open_training
 from samovar.training.resume import resume_from
@@ -88,7 +89,7 @@ class TrainRank:
         """All ranks test, save and stop together."""
         context, learner, schedule, caffe = self._context, self._learner, self._schedule, self._opened.caffe
         tests = test_parts(context, caffe, self._opened.net, self._stack)
-        at_boundary = shows_values(context, caffe, learner, [test.net for test in tests])
+        at_boundary = self._tells_notices(shows_values(context, caffe, learner, [test.net for test in tests]))
         at_boundary(schedule.first_step)
         if context.is_first:
             train_report.announce(self._opened, learner, tests, schedule, self._start_notices)
@@ -111,6 +112,20 @@ class TrainRank:
             self._config.timeout_s,
         )
         return worker, pace
+
+    def _tells_notices(self, at_boundary: Callable[[int], Requests]) -> Callable[[int], Requests]:
+        """Where ranks that share a center go in step: what their strategy has to say of it."""
+        strategy = self._learner.strategy
+        if not isinstance(strategy, CenterSteps):
+            return at_boundary
+        voice = PipeVoice(self._context)
+
+        def tells(steps_done: int) -> Requests:
+            for text in strategy.take_notices():
+                voice.warn(text)
+            return at_boundary(steps_done)
+
+        return tells
 
     def _async(self) -> tuple[Worker, AsyncPace]:
         """Each rank goes at its own speed; the master of the moment tests, saves and tells."""
@@ -169,16 +184,19 @@ class TrainRank:
         sent_bytes = context.transport.bytes_sent + train_report.center_bytes(
             learner, train_report.num_updates(learner)
         )
-        own_bytes = [float(sent_bytes), float(self._opened.reader.fetched_bytes), float(peak_memory_bytes())]
+        refused = learner.strategy.num_refused if isinstance(learner.strategy, CenterSteps) else 0
+        own = [sent_bytes, self._opened.reader.fetched_bytes, peak_memory_bytes(), refused]
         sha256 = self._weights_sha256()
         require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
-        all_bytes = gather(context.transport, own_bytes, config.timeout_s)
-        moved_per_step = all_bytes[:, :2].mean(axis=0) / max(1, outcome.num_steps)
+        of_all = gather(context.transport, [float(value) for value in own], config.timeout_s)
+        moved_per_step = of_all[:, :2].mean(axis=0) / max(1, outcome.num_steps)
         self._tracing.merge(outcome.steps_done)
         if context.is_first:
             result = train_report.result_of(self._opened, learner, outcome, sha256, *moved_per_step.tolist())
-            peaks = tuple(map(int, filter(None, all_bytes[:, 2])))
-            context.writer.write(Finished(result=replace(result, peak_memory_bytes=peaks)))
+            peaks = tuple(map(int, filter(None, of_all[:, 2])))
+            refused_by_rank = tuple(map(int, of_all[:, 3])) if of_all[:, 3].any() else ()
+            result = replace(result, peak_memory_bytes=peaks, refused_by_rank=refused_by_rank)
+            context.writer.write(Finished(result=result))
 
     def _tell_of_center(self, outcome: Outcome) -> None:
         """What the run came to: the center, and how each worker got on."""
