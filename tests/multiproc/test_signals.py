@@ -183,4 +183,4 @@ def test_ctrl_c_while_the_commands_load_ends_without_a_traceback(tmp_path: Path)
         command.send(signal.SIGINT)
         ended = command.wait()
     assert ended.return_code == 128 + signal.SIGINT
-    assert ended.errors == ""
+    assert ended.errors == "samovar: ended by SIGINT before it began\n"
