@@ -17,10 +17,18 @@ from samovar.api.metrics import ReplicaMetrics, Shard
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.uneven_inputs import Call, Event
-from samovar.core.errors import InputError, SamovarError
-from samovar.frontends.torch.parameters import claim, layout_of, require_dense_gradients, trained_parameters
+from samovar.core.errors import InputError, NotFinite, SamovarError
+from samovar.frontends.torch.parameters import (
+    claim,
+    first_not_finite,
+    layout_of,
+    require_dense_gradients,
+    trained_parameters,
+)
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
+
+_LOOK_EVERY_STEPS = 8  # at weights, whether they are finite: as `samovar train`
 
 
 class Replica:
@@ -39,7 +47,7 @@ class Replica:
         timeout_s: float,
         box: BoxChoice | None = None,
     ) -> None:
-        parameters = trained_parameters(model, optimizer)
+        self._parameters = parameters = trained_parameters(model, optimizer)
         config, self.notices = with_momentum(config, optimizer, processes.group.world_size)
         self.num_workers = processes.group.world_size
         self.config = resolved(config, processes.group.world_size)
@@ -103,7 +111,8 @@ class Replica:
         """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
 
         Where weights are exchanged, this is where: after the update, at the steps that the strategy says, it waits for
-        all ranks. Raises what `backward` does.
+        all ranks. Raises what `backward` does, and NotFinite where weights are infinite or no numbers; it looks every
+        8 steps, and before weights are evaluated or saved.
         """
         self._require_training("step()")
         if apply is not None and not callable(apply):
@@ -114,6 +123,8 @@ class Replica:
         self._exchange.step(self._step, apply or self._optimizer.step)
         self._step += 1
         self._buffers.stepped()
+        if self._step % _LOOK_EVERY_STEPS == 0:
+            self._require_finite()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """The loader's data divided among ranks; see `samovar.api.metrics.Shard`.
@@ -143,6 +154,7 @@ class Replica:
             yield
             return
         self._require_training("evaluating()")
+        self._require_finite()
         if not self._is_async:
             self._announcer.announce(Event.EVALUATING, self._step)
             self._announcer.num_active(Event.EVALUATING, self._step)
@@ -160,6 +172,7 @@ class Replica:
         speed. Raises DeadlineExceeded where a wait is too long, or none of those that lag behind makes a step.
         """
         self._require_training("finish()")
+        self._require_finite()
         self._exchange.finish(self._step)
         tensors = [*self._model.parameters(), *self._model.buffers()]
         with torch.no_grad():
@@ -175,6 +188,7 @@ class Replica:
         Every rank saves and loads its own. Generators of random numbers are the caller's.
         """
         self._require_training("state_dict()")
+        self._require_finite()
         # Before the weights: what is under way may move them.
         strategy_state = from_arrays(self._exchange.state_dict())
         return {
@@ -248,6 +262,17 @@ class Replica:
             raise SamovarError(f"{what}: training is over since finish(); make another model and replica to train on")
         if self._is_evaluating:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that ends")
+
+    def _require_finite(self) -> None:
+        """NotFinite where ranks go in step and a weight is infinite or no number; a center looks for itself."""
+        if self._is_async or not (name := first_not_finite(self._parameters)):
+            return
+        rates = sorted({float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group})
+        raise NotFinite(
+            f"rank {self.rank}: the weights of {name} are not finite after step {self._step} (loss "
+            f"{self._metrics.loss:.4g}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the "
+            "learning rate, or look at this rank's data"
+        )
 
     def _require_same_parameters(self) -> None:
         if _num_parameters(self._optimizer) != self._num_updated or any(p.requires_grad for p in self._frozen):

@@ -16,7 +16,7 @@ import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, NotFinite
 from samovar.core.group import Group
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
 from samovar.strategies.catalog import STRATEGIES
@@ -243,3 +243,21 @@ def test_the_documented_code_runs(repository_root: Path, tmp_path: Path) -> None
     command = [sys.executable, "-W", "error", str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "diloco", "sync-easgd"])
+def test_weights_that_are_not_finite_are_told_and_never_shown(team: ProcessGroup, strategy: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e30)
+    replica = replica_of(team, model, optimizer, strategy)
+    with pytest.raises(NotFinite, match=r"rank 0: the weights of 0.weight are not finite after step 8 \(loss .*1e\+30"):
+        trained(replica, model, 8)
+    for use in (replica.finish, replica.state_dict, lambda: replica.evaluating().__enter__()):
+        with pytest.raises(NotFinite, match="lower the learning rate, or look at this rank's data"):
+            use()
+
+
+def trained(replica: Replica, model: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        replica.backward(model(torch.ones(1, 3)).square().sum())
+        replica.step()

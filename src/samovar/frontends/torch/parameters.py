@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from samovar.core.errors import InputError
-from samovar.core.layout import Layout, ParameterSpec
+from samovar.core.layout import Layout, ParameterSpec, all_finite
 
 # float32 lies in the flat buffers itself; these are copied into them and back, which rounds nothing on the way in.
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
@@ -132,3 +132,14 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.layout != torch.strided:
         raise InputError(f"replicate: parameter {name!r} is {parameter.layout}; only dense parameters can be exchanged")
+
+
+def first_not_finite(parameters: Mapping[str, nn.Parameter]) -> str:
+    """The name of the first parameter that is infinite or no number somewhere; "" where none is. Cost: one read."""
+    return next((name for name, parameter in parameters.items() if not _is_finite(parameter.detach())), "")
+
+
+def _is_finite(weights: torch.Tensor) -> bool:
+    if weights.dtype == torch.float32 and weights.device.type == "cpu" and weights.is_contiguous():
+        return all_finite(weights.view(-1).numpy())
+    return bool(torch.isfinite(weights).all())
