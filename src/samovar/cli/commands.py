@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -88,9 +88,11 @@ def options(
     """Options before the command."""
 
 
-def run(app: typer.Typer) -> int:
-    """Run the command line; the exit code."""
+def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
+    """Load the command that these words begin with, call `on_loaded`, and run the command; the exit code."""
     try:
+        app = app_of(words)
+        on_loaded()
         code = app(standalone_mode=False)
     except Abort as error:
         raise KeyboardInterrupt from error

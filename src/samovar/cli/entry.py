@@ -28,12 +28,10 @@ class _Ended(BaseException):
 def main() -> None:
     """Run the command line (see docs/commands.md for the exit codes)."""
     commands = importlib.import_module("samovar.cli.commands")
-    # The command's own module, too, is loaded before signals become exceptions.
-    app = commands.app_of(sys.argv[1:])
     number = 0
     try:
-        _listen()
-        code = commands.run(app)
+        # The command's own module, too, is loaded before signals become exceptions.
+        code = commands.run(sys.argv[1:], on_loaded=_listen)
     except KeyboardInterrupt:  # typer's own, as Abort
         number = signal.SIGINT
     except _Ended as ended:
