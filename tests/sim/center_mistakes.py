@@ -121,10 +121,10 @@ class DifferenceReused(ShmEasgd):
     """The next difference is written over the one that is still being pushed."""
 
     def drain(self):
-        if self._push is not None:
-            push: Any = self._push
+        if self._under_way is not None:
+            push: Any = self._under_way
             push._versions = push.versions if push.is_awaited else ()  # as if it was over
-            self._push = None
+            self._under_way = None
 
 
 class WorkerStays(ShmEasgd):

@@ -56,9 +56,9 @@ class ReplicaBuffers:
         if statistics is None:
             yield
             return
-        self.stepped()
-        if self._summed is not None:
-            self._gathered.gather()
+        self._gathered.gather()
+        if self._shown is not None:
+            self._shown.show()
         self._result[:] = statistics.mean()
         with self._mean.replaced(1.0):
             yield

@@ -170,7 +170,6 @@ class _CenterDuties:
 
     def __init__(self, rank: int, shared: SharedCenter, strategy: CenterSteps) -> None:
         self._rank, self._shared, self._strategy = rank, shared, strategy
-        self._has_left = False
 
     def filled(self) -> None:
         self._shared.filled()
@@ -198,10 +197,7 @@ class _CenterDuties:
             self._say(f"rank(s) {', '.join(map(str, gone))} ended before; what they brought to the center stays")
 
     def leave(self) -> None:
-        """At the end of the replica or the process."""
-        if self._has_left:
-            return
-        self._has_left = True
+        """At the end of the replica or the process; called by `weakref.finalize`, so once."""
         try:
             self._shared.leave(self._strategy)
         except SamovarError as error:

@@ -15,8 +15,6 @@ from samovar.frontends.torch.state import Broadcast
 from samovar.membership.job_center import Home
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
-from samovar.strategies.traits import AUTO
-from samovar.transports.base import MappedWindow
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.tcp import TcpTransport
 
@@ -146,11 +144,8 @@ def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
 
 
 def _group(processes: ProcessGroup, size: int, collective: str) -> ProcessGroup:
-    """Where memory is mapped a group adds up in place."""
     reached = by_windows(processes.collectives)
-    probe = reached.region("probe", 0)
-    best = "direct" if isinstance(probe.window, MappedWindow) else "tree"
-    group = GroupCollectives(reached, size, best if collective == AUTO else collective)
+    group = GroupCollectives.among(reached, size, collective, reached.region("probe", 0).window)
     return ProcessGroup(group, processes.timeout_s, processes.group.rank - group.group.rank)
 
 

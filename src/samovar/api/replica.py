@@ -18,6 +18,7 @@ from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.state import checked, from_arrays, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
+from samovar.core.layout import LOOK_EVERY_STEPS
 from samovar.frontends.torch.parameters import (
     claim,
     first_not_finite,
@@ -27,8 +28,6 @@ from samovar.frontends.torch.parameters import (
 )
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-
-_LOOK_EVERY_STEPS = 8  # at weights, whether they are finite: as `samovar train`
 
 
 class Replica:
@@ -123,7 +122,7 @@ class Replica:
         self._exchange.step(self._step, apply or self._optimizer.step)
         self._step += 1
         self._buffers.stepped()
-        if self._step % _LOOK_EVERY_STEPS == 0:
+        if self._step % LOOK_EVERY_STEPS == 0:
             self._require_finite()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:

@@ -29,11 +29,9 @@ from samovar.box.protocol import (
     unpack_name,
 )
 from samovar.box.seats import BufferHost, Seat, answer, answer_on_board
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import RankFailed, SamovarError
 from samovar.transports.secure import ConnectionLost, SecureChannel
-
-_FOR_EVER = Deadline(math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ class _Connection:
 
     def answer_next(self) -> None:
         """Raises SamovarError where the connection is over."""
-        request = Request.unpack(self._channel.receive(_FOR_EVER))
+        request = Request.unpack(self._channel.receive(FOR_EVER))
         deadline = Deadline.after(self._service.config.timeout_s)
         if request.kind in ON_CHUNKS:
             self._answer_on_chunks(request, deadline)

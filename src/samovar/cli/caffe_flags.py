@@ -10,7 +10,7 @@ from samovar.cli.flags import own_strategy, written_type
 from samovar.config import PHASES, parse_weights
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
-from samovar.strategies.traits import Setting, declared_settings
+from samovar.strategies.traits import declared_settings
 
 COMMANDS = ("train", "test", "time", "device_query")
 # Flags of glog, the library that writes Caffe's log: this log always goes to stderr, in full.
@@ -56,7 +56,7 @@ def parse_caffe_flags(words: Sequence[str]) -> CaffeFlags:
     Raises InputError for an unknown command or flag, and for a value that the flag cannot have.
     """
     own_strategy(words, ("-strategy", "--strategy"))
-    settings = {_spelled(own[0]): own[0] for own in declared_settings().values() if own[0].has_flag}
+    settings = {own[0].spellings[-1]: own[0] for own in declared_settings().values() if own[0].has_flag}
     readers = {**_READERS, **{name: _OF_TYPE[written_type(setting)] for name, setting in settings.items()}}
     commands: list[str] = []
     values: dict[str, object] = {}
@@ -100,10 +100,6 @@ def _is_of_glog(name: str, has_value: bool, rest: list[str]) -> bool:
             _next_word(name, rest)
         return True
     return False
-
-
-def _spelled(setting: Setting) -> str:
-    return setting.flag.removeprefix("--").replace("-", "_")
 
 
 def _unknown(word: str, name: str, known: list[str]) -> str:

@@ -134,19 +134,15 @@ def own_strategy(words: Sequence[str], flags: tuple[str, ...] = ("--strategy",))
 
 def settings_of_strategies() -> list[inspect.Parameter]:
     """A flag for each setting of all strategies; None is the strategy's default."""
-    declared = {name: own for name, own in declared_settings().items() if own[0].has_flag}
     return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[
-                written_type(setting) | None,
-                typer.Option(setting.flag, help=_help(name, own)),
-            ],
+            annotation=Annotated[written_type(own[0]) | None, typer.Option(own[0].flag, help=_help(name, own))],
         )
-        for name, own in declared.items()
-        for setting in own[:1]
+        for name, own in declared_settings().items()
+        if own[0].has_flag
     ]
 
 

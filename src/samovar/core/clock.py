@@ -1,9 +1,11 @@
 """Deadlines on the monotonic clock."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class Deadline:
 
     def passed(self) -> bool:
         return time.monotonic() >= self.at_s
+
+
+FOR_EVER: Final = Deadline(math.inf)
 
 
 def polled(

@@ -1,6 +1,5 @@
 """What this process has of its host: memory, its own and shared, processors, and who else computes on its cores."""
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from samovar import _native
-from samovar.core.control_groups import memory_left
+from samovar.core.control_groups import memory_left, text_of
 
 _TRIM_THRESHOLD: Final = -1  # names of glibc's malloc.h
 _MMAP_THRESHOLD: Final = -3
@@ -27,10 +26,8 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
 
     Not getrusage's, which begins with that of the process that started this one.
     """
-    with contextlib.suppress(OSError):
-        if found := re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE):
-            return int(found[1]) << 10
-    return 0
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", text_of(status), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def keep_freed_memory(*, large_too: bool) -> bool:
@@ -59,10 +56,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _meminfo_bytes(path: Path) -> int | None:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
+    lines = text_of(path).splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
 
 
@@ -110,9 +104,7 @@ def models(path: Path = _PROCESSORS) -> list[str]:
 
 
 def _values(key: str, path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return re.findall(rf"^{key}\s*:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    return []
+    return re.findall(rf"^{key}\s*:\s*(.+)$", text_of(path), re.MULTILINE)
 
 
 _STAT: Final = Path("/proc/stat")
@@ -127,10 +119,7 @@ _QUIET_LOOKS: Final = 4
 def busy_seconds(cpus: Iterable[int], path: Path = _STAT) -> dict[int, float]:
     """What each of these cores has computed since the machine started; nothing where the system does not tell."""
     wanted = {f"cpu{cpu}": cpu for cpu in cpus}
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
+    lines = [line.split() for line in text_of(path).splitlines()]
     ticks_a_second = os.sysconf("SC_CLK_TCK")
     found = {wanted[line[0]]: line for line in lines if line and line[0] in wanted}
     return {cpu: sum(int(line[field]) for field in _BUSY_FIELDS) / ticks_a_second for cpu, line in found.items()}

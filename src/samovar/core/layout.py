@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +129,10 @@ def _aligned(size: int) -> int:
 def rounded_up(number: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `number`."""
     return -(-number // multiple) * multiple
+
+
+# At weights, whether they are finite: seldom enough to cost nothing, often enough that a run of ten steps is told.
+LOOK_EVERY_STEPS: Final = 8
 
 
 def all_finite(values: npt.NDArray[np.float32]) -> bool:

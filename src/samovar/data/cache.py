@@ -26,7 +26,6 @@ Int64s = npt.NDArray[np.int64]
 RUN_RECORDS = 64
 ROUND_BYTES = 64 << 20
 _OFFSET, _SIZE, _NUM_OWN_COLUMNS = 0, 1, 2
-_COLUMN_BYTES = 8
 
 
 class CacheSource(Protocol):

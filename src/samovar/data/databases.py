@@ -110,8 +110,6 @@ def listed_images(source: Path, root: Path | None) -> list[ImageFile]:
     content = read_file(source, "image list", MAX_LIST_BYTES)
     starts, ends, labels = parse_list(content, source)
     names = [os.fsdecode(content[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    if not names:
-        raise InputError(f"{source}: lists no image. Write a line 'path label' for each.")
     found: list[ImageFile] = []
     failures: list[str] = []
     for name, label in zip(names, labels.tolist(), strict=True):

@@ -229,8 +229,6 @@ class ImageListDataset:
         self._channels: Channels = "color" if config.is_color else "gray"
         self._content = read_file(config.source, "image list", MAX_LIST_BYTES)
         self._starts, self._ends, self._labels = parse_list(self._content, config.source)
-        if not len(self._starts):
-            raise InputError(f"{self.source}: lists no image. Write a line 'path label' for each.")
         channels, height, width = self._image(0).shape
         self.sample_shape = channels, height, width
 
@@ -273,7 +271,7 @@ class ImageListDataset:
 
 def parse_list(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
     """Start and end of each path in `content`, and its label; blank lines are left out.
-    Raises: InputError, with file and line, for a line that is no "path label"."""
+    Raises: InputError, with file and line, for a line that is no "path label"; for a list without a line."""
     starts, ends, labels = [], [], []
     position = 0
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -288,6 +286,8 @@ def parse_list(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
             ends.append(position + len(written))
             labels.append(int(label))
         position += len(line) + 1
+    if not starts:
+        raise InputError(f"{source}: lists no image. Write a line 'path label' for each.")
     return np.array(starts, np.int64), np.array(ends, np.int64), np.array(labels, np.int64)
 
 

@@ -154,7 +154,7 @@ def _blobs(shapes: dict[str, Shape]) -> str:
 
 def _row(layer: LayerCost) -> tuple[Value, ...]:
     names = ", ".join(name for name, _ in layer.tops) + (" (in place)" if layer.is_in_place else "")
-    shapes = ", ".join(" x ".join(map(str, shape)) or "()" for _, shape in layer.tops)
+    shapes = ", ".join(text(shape) for _, shape in layer.tops)
     return layer.name, layer.type, names, shapes, layer.num_parameters, layer.multiply_adds, layer.activation_bytes
 
 

@@ -18,10 +18,9 @@ from functools import partial
 from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
 from samovar.launch.numa import apart, place
-from samovar.launch.watch import Consequence, EndPolicy, Outlet, RankEnd, RankProcess, RankWatch
+from samovar.launch.watch import EXIT_PREEMPTED, Consequence, EndPolicy, Outlet, RankEnd, RankProcess, RankWatch
 from samovar.transports.meeting import addresses_towards, interface_of
 
-EXIT_PREEMPTED = 75
 LOOPBACK = "127.0.0.1"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _PASSED_ON = (*_ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

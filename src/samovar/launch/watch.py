@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Final, Protocol
 
 from samovar.core.clock import Deadline
 
+EXIT_PREEMPTED: Final = 75  # with something to go on from: EX_TEMPFAIL of sysexits.h
 _PIPE_READ_BYTES = 1 << 16
 # How long a launcher waits for a rank to disappear after SIGKILL.
 _REAP_WAIT_S = 10.0

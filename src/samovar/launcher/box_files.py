@@ -91,9 +91,10 @@ class Content:
             raise InputError(f"{path}: is damaged, its SHA-256 is another; take an earlier snapshot")
         return cls(_shape_in(path, arrays), arrays)
 
-    def write(self, path: Path) -> FileMark:
-        """Whole, or not at all; raises OSError."""
-        return publish_file(path, chunks(self.arrays | {"sha256": np.frombuffer(self.digest(), np.uint8)}))
+    def write(self, path: Path, digest: bytes | None = None) -> FileMark:
+        """Whole, or not at all; raises OSError. `digest` is its own, where it is known already."""
+        digest = digest or self.digest()
+        return publish_file(path, chunks(self.arrays | {"sha256": np.frombuffer(digest, np.uint8)}))
 
     def digest(self) -> bytes:
         return _digest(self.arrays)
@@ -287,7 +288,7 @@ class Snapshots:
                 content = Content.of(*read_mapped(buffer, Deadline.after(TIMEOUT_S)))
             digest = content.digest()
             if self._written.get(name) != digest:
-                content.write(self._path(name))
+                content.write(self._path(name), digest)
                 self._written[name] = digest
         for name in set(self._written) - set(names):
             self._path(name).unlink(missing_ok=True)

@@ -17,12 +17,12 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from samovar import _native
 from samovar.collectives.execute import open_channel
 from samovar.collectives.plan import Plan, PlanFunction, Put, Wait
 from samovar.collectives.plans import dissemination_barrier
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
+from samovar.launch.rank_arguments import end_with_parent
 from samovar.transports.base import Notification, Region
 from samovar.transports.shm import ShmTransport
 
@@ -198,9 +198,7 @@ def _barrier(transport: ShmTransport) -> Callable[[], None]:
 def main(arguments: list[str]) -> int:
     """Measure this rank's part and write it to the pipe."""
     given = Arguments.parse(arguments)
-    _native.die_with_parent()
-    if os.getppid() != given.parent:
-        return 128 + signal.SIGKILL
+    end_with_parent(given.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(given.pipe, "w") as pipe:
         pipe.write(json.dumps(run(given)))

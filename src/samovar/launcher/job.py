@@ -22,6 +22,7 @@ from samovar.core.host import create_empty
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
+from samovar.launch.watch import EXIT_PREEMPTED
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -29,7 +30,6 @@ from samovar.report.run_folder import RunFolder, write_json_atomic
 from samovar.report.wording import counted
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
-EXIT_PREEMPTED = 75
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
 _ERRORS = {error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)}
 

@@ -182,9 +182,7 @@ def count_of(name: str, given: int | str | None) -> int | None:
 def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
     """What was given, as the command's flags would be."""
     _require_kinds(given)
-    run: dict[str, Any] = {
-        name: given.pop(name) for name in list(given) if name in _OWN and name not in Settings.__annotations__
-    }
+    run: dict[str, Any] = {name: given.pop(name) for name in list(given) if name in _OWN}
     collective = run.pop("collective", AUTO)
     known = {spelling for own in declared_settings().values() for spelling in own[0].spellings}
     if unknown := [name for name in given if name not in known]:
@@ -212,19 +210,11 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
 # Of `train` itself; what is not among them is a setting of the strategy.
 _WHOLE = ("iterations", "seed", "exact", "large_batch", "warm_up_steps")
 _YES_OR_NO = ("shuffle", "hold_data", "record", "join")
-_OWN = (
-    "workers",
-    "threads_per_worker",
-    "iterations",
-    "snapshot",
-    "weights",
-    "out",
-    "seed",
+_OWN = {
+    *("workers", "threads_per_worker", "iterations", "snapshot", "weights", "out", "seed"),
     *TrainSettings.__annotations__,
-)
-_NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN if name not in Settings.__annotations__} | {
-    "--timeout": "timeout_s"
-}
+} - Settings.__annotations__.keys()
+_NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN} | {"--timeout": "timeout_s"}
 
 
 def _require_kinds(given: dict[str, Any]) -> None:

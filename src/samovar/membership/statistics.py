@@ -1,7 +1,6 @@
 """The mean over ranks of what layers count but nobody learns: BatchNorm's running statistics."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -9,17 +8,6 @@ from samovar.collectives.engine import Collectives, float32_region
 from samovar.core.clock import Deadline
 from samovar.core.layout import all_finite
 from samovar.transports.base import Array, Region
-
-
-class Statistics(Protocol):
-    """`own`, float32 (num_elements,), are this rank's: the caller keeps them up to date."""
-
-    @property
-    def own(self) -> Array: ...
-
-    def mean(self) -> Array:
-        """Over ranks, float32 (num_elements,); valid until the next call."""
-        ...
 
 
 class SummedStatistics:

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from samovar.box.base import Push
-from samovar.core.errors import NotFinite
 from samovar.core.stateful import StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import ElasticSteps, planned
@@ -51,7 +49,6 @@ class AsyncEasgd(ElasticSteps):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._overlaps = overlaps = place.chosen.overlap == "period"
-        self._under_way: Push | None = None
         # x as it was sent, and as it comes back.
         self._sent, self._pulled = (np.empty_like(self._weights if overlaps else self._weights[:0]) for _ in range(2))
 
@@ -65,20 +62,6 @@ class AsyncEasgd(ElasticSteps):
         """What is under way is awaited; its d was of weights that are no more."""
         self._has_come()
         super().load_state_dict(state)
-
-    def _has_come(self) -> bool:
-        """Wait for the exchange under way; whether there was one."""
-        if self._under_way is None:
-            return False
-        try:
-            self._under_way.wait(self._deadline())
-            self._note_update(self._under_way.versions)
-        except NotFinite as error:
-            self._under_way = None
-            self._refuse(str(error))
-            return False
-        self._under_way = None
-        return True
 
     def _take_center(self) -> None:
         self._has_come()

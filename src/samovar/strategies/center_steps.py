@@ -6,14 +6,14 @@ from functools import partial
 
 import numpy as np
 
-from samovar.box.base import Versions
+from samovar.box.base import Push, Versions
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import InputError, NotFinite
 from samovar.core.layout import all_finite, first_not_finite
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import CenterSeat, Place, Reduced, Strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.local_sgd import take_array
+from samovar.strategies.local_sgd import take_center
 from samovar.strategies.settings import pulls_too_far
 from samovar.strategies.traits import MAX_REFUSED_PUSHES, Chosen, Traits
 from samovar.transports.base import Array
@@ -157,10 +157,7 @@ class CenterSteps(Strategy):
         """On the first worker: c = the state's, or these weights. The others must not go on before."""
         self.drain()
         if self._is_first:
-            if state:
-                take_array(state, "center", self._copy)
-            else:
-                self._copy[:] = self._weights
+            take_center(state, self._copy, self._weights)
             self._center.write(self._copy, self._deadline())
 
     def _meet_center(self) -> None:
@@ -221,6 +218,7 @@ class ElasticSteps(CenterSteps):
         self._rate = chosen.moving_rate
         self._default_rate_for = partial(self.default_rate, chosen)
         self._is_default = self._rate == self._default_rate_for(place.num_workers)
+        self._under_way: Push | None = None
 
     @classmethod
     def default_rate(cls, chosen: Chosen, num_workers: int) -> float:
@@ -245,6 +243,20 @@ class ElasticSteps(CenterSteps):
     def resize(self, num_workers: int) -> None:
         if self._is_default:
             self._rate = self._default_rate_for(num_workers)
+
+    def _has_come(self) -> bool:
+        """Wait for the update under way; whether there was one, and the center took it."""
+        if self._under_way is None:
+            return False
+        try:
+            self._under_way.wait(self._deadline())
+            self._note_update(self._under_way.versions)
+        except NotFinite as error:
+            self._under_way = None
+            self._refuse(str(error))
+            return False
+        self._under_way = None
+        return True
 
 
 def planned(collectives: Collectives, name: str) -> PlannedCollectives:

@@ -19,7 +19,7 @@ from samovar.strategies.settings import FACTORS, MAX_REFUSED, MAX_STALENESS, MOV
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.traits import AUTO, Chosen, Setting
-from samovar.transports.base import MappedWindow, Region
+from samovar.transports.base import MappedWindow, Region, Window
 
 _LIFE_BYTES = 8
 _POLL_S = 0.002
@@ -34,6 +34,12 @@ class GroupCollectives(PlannedCollectives):
         self._whole = whole
         first = whole.group.rank // group_size * group_size
         self._ranks = range(first, first + group_size)
+
+    @classmethod
+    def among(cls, whole: PlannedCollectives, group_size: int, collective: str, window: Window) -> "GroupCollectives":
+        """By `collective`; AUTO adds up in place where memory, such as `window`, is mapped."""
+        best = "direct" if isinstance(window, MappedWindow) else "tree"
+        return cls(whole, group_size, best if collective == AUTO else collective)
 
     @property
     def ranks(self) -> range:
@@ -153,12 +159,10 @@ class HybridEasgd(ShmEasgd):
 
     @classmethod
     def of(cls, place: Place) -> "HybridEasgd":
-        """Where memory is mapped a group adds up in place."""
-        chosen = place.chosen
+        chosen, window = place.chosen, place.buffers.gradients.window
         assert chosen.group_size is not None, chosen
-        best = "direct" if isinstance(place.buffers.gradients.window, MappedWindow) else "tree"
-        name = best if chosen.collective == AUTO else chosen.collective
-        group = GroupCollectives(planned(place.collectives, chosen.name), chosen.group_size, name)
+        whole = planned(place.collectives, chosen.name)
+        group = GroupCollectives.among(whole, chosen.group_size, chosen.collective, window)
         return cls(place, GroupMembers.in_step(group, place))
 
     @classmethod

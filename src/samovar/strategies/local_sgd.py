@@ -67,6 +67,14 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
     place[:] = value
 
 
+def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) -> None:
+    """center = the state's; these weights where the state is empty."""
+    if state:
+        take_array(state, "center", center)
+    else:
+        center[:] = weights
+
+
 @strategy("local-sgd", exchange="weights", waits_for="all, once a period", settings=(SYNC_PERIOD.by_default(8),))
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.

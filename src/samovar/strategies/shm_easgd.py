@@ -3,8 +3,7 @@
 import numpy as np
 
 from samovar import _native
-from samovar.box.base import Push, Versions
-from samovar.core.errors import NotFinite
+from samovar.box.base import Versions
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import ElasticSteps
 from samovar.strategies.config import StrategyConfig
@@ -65,7 +64,6 @@ class ShmEasgd(ElasticSteps):
         self._reads_first = bool(place.chosen.read_first)
         self._max_staleness_steps = place.chosen.max_staleness_steps
         self._difference = np.empty_like(self._weights)
-        self._push: Push | None = None
         self._is_warned = False
 
     @classmethod
@@ -79,15 +77,7 @@ class ShmEasgd(ElasticSteps):
 
     def drain(self) -> None:
         """Wait until the own push is in the center."""
-        if self._push is None:
-            return
-        try:
-            self._push.wait(self._deadline())
-            self._note_update(self._push.versions)
-        except NotFinite as error:
-            self._push = None
-            self._refuse(str(error))
-        self._push = None
+        self._has_come()
 
     def _exchange(self) -> None:
         if self._reads_first:
@@ -101,7 +91,7 @@ class ShmEasgd(ElasticSteps):
             return
         self._seen = self._read() if seen is None else seen
         _native.elastic_pull(self._weights, self._copy, self._difference, self._usable_rate())
-        self._push = self._center.accumulate_in_background(self._next_sequence(), self._difference)
+        self._under_way = self._center.accumulate_in_background(self._next_sequence(), self._difference)
 
     def _read(self) -> Versions:
         return self._center.read(self._copy, self._deadline())
@@ -120,15 +110,15 @@ class ShmEasgd(ElasticSteps):
         most = 1.0 / (1.0 + self.staleness.mean)
         if self._rate <= most:
             return self._rate
-        self._warn(most, self._is_default)
+        self._warn(most)
         return most if self._is_default else self._rate
 
-    def _warn(self, most: float, is_clamped: bool) -> None:
+    def _warn(self, most: float) -> None:
         if not self._is_warned:
             self._is_warned = True
             consequence = (
                 "which is used while pushes are as stale"
-                if is_clamped
+                if self._is_default
                 else "and the center may swing; the rate is used as it was given"
             )
             self._notices.append(

@@ -13,7 +13,7 @@ from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.local_sgd import LocalSteps, take_center
 from samovar.strategies.settings import (
     ALWAYS_COMPRESSES,
     COMPRESS,
@@ -197,10 +197,7 @@ class SyncEasgd(LocalSteps):
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """The residual of another codec or plan is left out."""
         self.drain()
-        if state:
-            take_array(state, "center", self._center)
-        else:
-            self._center[:] = self._weights
+        take_center(state, self._center, self._weights)
         left_out = np.asarray(state.get("residual", ()))
         fits = state.get("codec") == self._codec and left_out.shape == self._residual.shape
         self._residual[:] = left_out if fits else 0.0
@@ -250,7 +247,4 @@ class BroadcastEasgd(LocalSteps):
         return {"center": self._center.copy()}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        if state:
-            take_array(state, "center", self._center)
-        else:
-            self._center[:] = self._weights
+        take_center(state, self._center, self._weights)

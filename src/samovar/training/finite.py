@@ -5,13 +5,11 @@ from typing import Final
 
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import NotFinite
-from samovar.core.layout import all_finite, first_not_finite
+from samovar.core.layout import LOOK_EVERY_STEPS, all_finite, first_not_finite
 from samovar.solver.flat import Solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 
-# Seldom enough to cost nothing, often enough that a run of ten steps is told.
-_LOOK_EVERY_STEPS: Final = 8
 _WHAT_TO_DO: Final = "lower base_lr, or look at this rank's data"
 
 
@@ -29,17 +27,15 @@ class FiniteCheck:
         self._strategy = strategy
         self._solver = solver
         self._rank = rank
-        self._steps_done = 0
         self._when = "at the start"
 
     def after_step(self, steps_done: int, rate_step: int, loss: float) -> None:
         """Raises NotFinite; the rate of the step is that of `rate_step`."""
-        self._steps_done = steps_done
         rate = self._solver.config.policy.rate(rate_step)
         self._when = f"after step {steps_done} (loss {loss:.4g}, learning rate {rate:.4g})"
         if isinstance(self._strategy, CenterSteps):
             self._follow(self._strategy)
-        elif steps_done % _LOOK_EVERY_STEPS == 0 or not math.isfinite(loss):
+        elif steps_done % LOOK_EVERY_STEPS == 0 or not math.isfinite(loss):
             self.require()
 
     def require(self) -> None:

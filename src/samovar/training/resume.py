@@ -20,6 +20,7 @@ from samovar.frontends.caffe.weights import match_weights, read_weights
 from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
 
+RANK_PART = "rank_{}"
 _COMMON_PARTS = ("weights", "momentum", "strategy")
 
 
@@ -48,7 +49,7 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
 
     Workers that wait for nobody have saved their center alone, for any number of them.
     """
-    own = f"rank_{rank}"
+    own = RANK_PART.format(rank)
     snapshot = read_snapshot(path, lambda part: part in (own, *_COMMON_PARTS))
     step, parts = snapshot.step, snapshot.parts
     had, has = _sharing(snapshot.config), _sharing(config.to_json())

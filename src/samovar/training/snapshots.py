@@ -21,9 +21,8 @@ from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.training.build import Learner
 from samovar.training.evaluated import CenterWeights
+from samovar.training.resume import RANK_PART
 from samovar.transports.base import Transport
-
-RANK_PART = "rank_{}"
 
 
 class Saver(Protocol):

@@ -28,7 +28,7 @@ from samovar.training.context import RankContext
 from samovar.training.evaluated import CenterWeights, gather, require_equal
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
 from samovar.training.loop import Duties, Outcome, Requests, Training
-from samovar.training.observer import WorkersObserver, remedy_for, worker_figures
+from samovar.training.observer import WorkersObserver, worker_figures
 from samovar.training.opening import open_training
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
@@ -164,16 +164,7 @@ class TrainRank:
             train_report.announce(opened, learner, tests, schedule, self._start_notices)
             rule = self._config.stop_rule or MEAN
             run.voice.inform(described(rule, schedule.num_steps, at_box=self._config.box is not None))
-        observer = WorkersObserver(
-            alone.writer,
-            metrics,
-            learner.solver.config.policy,
-            schedule.num_steps,
-            caffe.display,
-            caffe.average_loss,
-            remedy_for(self._config.strategy),
-            shows_test_loss=caffe.test_compute_loss,
-        )
+        observer = train_report.observer_of(WorkersObserver, alone, metrics, caffe, learner, schedule)
         save = train_report.save_function(alone, caffe, learner)
         duties = Duties(schedule, evaluate_function(learner, tests), save, observer)
         return Master(run, duties, observer, learner.evaluated.settle)

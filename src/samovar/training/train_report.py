@@ -4,6 +4,7 @@ import contextlib
 import platform
 import signal
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,8 @@ from samovar.training.observer import RunObserver, SilentObserver, remedy_for
 from samovar.training.opening import Opened
 from samovar.training.snapshots import make_saver
 from samovar.training.train_tests import TestPart
+
+_Observer = TypeVar("_Observer", bound=RunObserver)
 
 
 def announce(
@@ -93,22 +96,33 @@ def run_observer(
     if not context.is_first:
         yield SilentObserver()
         return
-    policy = learner.solver.config.policy
     test_losses = tuple(test.loss_weights for test in tests)
     if context.config.by_caffe:
-        yield CaffeObserver(context.writer, learner.net, caffe, policy, test_losses)
+        yield CaffeObserver(context.writer, learner.net, caffe, learner.solver.config.policy, test_losses)
         return
     with MetricsWriter(RunFolder(context.config.out).metrics, schedule.first_step) as metrics:
-        yield RunObserver(
-            context.writer,
-            metrics,
-            policy,
-            schedule.num_steps,
-            caffe.display,
-            caffe.average_loss,
-            remedy_for(context.config.strategy),
-            shows_test_loss=caffe.test_compute_loss,
-        )
+        yield observer_of(RunObserver, context, metrics, caffe, learner, schedule)
+
+
+def observer_of(
+    kind: type[_Observer],
+    context: RankContext,
+    metrics: MetricsWriter,
+    caffe: CaffeSolver,
+    learner: build.Learner,
+    schedule: Schedule,
+) -> _Observer:
+    """What shows a run of `schedule` as the solver says."""
+    return kind(
+        context.writer,
+        metrics,
+        learner.solver.config.policy,
+        schedule.num_steps,
+        caffe.display,
+        caffe.average_loss,
+        remedy_for(context.config.strategy),
+        shows_test_loss=caffe.test_compute_loss,
+    )
 
 
 def save_function(context: RankContext, caffe: CaffeSolver, learner: build.Learner) -> Callable[[int], None]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.background import Background, Job, note_phase
@@ -25,7 +25,7 @@ from samovar.transports.meeting import Meeting
 from samovar.transports.secure import Address, SecureChannel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
-from samovar.transports.tcp_service import FOR_EVER, NO_SLOT, PeerHello, PeerRequest, PeerService, TcpConfig, Verb
+from samovar.transports.tcp_service import NO_SLOT, PeerHello, PeerRequest, PeerService, TcpConfig, Verb
 
 # What waits for a peer lets others go on.
 _MOST_THREADS = 4

@@ -1,7 +1,6 @@
 """What peers ask of a rank's windows over TCP, and who does it."""
 
 import hashlib
-import math
 import struct
 import threading
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from samovar.core.clock import Deadline
+from samovar.core.clock import FOR_EVER, Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.transports.secure import PIECE_BYTES, ConnectionLost, SecureChannel
@@ -94,9 +93,6 @@ def speaker(header: bytes) -> int:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:16]
-
-
-FOR_EVER = Deadline(math.inf)
 
 
 @dataclass(frozen=True, slots=True)

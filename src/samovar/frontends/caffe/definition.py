@@ -152,8 +152,7 @@ def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]
 def load_source(source: NetSource, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
     """The net in the state that the solver gives it; `level` and `stages` are the command line's, which go first.
     Raises InputError as `load_net`."""
-    text = source.text if source.text is not None else read_text(source.path, "NetParameter", FOREIGN_FIELDS)
-    return net_from_message(text, source.level if level is None else level, (*source.stages, *stages))
+    return net_from_message(source.read(), source.level if level is None else level, (*source.stages, *stages))
 
 
 def sized(

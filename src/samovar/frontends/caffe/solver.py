@@ -33,8 +33,11 @@ class NetSource:
 
     def name(self) -> str:
         """The net's name, else its file's; raises InputError where the file is no net."""
-        text = self.text if self.text is not None else read_text(self.path, "NetParameter", FOREIGN_FIELDS)
-        return text.message.name or self.path.stem
+        return self.read().message.name or self.path.stem
+
+    def read(self) -> TextMessage:
+        """The net as it is written; raises InputError where the file is no net."""
+        return self.text if self.text is not None else read_text(self.path, "NetParameter", FOREIGN_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +94,8 @@ def _wrong_count(text: TextMessage, num_nets: int, num_counts: int) -> InputErro
 def _sources(text: TextMessage, field: str) -> Iterator[NetSource]:
     value = getattr(text.message, field)
     repeated = field in ("test_net", "test_net_param")
-    places = text.places.fields.get(field, [])
     for index, item in enumerate(value if repeated else [value]):
-        place = places[index] if index < len(places) else text.places
+        place = _place_of(text, field, index)
         if isinstance(item, str):
             path = find_named(item, text.path, f"{text.path}:{place.line}: {field}")
             yield NetSource(path, f"{'test_net' if field == 'test_net' else 'net'} file: {item}")
@@ -113,12 +115,17 @@ def _with_state(text: TextMessage, source: NetSource, phase: Phase, field: str, 
 
 
 def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, TextPlace]:
-    places = text.places.fields.get(field, [])
-    place = places[index] if index < len(places) else text.places
+    place = _place_of(text, field, index)
     if field == "train_state":
         return (text.message.train_state if text.message.HasField(field) else None), place
     states = text.message.test_state
     return (states[index] if len(states) else None), place
+
+
+def _place_of(text: TextMessage, field: str, index: int) -> TextPlace:
+    """Where the field's value of that number stands; the whole file where that is not known."""
+    places = text.places.fields.get(field, [])
+    return places[index] if index < len(places) else text.places
 
 
 SnapshotFormat: TypeAlias = Literal["BINARYPROTO", "HDF5"]

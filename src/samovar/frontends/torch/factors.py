@@ -22,7 +22,6 @@ from samovar.core.host import models
 from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
 
 Node: TypeAlias = torch.autograd.graph.Node
-Edges: TypeAlias = Mapping[Node, Sequence[tuple[Node, int]]]
 
 _FACTOR_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Names of nodes, the operand that may be a weight, and where they keep the other one.

@@ -38,6 +38,11 @@ class LossNormalizer:
         """Which labels count; None for all of them."""
         return None if self.ignore_label is None else labels != self.ignore_label
 
+    def split(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Labels with class 0 for those to ignore, and which are valid (None for all of them)."""
+        valid = self.valid(labels)
+        return (labels, None) if valid is None else (labels.where(valid, torch.zeros_like(labels)), valid)
+
     def of_labels(self, num_samples: int, num_labels: int, valid: torch.Tensor | None) -> float:
         num_valid = num_labels if valid is None or self.mode != VALID else int(valid.sum())
         return self.of_counts(num_samples, num_labels, num_valid)
@@ -118,7 +123,7 @@ class SoftmaxWithLoss(Classification):
         scores, labels = self.split(scores, labels)
         if kernels.takes_scores(scores, labels):
             return (self._native_loss(scores, labels),)
-        labels, valid = self._split_labels(labels)
+        labels, valid = self.normalizer.split(labels)
         log_probabilities = torch.log_softmax(scores.detach(), 1)
         at_label = self.at_label(log_probabilities, labels).clamp_min(_LOG_FLOAT_MIN)
         if valid is not None:
@@ -128,15 +133,10 @@ class SoftmaxWithLoss(Classification):
         loss: torch.Tensor = _KnownLoss.apply(scores, at_label.sum() * -scale, gradient, scale)  # type: ignore[no-untyped-call]
         return (loss,)
 
-    def _split_labels(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Labels with class 0 for those to ignore, and which are valid (None for all of them)."""
-        valid = self.normalizer.valid(labels)
-        return (labels, None) if valid is None else (labels.where(valid, torch.zeros_like(labels)), valid)
-
     def _native_loss(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         found = kernels.softmax_loss(scores, labels, self.normalizer.ignore_label, _LOG_FLOAT_MIN)
         if found is None:
-            self.check_range(self._split_labels(labels)[0], scores.shape[1])
+            self.check_range(self.normalizer.split(labels)[0], scores.shape[1])
             raise AssertionError("a label that is a class was refused")
         total, num_valid, gradient = found
         scale = 1.0 / self.normalizer.of_counts(len(labels), labels.numel(), num_valid)

@@ -78,11 +78,9 @@ class DummyData(RandomLayer):
         return tuple(top.to(self._place.device) for top in tops)
 
     def _drawn(self, index: int) -> torch.Tensor:
-        shape, numbers = self.top_shapes[index], self.sample_numbers.tolist()
-        if not shape or shape[0] % len(numbers):
-            numbers = numbers[:1]
-        name = f"{self.spec.name}/{index}"
-        return fill_rows(self.fillers[index], shape, [f"{name} {number}" for number in numbers], self.seed)
+        shape, name = self.top_shapes[index], f"{self.spec.name}/{index}"
+        rows = [f"{name} {number}" for number in self.numbers_for(shape).tolist()]
+        return fill_rows(self.fillers[index], shape, rows, self.seed)
 
 
 def input_shapes(spec: LayerSpec) -> list[Shape]:

@@ -80,9 +80,7 @@ class InfogainLoss(Classification):
     def forward(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scores, labels = self.split(*bottoms[:2])
         matrix = bottoms[2].detach().reshape(scores.shape[1], -1) if self.matrix is None else self.matrix
-        valid = self.normalizer.valid(labels)
-        if valid is not None:
-            labels = labels.where(valid, torch.zeros_like(labels))
+        labels, valid = self.normalizer.split(labels)
         logarithms = _floored(torch.log_softmax(scores, 1), math.log(_LEAST_PROBABILITY))
         self.check_range(labels, scores.shape[1])
         weights = matrix.to(scores.device)[labels.squeeze(1)].movedim(-1, 1)

@@ -30,14 +30,15 @@ class RandomLayer(Layer):
         self.is_random = True  # whether this layer draws at all, in the phase it is built for
         self.sample_numbers = torch.zeros(1, dtype=torch.int64)
 
-    def words(self, shape: Shape) -> Words:
-        """Random words, uint32 of `shape`, whose first axis holds equally many rows of every sample.
-        Where it does not, all words follow from the first sample. Cost: 1 ns a word (Philox)."""
+    def numbers_for(self, shape: Shape) -> npt.NDArray[np.int64]:
+        """The samples' numbers; that of the first alone where the first axis has not equally many rows of each."""
         numbers = self.sample_numbers.numpy()
-        count = prod(shape)
-        if not shape or shape[0] % len(numbers):
-            numbers = numbers[:1]
-        return sample_words(self._key, numbers, count // len(numbers)).reshape(shape)
+        return numbers[:1] if not shape or shape[0] % len(numbers) else numbers
+
+    def words(self, shape: Shape) -> Words:
+        """Random words, uint32 of `shape`, which follow from `numbers_for(shape)`. Cost: 1 ns a word (Philox)."""
+        numbers = self.numbers_for(shape)
+        return sample_words(self._key, numbers, prod(shape) // len(numbers)).reshape(shape)
 
     def uniforms(self, shape: Shape, like: torch.Tensor) -> torch.Tensor:
         """Uniform on [0, 1) in steps of 2^-24, float32, on the device of `like`."""
