@@ -1,9 +1,11 @@
 """What all tests share: the leak check, the folders of recorded data, and the slow ones left out."""
 
+import importlib.util
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -58,6 +60,21 @@ def repository_root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def load_tool() -> Callable[[str], ModuleType]:
+    """A program of tools/ by its name; each call gives a module of its own."""
+
+    def load(name: str) -> ModuleType:
+        specification = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+        assert specification is not None
+        assert specification.loader is not None
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
 def golden_folder(request: pytest.FixtureRequest) -> Path:
     """What BVLC Caffe computed, recorded once."""
     return _folder(request.config.getoption("--golden"), "golden", "--golden")
@@ -78,6 +95,12 @@ def _folder(given: str | None, name: str, option: str) -> Path:
     if not default.is_dir():
         pytest.skip(f"needs recorded data: give {option} DIR (see CONTRIBUTING.md)")
     return default
+
+
+@pytest.fixture
+def growing(repository_root: Path) -> str:
+    """The example of a strategy of a user's own."""
+    return f"{repository_root}/examples/strategy/growing.py:GrowingSgd"
 
 
 @pytest.fixture

@@ -30,18 +30,17 @@ _MODULE_NAME = re.compile(rf"{PACKAGE}(\.\w+)+")
 Trees = Mapping[str, tuple[Path, ast.Module]]
 
 
-def check(root: Path) -> list[str]:
-    """All findings under `root`, as `path:line: sentence`."""
-    trees = _parsed(root / "src")
+def check(root: Path, trees: Trees | None = None) -> list[str]:
+    """All findings under `root`, as `path:line: sentence`; `trees` are its package, where it is parsed already."""
+    trees = _parsed(root / "src") if trees is None else trees
     rooms = _rooms(root)
     findings = [*_repeated_classes(trees), *_cycles(trees), *_named_modules(trees, rooms), *_twice(trees)]
     findings += _too_much(trees)
     return [f"{path.relative_to(root)}:{line}: {sentence}" for path, line, sentence in findings]
 
 
-def counts(root: Path) -> str:
+def counts(trees: Trees) -> str:
     """How large the package is."""
-    trees = _parsed(root / "src")
     return f"{_num_lines(trees):,} lines of Python in {len(trees)} files, {len(_commands(trees))} of them in cli/"
 
 
@@ -164,8 +163,9 @@ def _num_lines(trees: Trees) -> int:
 
 def main(arguments: list[str]) -> int:
     root = Path(arguments[0]) if arguments else Path(__file__).parents[1]
-    found = check(root)
-    print(*found or [counts(root)], sep="\n")
+    trees = _parsed(root / "src")
+    found = check(root, trees)
+    print(*found or [counts(trees)], sep="\n")
     return 1 if found else 0
 
 

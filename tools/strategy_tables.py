@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class Settings(TypedDict, total=False):
 '''
 
 
+@cache
 def declared() -> dict[str, tuple[str, str]]:
     """Module and class of each strategy by its name, in their order."""
     found: dict[str, tuple[str, str]] = {}

@@ -13,7 +13,6 @@ from samovar.formats.caffe.schema import message_class, packed_message_class
 from tests.fuzz import material
 from tests.fuzz.case import READ, REFUSED, Case, damaged, file_case
 
-ChangeHdf5 = Callable[[h5py.File], object]
 _Net, _Blob, _Datum = (message_class(name) for name in ("NetParameter", "BlobProto", "Datum"))
 _LONG = "x" * 10_000_000
 

@@ -24,7 +24,7 @@ from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Array, Region
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
-from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
+from tests.sim.harness import MAX_DELAYS_S, config_of, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])
 SIZE = LAYOUT.num_elements
@@ -80,8 +80,7 @@ class CenterCase:
         return StrategyConfig(self.rule, sync_period_steps=self.period, **settings)
 
     def config(self) -> SimConfig:
-        draw = Random(self.seed + 1)
-        return SimConfig(self.seed, draw.choice(MACHINES), draw.choice(MAX_DELAYS_S))
+        return config_of(self.seed)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,12 @@ MACHINES = (
 MAX_DELAYS_S = (0.0, 1e-6, 1e-4)
 
 
+def config_of(seed: int) -> SimConfig:
+    """The machine and the delays of a case."""
+    random = Random(seed + 1)
+    return SimConfig(seed, random.choice(MACHINES), random.choice(MAX_DELAYS_S))
+
+
 def repeated_by(kind: str, case: object) -> str:
     """The command that plays a case of this kind again."""
     assert is_dataclass(case)
@@ -63,8 +69,7 @@ class SimCase:
         )
 
     def config(self) -> SimConfig:
-        random = Random(self.seed + 1)
-        return SimConfig(self.seed, random.choice(MACHINES), random.choice(MAX_DELAYS_S))
+        return config_of(self.seed)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from samovar.membership.session import Session
 from samovar.strategies.box_terms import STOP_RULES
 from samovar.transports.base import Array
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
-from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
+from tests.sim.harness import MAX_DELAYS_S, config_of, repeated_by
 
 SIZE, STEPS = 40, 5
 LONGEST_S = 100 * max(MAX_DELAYS_S)
@@ -45,8 +45,7 @@ class SessionCase:
         return cls(seed, draw.choice((1, 2, 3, 5)), draw.choice(STOP_RULES), draw.random() < 0.3)
 
     def config(self) -> SimConfig:
-        draw = Random(self.seed + 1)
-        return SimConfig(self.seed, draw.choice(MACHINES), draw.choice(MAX_DELAYS_S))
+        return config_of(self.seed)
 
 
 class SimCenter:

@@ -16,7 +16,7 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Region
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
-from tests.sim.harness import MACHINES, MAX_DELAYS_S, repeated_by
+from tests.sim.harness import config_of, repeated_by
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 7)), ParameterSpec("b", (3,)), ParameterSpec("c", (40,))])
 NUM_STEPS = 4
@@ -59,8 +59,7 @@ class StepsCase:
         return StrategyConfig("sync", self.collective, self.bucket_bytes, overlap=overlap, owner=owner)
 
     def config(self) -> SimConfig:
-        draw = Random(self.seed + 1)
-        return SimConfig(self.seed, draw.choice(MACHINES), draw.choice(MAX_DELAYS_S))
+        return config_of(self.seed)
 
 
 def run_steps(case: StepsCase, build: BuildStrategy = build_strategy) -> SimRun[bytes]:

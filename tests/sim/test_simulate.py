@@ -1,10 +1,8 @@
 """The command that repeats a seed."""
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +13,15 @@ from tests.sim.centers import CenterCase, run_center
 from tests.sim.harness import SimCase, repeated_by, run_case
 from tests.sim.mistakes import MISTAKES
 from tests.sim.native import NativeParts, run_native
+from tests.sim.sessions import SessionCase
 from tests.sim.step_mistakes import STEP_MISTAKES
 from tests.sim.steps import IN_PARTS, StepsCase, run_steps
 from tests.sim.test_native import CombineLeftOut
 
 
 @pytest.fixture(scope="module")
-def tool(repository_root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("simulate", repository_root / "tools" / "simulate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("simulate")
 
 
 CASES: dict[str, Any] = {
@@ -34,6 +30,7 @@ CASES: dict[str, Any] = {
     "steps": StepsCase(7, "full, one owner", "kary-tree", 4, 1),
     "centers": CenterCase(7, "hybrid-easgd", 4, 3, 2, 31, True),
     "mapped": CenterCase(7, "async-easgd", 4, 3, 2, 31, False, True),
+    "sessions": SessionCase(7, 3, "master", is_first_gone=False),
 }
 
 

@@ -15,11 +15,6 @@ from samovar.strategies.ours import OURS
 pytestmark = pytest.mark.usefixtures("strategies_as_before")
 
 
-@pytest.fixture
-def growing(repository_root: Path) -> str:
-    return f"{repository_root}/examples/strategy/growing.py:GrowingSgd"
-
-
 def test_every_setting_is_a_flag_but_for_that_of_replicate_alone() -> None:
     declared = {setting.name for kind in OURS for setting in kind.traits.settings}
     flags = {flag.name: flag.annotation.__metadata__[0] for flag in settings_of_strategies()}

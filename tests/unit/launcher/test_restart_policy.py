@@ -18,7 +18,6 @@ FOREVER = "import signal\nwhile True: signal.pause()"
 LIVES = "import os, signal, time\nwith open('{lives}', 'a') as lives: lives.write('x')\n"
 DIES = LIVES + "os.kill(os.getpid(), signal.SIGKILL)"
 DIES_THRICE = LIVES + "if os.path.getsize('{lives}') < 4: os.kill(os.getpid(), signal.SIGKILL)"
-OUTLIVES_ONE = "import os, time\nwhile not os.path.exists('{lives}'): time.sleep(0.01)"
 OUTLIVES_TWO = (
     "import os, time\nwhile not os.path.exists('{lives}') or os.path.getsize('{lives}') < 2: time.sleep(0.01)"
 )

@@ -24,7 +24,7 @@ from tests.unit.strategies.center_harness import (
     on_sim,
 )
 from tests.unit.strategies.harness import NUM_ELEMENTS, RATE
-from tests.unit.strategies.test_definitions import gradient
+from tests.unit.strategies.test_definitions import distance, gradient
 
 NUM_STEPS = 11  # no multiple of any period below
 TOLERANCE = 1e-5  # of float32 in any order of updates; with momentum at the center some orders come to 1.3e-6
@@ -126,10 +126,6 @@ def assert_is_in_order_of_versions(workers: list[Worked], config: StrategyConfig
     center = assert_is_reference(workers, config, in_order(workers))
     for chunk in range(NUM_CHUNKS):
         assert distance(workers[0].center[part_of(chunk)], center.last[chunk]) < TOLERANCE, chunk
-
-
-def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 @pytest.mark.parametrize("run", [on_shm, on_box])

@@ -21,11 +21,6 @@ NUM_STEPS, WORLD_SIZE = 14, 3
 pytestmark = pytest.mark.usefixtures("strategies_as_before")
 
 
-@pytest.fixture
-def growing(repository_root: Path) -> str:
-    return f"{repository_root}/examples/strategy/growing.py:GrowingSgd"
-
-
 def test_the_example_is_its_definition_the_same_bits_twice_and_where_it_is_resumed(growing: str) -> None:
     """Against a plain loop: the mean after 2 steps, 3 more, 4.5 more and so on."""
     job = Job(StrategyConfig(growing, "ring"), gradient, NUM_STEPS, start())

@@ -1,20 +1,14 @@
 """tools/docs_check.py: which words of a command are ours to check."""
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def docs_check(repository_root: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location("docs_check", repository_root / "tools/docs_check.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def docs_check(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("docs_check")
 
 
 @pytest.mark.parametrize(

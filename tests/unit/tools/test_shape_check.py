@@ -1,7 +1,7 @@
 """tools/shape_check.py finds what it says it finds, and nothing in the package as it stands."""
 
-import importlib.util
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,11 +9,8 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def tool(repository_root: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location("shape_check", repository_root / "tools/shape_check.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("shape_check")
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """tools/size_check.py finds what it says it finds, and nothing in tidy code."""
 
-import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -12,11 +12,8 @@ PLACE = "src/samovar/model/net.py"
 
 
 @pytest.fixture(scope="module")
-def tool(repository_root: Path) -> ModuleType:
-    specification = importlib.util.spec_from_file_location("size_check", repository_root / "tools/size_check.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def tool(load_tool: Callable[[str], ModuleType]) -> ModuleType:
+    return load_tool("size_check")
 
 
 def found(tool: ModuleType, root: Path, place: str, text: str) -> list[str]:

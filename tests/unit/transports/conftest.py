@@ -1,16 +1,24 @@
-"""Segments that end with their test, and stores."""
+"""Segments that end with their test, keys, and stores."""
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from samovar.core.group import Group
+from samovar.transports.keys import Key, make_key, read_key
 from samovar.transports.shm import ShmTransport, create_segment
 from tests.unit.transports.three_hosts import serve
 
 MakeSegment = Callable[[int], int]
 MakeTransports = Callable[[int], list[ShmTransport]]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Key:
+    make_key(tmp_path / "key.pem")
+    return read_key(tmp_path / "key.pem")
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ def in_time() -> Deadline:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Key:
-    make_key(tmp_path / "key.pem")
-    return read_key(tmp_path / "key.pem")
-
-
-@pytest.fixture
 def other_key(tmp_path: Path) -> Key:
     make_key(tmp_path / "other.pem")
     return read_key(tmp_path / "other.pem")

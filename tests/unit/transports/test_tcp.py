@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Notification, Region
-from samovar.transports.keys import Key, make_key, read_key
+from samovar.transports.keys import Key
 from samovar.transports.meeting import Meeting
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
@@ -23,12 +22,6 @@ from tests.unit.transports.looked_at import LookedAt
 
 TIMEOUT_S = 30.0
 MakeTransports = Callable[..., list[TcpTransport]]
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Key:
-    make_key(tmp_path / "key.pem")
-    return read_key(tmp_path / "key.pem")
 
 
 @pytest.fixture
