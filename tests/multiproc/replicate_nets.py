@@ -1,6 +1,7 @@
 """Small nets and loops that tests of `samovar.replicate` share."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +9,12 @@ from torch import nn
 
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.frontends.torch.optimizers import Given
 from samovar.strategies.config import StrategyConfig
 
 TIMEOUT_S = 60.0
 # Settings of every replica that does not say otherwise.
-DEFAULTS: dict[str, object] = {}
+DEFAULTS: dict[str, Any] = {}
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -35,16 +37,19 @@ def whole_batches(world_size: int, count: int) -> Iterator[Batch]:
 
 
 def replicated(
-    process_group: ProcessGroup, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
+    process_group: ProcessGroup, model: nn.Module, optimizer: Given | None = None, **settings: Any
 ) -> Replica:
     """A replica with SGD where no optimizer is given."""
-    optimizer = optimizer or sgd(model)
-    config = StrategyConfig(**{"name": "sync", **DEFAULTS, **settings})  # type: ignore[arg-type]
-    return Replica(model, optimizer, process_group, config, TIMEOUT_S)
+    compared = settings.pop("compare_weights_steps", None)
+    config = StrategyConfig(**{"name": "sync", **DEFAULTS, **settings})
+    given = optimizer or sgd(model)
+    return Replica(model, given, process_group, config, TIMEOUT_S, compare_weights_steps=compared)
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+def sgd(model: nn.Module | list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Of a model, or of some parameters."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else model
+    return torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1, momentum=0.9)
 
 
 def train(replica: Replica, model: nn.Module, optimizer: torch.optim.Optimizer, first: int, stop: int) -> None:

@@ -3,16 +3,17 @@
 import dataclasses
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.collectives.engine import differing_ranks, digest_record
 from samovar.core.errors import InputError
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
@@ -26,33 +27,38 @@ def require_agreement(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     config: StrategyConfig,
-) -> None:
-    """InputError, naming the ranks, where the model, what trains of it, or the settings differ from rank 0's."""
+) -> float:
+    """The number of this run, drawn by rank 0.
+
+    Raises InputError, naming the ranks, where the model, what trains of it, or the settings differ from rank 0's.
+    """
+    run = float(secrets.randbits(48))
     if processes.group.world_size == 1:
-        return
+        return run
     described = json.dumps(description(model, parameters)) + layout_of(parameters).fingerprint()
     settings = json.dumps(dataclasses.asdict(config))
     digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings)]
-    records = processes.collectives.records(sum(map(len, digests)))
-    records.post([word for digest in digests for word in digest])
+    records = processes.collectives.records(1 + sum(map(len, digests)))
+    records.post([run, *(word for digest in digests for word in digest)])
     rows = records.collect(announcer.deadline())
-    for what, part in zip(_COMPARED, np.split(rows, len(digests), axis=1), strict=True):
+    for what, part in zip(_COMPARED, np.split(rows[:, 1:], len(digests), axis=1), strict=True):
         if differing := differing_ranks(part):
             raise InputError(
                 f"replicate: rank {processes.group.rank}: ranks {differing} differ from rank 0 in their {what}; run "
                 "the same script with the same arguments on all ranks"
             )
+    return float(rows[0, 0])
 
 
 def with_momentum(
-    config: StrategyConfig, optimizer: torch.optim.Optimizer, num_workers: int
+    config: StrategyConfig, optimizers: Optimizers, num_workers: int
 ) -> tuple[StrategyConfig, tuple[str, ...]]:
     """`config` with the center's share of the momentum, and what the user should know; before it is resolved.
 
-    Raises InputError where the optimizer has a momentum that it must not have, or lacks one.
+    Raises InputError where an optimizer has a momentum that it must not have, or lacks one.
     """
-    momentum = max((float(group.get("momentum", 0.0)) for group in optimizer.param_groups), default=0.0)
-    first_moment = max((_first_moment(group) for group in optimizer.param_groups), default=0.0)
+    momentum = max((float(group.get("momentum", 0.0)) for group in optimizers.param_groups), default=0.0)
+    first_moment = max((_first_moment(group) for group in optimizers.param_groups), default=0.0)
     if config.traits.needs_momentum:
         return shared_momentum(config, momentum or first_moment, num_workers).config, ()
     shares = shared_momentum(config, momentum, num_workers)
@@ -60,7 +66,7 @@ def with_momentum(
         raise InputError(f"replicate: {shares.refusal}")
     if config.traits.adds_steps and first_moment:
         return shares.config, (
-            f"{config.name}: {type(optimizer).__name__} averages gradients over steps (betas), which acts as a "
+            f"{config.name}: {optimizers.title} averages gradients over steps (betas), which acts as a "
             f"momentum of each worker where the center adds up their steps; betas=(0.0, ...) leaves it out",
         )
     return shares.config, ()

@@ -16,7 +16,8 @@ from samovar.collectives.engine import WindowCollectives, float32_region
 from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.stateful import State, StateValue
-from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.optimizers import Optimizers
+from samovar.frontends.torch.parameters import first_not_finite, layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_hybrid
@@ -49,6 +50,7 @@ class CenterExchange(WeightExchange):
                 self._strategy.adopt_center()
             self._strategy.begin_step(0)
             self._weights.scatter()
+        _require_finite_center(parameters, shared)
         self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
@@ -63,6 +65,10 @@ class CenterExchange(WeightExchange):
     def finish(self, step: int) -> None:
         with self._weights.in_buffer():
             self._duties.finish(step)
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
@@ -81,7 +87,7 @@ class HybridExchange(GradientExchange):
     def __init__(
         self,
         parameters: Parameters,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         step_group: ProcessGroup,
         config: StrategyConfig,
         announcer: Announcer,
@@ -92,7 +98,7 @@ class HybridExchange(GradientExchange):
         region = float32_region(group, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
-        super().__init__(parameters, optimizer, group, inside, announcer)
+        super().__init__(parameters, optimizers, group, inside, announcer)
         assert isinstance(group, WindowCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
@@ -104,6 +110,7 @@ class HybridExchange(GradientExchange):
         shared.filled()
         if shared.joins:
             self._adopt()
+        _require_finite_center(parameters, shared)
         self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
@@ -135,6 +142,11 @@ class HybridExchange(GradientExchange):
 
     def finish(self, step: int) -> None:
         self._duties.finish(step)
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+        self._weights.release()
 
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._hybrid.center()
@@ -213,6 +225,15 @@ def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyCon
         raise InputError(
             f"replicate: {config.name}: parameter {rounded[0]!r} is {parameters[rounded[0]].dtype}; the center would "
             "add up what rounding changes at each read: use float32 weights (and autocast), or an elastic strategy"
+        )
+
+
+def _require_finite_center(parameters: Mapping[str, nn.Parameter], shared: SharedCenter) -> None:
+    """InputError where this rank joined a center that nobody can learn from; nothing was brought to it."""
+    if shared.joins and (name := first_not_finite(parameters)):
+        raise InputError(
+            f"replicate: the center that was to be joined has weights of {name} that are not finite; drop it, or load "
+            "a snapshot into it (samovar box load)"
         )
 
 

@@ -19,8 +19,10 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
+from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors, matrices, own_arithmetic, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of
 from samovar.frontends.torch.state import FlatWeights, OptimizerState
 from samovar.strategies.base import Buffers
@@ -74,7 +76,7 @@ Parameters = Mapping[str, nn.Parameter]
 class Exchange(Protocol):
     """One replica's part in the exchanges of its ranks."""
 
-    def backward(self, loss: torch.Tensor, step: int, more: bool, /) -> None: ...
+    def backward(self, backward: BackwardPass, step: int, more: bool, /) -> None: ...
     def step(self, step: int, apply: Apply, /) -> None: ...
 
     def shadow(self, step: int, own_step: int, event: Event, /) -> int:
@@ -93,6 +95,10 @@ class Exchange(Protocol):
         """Training is over after `step` steps: what `evaluated` shows from now on is final."""
         ...
 
+    def close(self) -> None:
+        """Leave model and optimizers to the user, with memory of their own; waits for no other rank."""
+        ...
+
     def center(self) -> dict[str, torch.Tensor] | None: ...
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
@@ -103,8 +109,8 @@ class Exchange(Protocol):
 class NoExchange:
     """A single process with a strategy that has nothing to do then: plain torch."""
 
-    def backward(self, loss: torch.Tensor, _step: int, _more: bool) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+    def backward(self, backward: BackwardPass, _step: int, _more: bool) -> None:
+        backward.run()
 
     def step(self, _step: int, apply: Apply) -> None:
         apply()
@@ -120,6 +126,9 @@ class NoExchange:
 
     def finish(self, _step: int) -> None:
         """The others are there when they evaluate."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def center(self) -> dict[str, torch.Tensor] | None:
         return None
@@ -140,7 +149,7 @@ class GradientExchange(NoExchange):
     def __init__(
         self,
         parameters: Parameters,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         collectives: Collectives,
         config: StrategyConfig,
         announcer: Announcer,
@@ -160,7 +169,7 @@ class GradientExchange(NoExchange):
         travelling = {factored.name: factored for factored in sums}
         factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
-        self._parameters, self._optimizer = parameters, optimizer
+        self._parameters, self._optimizers = parameters, optimizers
         self._collectives, self._region = collectives, region
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
@@ -170,14 +179,23 @@ class GradientExchange(NoExchange):
         self._num_exchanges = 0
         self._num_shadowed = 0
 
-    def backward(self, loss: torch.Tensor, _step: int, more: bool) -> None:
+    def backward(self, backward: BackwardPass, _step: int, more: bool) -> None:
         if more:
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward.run()
             return
         self._announcer.announce(Event.BACKWARD, self._num_exchanges)
-        self._gradients.backward(loss, self._gradient_final)
+        self._gradients.backward(backward, self._gradient_final)
         num_active = self._announcer.num_active(Event.BACKWARD, self._num_exchanges)
         self._complete(num_active)
+
+    def step(self, step: int, apply: Apply) -> None:
+        if late := self._gradients.take_late():
+            raise SamovarError(
+                f"step(): rank {self._group.rank}: a backward pass after replica.backward() added to the gradient of "
+                f"{late!r}, which was exchanged already; use replica.backward(loss, more=True) for all passes of a "
+                "step but the last"
+            )
+        super().step(step, apply)
 
     def shadow(self, step: int, own_step: int, event: Event) -> int:
         if event is Event.BACKWARD:
@@ -185,7 +203,7 @@ class GradientExchange(NoExchange):
             self._complete(self._group.world_size)
             self._num_exchanges = step + 1
             self._num_shadowed += 1
-            self._optimizer.step()  # so that there is a state into which that of an active rank can be copied
+            self._optimizers.step()  # so that there is a state into which that of an active rank can be copied
         return own_step
 
     def even_out(self, step: int, _highest: int) -> None:
@@ -194,6 +212,9 @@ class GradientExchange(NoExchange):
         self._num_shadowed = 0
         if any(answered):
             self._copy_from(answered.index(0.0))
+
+    def close(self) -> None:
+        self._gradients.release()
 
     def state_dict(self) -> State:
         return self._strategy.state_dict() | self._factoring.state_dict()
@@ -220,7 +241,7 @@ class GradientExchange(NoExchange):
 
     @torch.no_grad()
     def _copy_from(self, leader: int) -> None:
-        memory = OptimizerState(self._optimizer, self._parameters)
+        memory = OptimizerState(self._optimizers, self._parameters)
         fingerprints = [detail for _, detail in self._announcer.gathered(0, memory.fingerprint())]
         differing = [rank for rank, value in enumerate(fingerprints) if value != fingerprints[leader]]
         if differing:
@@ -275,9 +296,9 @@ class WeightExchange:
         if center is None:
             self._strategy.begin_step(0)
 
-    def backward(self, loss: torch.Tensor, step: int, _more: bool) -> None:
+    def backward(self, backward: BackwardPass, step: int, _more: bool) -> None:
         self._announce(step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward.run()
 
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()
@@ -318,6 +339,9 @@ class WeightExchange:
 
     def finish(self, _step: int) -> None:
         """The others are there when they evaluate."""
+
+    def close(self) -> None:
+        self._weights.release()
 
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._strategy.center()

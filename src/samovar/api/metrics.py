@@ -66,8 +66,7 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         fingerprint = 0.0 if self._order is None else self._order.start(self.epoch)
-        self._announcer.announce(Event.SHARD, self.epoch, fingerprint)
-        self._announcer.num_active(Event.SHARD, self.epoch, fingerprint)
+        self._announcer.agree(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
         self._step_group.enter_loop()
         try:

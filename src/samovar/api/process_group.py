@@ -109,6 +109,11 @@ class Announcer:
     def num_active(self, event: Event, step: int, detail: float = 0.0) -> int:
         return self.uneven.num_active(Call(self.number, event, step, detail), self.deadline)
 
+    def agree(self, event: Event, step: int, detail: float = 0.0) -> None:
+        """Meet all ranks here. Raises ReplicasDiffer where one is elsewhere, or has another detail."""
+        self.announce(event, step, detail)
+        self.num_active(event, step, detail)
+
     def gathered(self, step: int, detail: float) -> list[tuple[int, float]]:
         """Every rank's step and detail, where nobody has data any more."""
         rows = self.uneven.gather(Call(self.number, Event.EVEN_OUT, step, detail), self.deadline)

@@ -1,7 +1,9 @@
 """One rank's model and optimizer, and what a user's training loop calls on them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,21 +12,28 @@ from torch.utils.data import DataLoader
 
 from samovar.api.agreement import require_agreement, with_momentum
 from samovar.api.buffer_mean import ReplicaBuffers
+from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.metrics import ReplicaMetrics, Shard
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.state import checked, from_arrays, to_arrays
+from samovar.api.state import checked, from_arrays, identity_of, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.layout import LOOK_EVERY_STEPS
+from samovar.frontends.torch.backward_pass import BackwardPass
+from samovar.frontends.torch.neighbours import keep_alone, let_go
+from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import (
     claim,
+    digest_of,
     first_not_finite,
     layout_of,
+    release,
     require_dense_gradients,
     trained_parameters,
+    unclaimed,
 )
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
@@ -40,38 +49,43 @@ class Replica:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Given,
         processes: ProcessGroup,
         config: StrategyConfig,
         timeout_s: float,
         box: BoxChoice | None = None,
+        compare_weights_steps: int | None = None,
     ) -> None:
-        self._parameters = parameters = trained_parameters(model, optimizer)
-        config, self.notices = with_momentum(config, optimizer, processes.group.world_size)
+        self._optimizers = optimizers = Optimizers(optimizer)
+        self._parameters = parameters = trained_parameters(model, optimizers)
+        config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
         self.config = resolved(config, processes.group.world_size)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
-        self._model, self._optimizer, self._team = model, optimizer, processes
+        self._model, self._team = model, processes
         self._step_group = step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         self._metrics = ReplicaMetrics()
         claim(parameters)
-        require_agreement(processes, self._announcer, model, parameters, self.config)
+        self._run = require_agreement(processes, self._announcer, model, parameters, self.config)
         processes.broadcast.run([*model.parameters(), *model.buffers()], self._announcer.deadline)
         if config.needs_center:
             self._exchange: Exchange = self._with_center(parameters, config, box)
         else:
-            self._exchange = _exchange(parameters, optimizer, processes, self.config, self._announcer)
+            self._exchange = _exchange(parameters, optimizers, processes, self.config, self._announcer)
         self._is_async = config.is_async
+        self._keeps_equal = not config.exchanges_weights and not config.needs_center
+        self._compare_weights_steps = compare_weights_steps
+        exchanges_gradients = not config.exchanges_weights or config.traits.in_groups
+        self._order = CallOrder(processes.group.rank, exchanges_gradients=exchanges_gradients)
         self._buffers = ReplicaBuffers(model, processes, self._announcer.deadline, is_async=self._is_async)
-        self._num_updated = _num_parameters(optimizer)
-        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         self._shards: list[Shard] = []
         self._loaded_epochs: list[int] = []
-        self._is_evaluating = False
-        self._is_finished = False
+        self._is_evaluating = self._is_finished = self._is_closed = False
         self._step = 0
+        optimizers.guard()
+        keep_alone(model)
 
     @property
     def rank(self) -> int:
@@ -93,25 +107,42 @@ class Replica:
         """Steps so far, those included that were answered without data."""
         return self._step
 
-    def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
+    def backward(
+        self,
+        loss: torch.Tensor,
+        *,
+        more: bool = False,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+        also: Sequence["Replica"] = (),
+    ) -> None:
         """loss.backward(); where gradients are exchanged, `p.grad` is then the mean over ranks that have data.
 
         A parameter's gradient is None where no rank had one. `more` says that another backward pass follows before
         the step: gradients add up on this rank, and are not exchanged yet. Without it each call exchanges, which gives
-        the same mean. Waits for all ranks where it exchanges. Raises ReplicasDiffer where they are not all here,
-        DeadlineExceeded, RankFailed.
+        the same mean. `gradient`, `retain_graph` and `inputs` are those of `Tensor.backward`. `also` are other replicas
+        that take the gradients of their parameters from the same pass. Waits for all ranks where it exchanges. Raises
+        ReplicasDiffer where they are not all here, DeadlineExceeded, RankFailed.
         """
+        leaves = None if inputs is None else tuple(inputs)
+        around = tuple(partial(other._backward, more) for other in also)
+        self._backward(more, BackwardPass(loss, gradient, retain_graph, leaves, around))
+
+    def _backward(self, more: bool, backward: BackwardPass) -> None:
         self._require_training("backward()")
-        self._require_same_parameters()
-        self._exchange.backward(loss, self._step, more)
-        self._metrics.lost(loss)
+        self._optimizers.require_same_parameters()
+        self._exchange.backward(backward, self._step, more)
+        self._order.backward(more=more)
+        self._metrics.lost(backward.loss)
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
         """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
 
         Where weights are exchanged, this is where: after the update, at the steps that the strategy says, it waits for
-        all ranks. Raises what `backward` does, and NotFinite where weights are infinite or no numbers; it looks every
-        8 steps, and before weights are evaluated or saved.
+        all ranks. Raises what `backward` does; SamovarError where gradients of this step were not exchanged, because
+        loss.backward() was called in place of replica.backward(); and NotFinite where weights are infinite or no
+        numbers: it looks every 8 steps, and before weights are evaluated or saved.
         """
         self._require_training("step()")
         if apply is not None and not callable(apply):
@@ -119,11 +150,17 @@ class Replica:
                 f"step: got a {type(apply).__name__}; give nothing, or a function without arguments "
                 "that updates the weights"
             )
-        self._exchange.step(self._step, apply or self._optimizer.step)
+        if not self._step:
+            self._name_unclaimed()
+        self._order.step()
+        with self._optimizers.allowed():
+            self._exchange.step(self._step, apply or self._optimizers.step)
         self._step += 1
         self._buffers.stepped()
         if self._step % LOOK_EVERY_STEPS == 0:
             self._require_finite()
+        if self._compare_weights_steps and self._step % self._compare_weights_steps == 0:
+            self._show_digest()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """The loader's data divided among ranks; see `samovar.api.metrics.Shard`.
@@ -153,10 +190,10 @@ class Replica:
             yield
             return
         self._require_training("evaluating()")
+        self._order.require_steps("evaluating()")
         self._require_finite()
         if not self._is_async:
-            self._announcer.announce(Event.EVALUATING, self._step)
-            self._announcer.num_active(Event.EVALUATING, self._step)
+            self._announcer.agree(Event.EVALUATING, self._step)
         with ExitStack() as stack:
             stack.enter_context(self._exchange.evaluated())
             stack.enter_context(self._buffers.mean())
@@ -168,9 +205,11 @@ class Replica:
         """The end of training: what `evaluating` shows stays in the model, the same on all ranks.
 
         Waits for all ranks, which must all call it; those that died are not waited for where ranks step at their own
-        speed. Raises DeadlineExceeded where a wait is too long, or none of those that lag behind makes a step.
+        speed. Raises DeadlineExceeded where a wait is too long, or none of those that lag behind makes a step, and
+        ReplicasDiffer where ranks in step end with different weights.
         """
         self._require_training("finish()")
+        self._order.require_steps("finish()")
         self._require_finite()
         self._exchange.finish(self._step)
         tensors = [*self._model.parameters(), *self._model.buffers()]
@@ -180,39 +219,70 @@ class Replica:
             for tensor, value in zip(tensors, final, strict=True):
                 tensor.copy_(value)
         self._is_finished = True
+        self._optimizers.release()
+        if not self._is_async:
+            self._announcer.uneven.show_digest(digest_of(self._parameters))
+            self._announcer.agree(Event.FINISHING, self._step)
+
+    def close(self) -> None:
+        """Model and optimizers are the caller's again, with memory of their own, and may be replicated anew.
+
+        Waits for no other rank. An update that is under way to a center is brought there. May be called twice;
+        `with replicate(...) as replica:` calls it at the end.
+        """
+        if not self._is_closed:
+            self._is_closed = self._is_finished = True
+            self._exchange.close()
+            self._optimizers.release()
+            let_go(self._model)
+            release(self._parameters)
+
+    def __enter__(self) -> "Replica":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs to go on with the same bits: numbers, strings and tensors, copied. Never waits for data.
 
-        Every rank saves and loads its own. Generators of random numbers are the caller's.
+        Every rank saves and loads its own. Generators of random numbers are the caller's. Where ranks keep equal
+        weights, they compare them at the next exchange.
         """
         self._require_training("state_dict()")
         self._require_finite()
+        self._show_digest()
         # Before the weights: what is under way may move them.
         strategy_state = from_arrays(self._exchange.state_dict())
         return {
+            "run": self._run,
             "rank": self.rank,
             "world_size": self.world_size,
             "strategy": self.config.name,
             "step": self._step,
             "epochs": [shard.epoch for shard in self._shards],
             "model": {name: value.detach().clone() for name, value in self._model.state_dict().items()},
-            "optimizer": from_arrays(self._optimizer.state_dict()),
+            "optimizer": from_arrays(self._optimizers.state_dict()),
             "strategy_state": strategy_state,
             "center": self._exchange.center(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave on this rank; raises InputError where it does not fit.
+        """Take back what `state_dict` gave on this rank. All ranks call this, unless they go at their own speed.
 
+        Raises InputError where it does not fit, and ReplicasDiffer, before anything is taken, where the states are not
+        all of one save, or another rank is elsewhere.
         A state of another number of ranks or another strategy gives its center, or else the weights, of what rank 0
         loads, to all ranks; all must call this then. Each keeps the optimizer's state that it loads.
         """
         self._require_training("load_state_dict()")
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
+        if not self._is_async:
+            self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        with_momentum(self.config, self._optimizer, self.world_size)
+        self._optimizers.load_state_dict(state["optimizer"])
+        with_momentum(self.config, self._optimizers, self.world_size)
+        self._run = state.get("run", self._run)
         if not is_own:
             self._take_common_weights(state["center"])
         self._step = int(state["step"])
@@ -220,6 +290,7 @@ class Replica:
         self._loaded_epochs = list(state["epochs"])
         for shard, epoch in zip(self._shards, self._loaded_epochs, strict=False):
             shard.epoch = epoch
+        self._show_digest()
 
     def shadow(self, call: Call) -> None:
         """Where inputs are uneven: take part in what the others do, without data."""
@@ -246,7 +317,7 @@ class Replica:
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
         if config.traits.in_groups:
-            return HybridExchange(parameters, self._optimizer, self._step_group, config, self._announcer, shared)
+            return HybridExchange(parameters, self._optimizers, self._step_group, config, self._announcer, shared)
         return CenterExchange(parameters, self._step_group, config, self._announcer, shared)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
@@ -255,6 +326,20 @@ class Replica:
             for name, value in (center or {}).items():
                 named[name].copy_(value)
         self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
+
+    def _name_unclaimed(self) -> None:
+        """Of what wants gradients all should be in an optimizer; what is not by now will never be."""
+        if self.is_first and (names := unclaimed(self._model)):
+            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            warnings.warn(
+                f"{len(names)} parameter(s) want gradients and are in no optimizer, so nobody updates them: {shown}",
+                stacklevel=4,
+            )
+
+    def _show_digest(self) -> None:
+        """At the next call that all make, ranks compare weights that this strategy keeps equal."""
+        if self._keeps_equal and self.world_size > 1:
+            self._announcer.uneven.show_digest(digest_of(self._parameters))
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:
@@ -266,24 +351,17 @@ class Replica:
         """NotFinite where ranks go in step and a weight is infinite or no number; a center looks for itself."""
         if self._is_async or not (name := first_not_finite(self._parameters)):
             return
-        rates = sorted({float(group["lr"]) for group in self._optimizer.param_groups if "lr" in group})
+        rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})
         raise NotFinite(
             f"rank {self.rank}: the weights of {name} are not finite after step {self._step} (loss "
             f"{self._metrics.loss:.4g}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the "
             "learning rate, or look at this rank's data"
         )
 
-    def _require_same_parameters(self) -> None:
-        if _num_parameters(self._optimizer) != self._num_updated or any(p.requires_grad for p in self._frozen):
-            raise SamovarError(
-                "the optimizer updates other parameters than at replicate() (one was added or unfrozen), which would "
-                "not be exchanged; let all that will ever train want a gradient before replicate()"
-            )
-
 
 def _exchange(
     parameters: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     processes: ProcessGroup,
     config: StrategyConfig,
     announcer: Any,
@@ -292,8 +370,4 @@ def _exchange(
         return WeightExchange(parameters, processes.collectives, config, announcer)
     if processes.group.world_size == 1:
         return NoExchange()
-    return GradientExchange(parameters, optimizer, processes.collectives, config, announcer)
-
-
-def _num_parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+    return GradientExchange(parameters, optimizers, processes.collectives, config, announcer)

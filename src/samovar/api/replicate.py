@@ -19,6 +19,7 @@ from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.host import keep_freed_memory
+from samovar.frontends.torch.optimizers import Given
 from samovar.launch.limits import allocator_is_chosen
 from samovar.strategies import defaults
 from samovar.strategies.base import Strategy
@@ -71,7 +72,7 @@ _process = _Process()
 @overload
 def replicate(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Given,
     strategy: StrategyName = ...,
     *,
     collective: str = ...,
@@ -81,15 +82,14 @@ def replicate(
     buffer: str | None = ...,
     key_file: str | Path | None = ...,
     join: bool = ...,
+    compare_weights_steps: int | None = ...,
     **settings: Unpack[Settings],
 ) -> Replica: ...
 @overload
-def replicate(
-    model: nn.Module, optimizer: torch.optim.Optimizer, strategy: type[Strategy], **settings: Any
-) -> Replica: ...
+def replicate(model: nn.Module, optimizer: Given, strategy: type[Strategy], **settings: Any) -> Replica: ...
 def replicate(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Given,
     strategy: str | type[Strategy] = "sync",
     *,
     collective: str = AUTO,
@@ -99,6 +99,7 @@ def replicate(
     buffer: str | None = None,
     key_file: str | Path | None = None,
     join: bool = False,
+    compare_weights_steps: int | None = None,
     **settings: Any,
 ) -> Replica:
     """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
@@ -122,7 +123,7 @@ def replicate(
         choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
         joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
         config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-        replica = Replica(model, optimizer, processes, config, timeout_s, choice)
+        replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps)
     _describe(replica, joined)
     return replica
 

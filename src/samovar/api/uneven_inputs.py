@@ -11,7 +11,7 @@ from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer
 
-_NUM_FIELDS = 5  # active, replica, event, step, detail
+_NUM_FIELDS = 6  # active, replica, event, step, detail, digest of weights
 
 Rows = npt.NDArray[np.float64]
 
@@ -25,6 +25,8 @@ class Event(IntEnum):
     SHARD = 3
     DATA_END = 4
     EVEN_OUT = 5
+    LOADING = 6
+    FINISHING = 7
 
 
 _NAMES = {
@@ -34,7 +36,20 @@ _NAMES = {
     Event.SHARD: "the start of shard()",
     Event.DATA_END: "the end of its data",
     Event.EVEN_OUT: "the end of everybody's data",
+    Event.LOADING: "load_state_dict()",
+    Event.FINISHING: "finish()",
 }
+# Where ranks are at the same place with other details: what differs, and what to do.
+_DIFFERING = {
+    Event.LOADING: (
+        "what ranks {ranks} load is of another run, step or strategy than what rank {first} loads; give every rank the "
+        "file that it saved, all of one save"
+    ),
+}
+_DIFFERING_ORDER = (
+    "the order of samples on ranks {ranks} differs from that of rank {first}; a sampler with a generator of its own "
+    "must be seeded alike on all ranks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ class UnevenInputs:
     An active rank announces a call as early as it can and asks for the answers where the exchange begins. A rank
     whose data ended answers every call of the others until nobody is active.
 
-    Cost per call: P-1 messages of 40 bytes per rank, awaited only where the answers are asked for.
+    Cost per call: P-1 messages of 48 bytes per rank, awaited only where the answers are asked for.
     """
 
     def __init__(self, collectives: Collectives, first_rank: int = 0) -> None:
@@ -76,14 +91,19 @@ class UnevenInputs:
         self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
         self._pending: Call | None = None
         self._known: dict[Call, int] = {}
+        self._digest = 0.0
+
+    def show_digest(self, digest: float) -> None:
+        """Of weights that are equal on all ranks: the next call tells it, and is refused where it differs."""
+        self._digest = digest
 
     def announce(self, call: Call, deadline: Callable[[], Deadline]) -> None:
         """Tell the others; waits only where the call before this one was not yet asked for."""
         if self._records is None:
             return
-        if self._pending is not None:
-            self._known[self._pending] = self._collect(self._pending, deadline())
-        self._records.post([1.0, call.replica, call.event, call.step, call.detail])
+        self._answer_pending(deadline)
+        self._records.post([1.0, call.replica, call.event, call.step, call.detail, self._digest])
+        self._digest = 0.0
         self._pending = call
 
     def num_active(self, call: Call, deadline: Callable[[], Deadline]) -> int:
@@ -116,14 +136,17 @@ class UnevenInputs:
         return Leaving.ALL if depth == rows[:, 3].min() else Leaving.SOME
 
     def gather(self, call: Call, deadline: Callable[[], Deadline]) -> Rows:
-        """What every rank posts for a call of ranks without data, shape (P, 5)."""
-        row = [0.0, call.replica, call.event, call.step, call.detail]
+        """What every rank posts for a call of ranks without data, shape (P, 6)."""
+        row = [0.0, call.replica, call.event, call.step, call.detail, 0.0]
         if self._records is None:
             return np.array([row])
-        if self._pending is not None:  # announced, but the loop ended before its exchange
-            self._known[self._pending] = self._collect(self._pending, deadline())
+        self._answer_pending(deadline)  # announced, but the loop ended before its exchange
         self._records.post(row)
         return self._records.collect(deadline())
+
+    def _answer_pending(self, deadline: Callable[[], Deadline]) -> None:
+        if (call := self._pending) is not None:
+            self._known[call] = self._collect(call, deadline())
 
     def _collect(self, call: Call, deadline: Deadline) -> int:
         assert self._records is not None
@@ -137,19 +160,28 @@ class UnevenInputs:
         calls = {rank: _call(row) for rank, row in enumerate(rows, self._first_rank) if row[0] > 0}
         own_rank = self._first_rank + self._group.rank
         if all(other == call for other in calls.values()):
+            self._require_same_weights(rows)
             return
         if len({(other.replica, other.event, other.step) for other in calls.values()}) == 1:
             first = min(calls)
             differing = [rank for rank, other in calls.items() if other != calls[first]]
-            raise ReplicasDiffer(
-                f"rank {own_rank}: the order of samples on ranks {differing} differs from that of rank "
-                f"{first}; a sampler with a generator of its own must be seeded alike on all ranks"
-            )
+            sentence = _DIFFERING.get(call.event, _DIFFERING_ORDER).format(ranks=differing, first=first)
+            raise ReplicasDiffer(f"rank {own_rank}: {sentence}")
         places = "; ".join(f"rank {rank} is at {other}" for rank, other in calls.items())
         raise ReplicasDiffer(
             f"rank {own_rank}: ranks are at different places: {places}; all ranks must make the same calls in "
             "the same order, and leave loops over shard() at the same step or by their end"
         )
+
+    def _require_same_weights(self, rows: Rows) -> None:
+        shown = {rank: row[5] for rank, row in enumerate(rows, self._first_rank) if row[5]}
+        first = min(shown, default=0)
+        if differing := [rank for rank, digest in shown.items() if digest != shown[first]]:
+            raise ReplicasDiffer(
+                f"rank {self._first_rank + self._group.rank}: the weights of ranks {differing} differ from those of "
+                f"rank {first}, and this strategy keeps them equal; did something else change them on some ranks only? "
+                "Start again from a checkpoint"
+            )
 
 
 def _active(rows: Rows) -> tuple[int, ...]:

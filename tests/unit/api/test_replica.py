@@ -18,6 +18,7 @@ from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError, NotFinite
 from samovar.core.group import Group
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
@@ -148,7 +149,7 @@ def test_what_cannot_be_replicated_is_refused_with_the_reason(words: str) -> Non
     made: tuple[Any, Any] = REFUSED[words]
     model = made[0]()
     with pytest.raises(InputError, match=re.escape(words)):
-        trained_parameters(model, made[1](model))
+        trained_parameters(model, Optimizers(made[1](model)))
 
 
 def test_a_sparse_gradient_is_refused_with_the_reason() -> None:

@@ -19,6 +19,7 @@ from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.frontends.torch import parameters, state
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Transport
 from tests.fake_device import AWAY, away_mode
@@ -135,7 +136,7 @@ def test_models_on_several_devices_and_on_other_ones_are_refused(monkeypatch: py
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"'1\.weight' is on meta; models are trained on cpu or cuda here"):
-        parameters.trained_parameters(model, optimizer)
+        parameters.trained_parameters(model, Optimizers(optimizer))
     monkeypatch.setattr(parameters, "DEVICE_TYPES", ("cpu", "meta"))
     with pytest.raises(InputError, match=r"'0\.weight' is on cpu and '1\.weight' on meta; each rank trains on one"):
-        parameters.trained_parameters(model, optimizer)
+        parameters.trained_parameters(model, Optimizers(optimizer))

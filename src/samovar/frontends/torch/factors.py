@@ -19,6 +19,7 @@ from samovar.collectives.encoded import Floats
 from samovar.collectives.engine import digest_record
 from samovar.core.errors import SamovarError
 from samovar.core.host import models
+from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
 
 Node: TypeAlias = torch.autograd.graph.Node
@@ -47,9 +48,9 @@ class Use:
 
 
 class Graph:
-    """The nodes behind `loss`, each after those that its gradients go to."""
+    """The nodes behind `loss`, each after those that its gradients go to. With `inputs` no other leaf gets one."""
 
-    def __init__(self, loss: torch.Tensor) -> None:
+    def __init__(self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None) -> None:
         self._nodes = list(_after_their_next(loss.grad_fn)) if loss.grad_fn is not None else []
         self._parents: dict[Node, list[tuple[Node, int]]] = defaultdict(list)
         for node in self._nodes:
@@ -58,7 +59,9 @@ class Graph:
                     self._parents[child].append((node, slot))
         # Who wants no gradient any more gets none, and must not be asked for one.
         leaves = (node for node in self._nodes if node.name() == _LEAF and _variable(node).requires_grad)
-        self._leaves = {id(_variable(node)): node for node in leaves}
+        wanted = None if inputs is None else {id(leaf) for leaf in inputs}
+        found = {id(_variable(node)): node for node in leaves}
+        self._leaves = {key: node for key, node in found.items() if wanted is None or key in wanted}
         # A checkpoint of that kind runs a graph of its own inside of backward, which nobody sees before.
         self._is_whole = all(node.name() != _REENTRANT for node in self._nodes)
 
@@ -192,9 +195,9 @@ class Factors:
         self._left_out: dict[str, bool] = {}  # of the pass under way: whose factors travel
 
     @contextmanager
-    def taken(self, loss: torch.Tensor, gradients: Gradients) -> Iterator[Sequence[torch.Tensor] | None]:
-        """For one backward pass; gives the leaves whose gradients it is to make, None for all."""
-        graph = Graph(loss)
+    def taken(self, backward: BackwardPass, gradients: Gradients) -> Iterator[BackwardPass]:
+        """For one backward pass; gives the one that makes only the gradients that autograd still has to make."""
+        graph = Graph(backward.loss, backward.inputs)
         sent, made = self._found(graph)
         left_out = graph.left_out({id(matrix.weight): uses for matrix, uses in (*sent, *made)})
         self._left_out = {matrix.name: id(matrix.weight) in left_out for matrix, _ in sent}
@@ -206,7 +209,7 @@ class Factors:
                 if id(matrix.weight) in left_out:
                     gradients.await_products(matrix.name, len(uses))
                     _hook(hooks, uses, partial(_make, matrix.name, gradients))
-            yield graph.leaves_without(left_out)
+            yield backward.only(graph.leaves_without(left_out))
         for matrix, _ in sent:
             _complete(matrix, gradients)
 

@@ -12,6 +12,7 @@ from torch import nn
 from samovar.core.buffer import FlatTensor
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket, Layout, ParameterSpec
+from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors
 from samovar.frontends.torch.parameters import layout_of
 
@@ -85,19 +86,20 @@ class FlatGradients:
         self._reached = flat.view(REACHED)
         self._missing = [0] * len(buckets)
         self._bucket_final: BucketHook | None = None
-        for slot in self._slots:
-            # Views of other types than the parameter cannot be its gradient: they are filled at the end.
-            if not slot.mirrored:
-                hook = partial(self._take, slot)
-                slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._is_published = False
+        self._came_late = ""
+        self._hooks = [
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
+            for slot in self._slots
+        ]
 
-    def backward(self, loss: torch.Tensor, bucket_final: BucketHook) -> None:
+    def backward(self, backward: BackwardPass, bucket_final: BucketHook) -> None:
         """The last backward pass before an exchange; `bucket_final` is called once for every bucket, in any order."""
         self._begin(bucket_final)
-        taken = nullcontext() if self._factors is None else self._factors.taken(loss, self)
+        taken = nullcontext(backward) if self._factors is None else self._factors.taken(backward, self)
         try:
-            with taken as inputs:
-                loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+            with taken as own:
+                own.run()
         finally:
             self._bucket_final = None
         self._finish(bucket_final)
@@ -143,7 +145,22 @@ class FlatGradients:
             else:
                 slot.parameter.grad = slot.view
 
+        self._is_published = True
+
+    def take_late(self) -> str:
+        """At a step: the parameter, if any, to whose exchanged gradient another backward pass added since; else ""."""
+        late, self._came_late, self._is_published = self._came_late, "", False
+        return late
+
+    def release(self) -> None:
+        """Leave the parameters' gradients to autograd again."""
+        for hook in self._hooks:
+            hook.remove()
+        for slot in self._slots:
+            slot.parameter.grad = None
+
     def _begin(self, bucket_final: BucketHook) -> None:
+        self._is_published, self._came_late = False, ""
         self._missing = [len(bucket.entries) for bucket in self._buckets]
         for slot in self._slots:
             slot.begun = slot.written = False
@@ -153,7 +170,10 @@ class FlatGradients:
     def _take(self, slot: _Slot, parameter: torch.Tensor) -> None:
         """Move what autograd made into the buffer; outside our own backward it stays where it is."""
         bucket_final = self._bucket_final
-        if bucket_final is None or parameter.grad is None:
+        if bucket_final is None and self._is_published:
+            self._came_late = self._came_late or slot.name
+        # Views of other types than the parameter cannot be its gradient: they are filled at the end.
+        if bucket_final is None or slot.mirrored or parameter.grad is None:
             return
         if self._factors is not None and self._factors.stand_for(slot.name):
             parameter.grad = None

@@ -15,6 +15,7 @@ from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.gradients import REACHED
+from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of
 from samovar.transports.base import Array
 
@@ -67,6 +68,11 @@ class FlatWeights:
                     f"parameter {name!r} was given other memory after replicate(); write into it instead "
                     "(load_state_dict without assign=True, no .to(), no p.data = ...)"
                 )
+
+    def release(self) -> None:
+        """Parameters get memory of their own again."""
+        for parameter in self._adopted.values():
+            parameter.data = parameter.data.clone()
 
     @contextmanager
     def replaced(self, values_N: npt.NDArray[np.float32]) -> Iterator[None]:
@@ -196,8 +202,8 @@ def _fillings(flats: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.T
 class OptimizerState:
     """Momentum and the like by name: one element per element of the parameter, or one number per parameter."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizers: Optimizers, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._optimizers = optimizers
         self._parameters = dict(parameters)
 
     def quantities(self) -> list[str]:
@@ -225,23 +231,18 @@ class OptimizerState:
     def _rows(self) -> list[tuple[str, list[str]]]:
         """Which quantities each parameter has."""
         return [
-            (name, sorted(key for key, value in self._of(p).items() if _can_move(value, p)))
+            (name, sorted(key for key, value in self._optimizers.state_of(p).items() if _can_move(value, p)))
             for name, p in self._parameters.items()
         ]
 
     def _places(self, quantity: str, flat: FlatBuffer) -> Iterator[tuple[torch.Tensor, Any, dict[str, Any]]]:
         for number, (name, parameter) in enumerate(self._parameters.items()):
-            state = self._of(parameter)
+            state = self._optimizers.state_of(parameter)
             value = state.get(quantity)
             if not _can_move(value, parameter):
                 continue
             is_whole = isinstance(value, torch.Tensor) and value.shape == parameter.shape
             yield flat.view(name) if is_whole else flat.view(REACHED)[number], value, state
-
-    def _of(self, parameter: nn.Parameter) -> dict[str, Any]:
-        # Reading a missing entry of the optimizer's defaultdict would make one.
-        state: dict[str, Any] = self._optimizer.state.get(parameter, {})
-        return state
 
 
 def _can_move(value: object, parameter: nn.Parameter) -> bool:

@@ -1,0 +1,34 @@
+"""One backward pass of a user's loss, before it is made."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardPass:
+    """`loss.backward(gradient, retain_graph, inputs=inputs)`, when it is run.
+
+    `inputs` are the leaves whose gradients are made, None for all. Each of `around` runs the rest inside its own.
+    """
+
+    loss: torch.Tensor
+    gradient: torch.Tensor | None = None
+    retain_graph: bool | None = None
+    inputs: tuple[torch.Tensor, ...] | None = None
+    around: "tuple[Callable[[BackwardPass], None], ...]" = ()
+
+    def run(self) -> None:
+        if self.around:
+            first, *others = self.around
+            first(replace(self, around=tuple(others)))
+            return
+        self.loss.backward(self.gradient, self.retain_graph, inputs=self.inputs)  # type: ignore[no-untyped-call]
+
+    def only(self, leaves: Sequence[torch.Tensor] | None) -> "BackwardPass":
+        """The same pass, for those of its leaves that are among `leaves`."""
+        if leaves is None:
+            return self
+        wanted = None if self.inputs is None else {id(leaf) for leaf in self.inputs}
+        return replace(self, inputs=tuple(leaf for leaf in leaves if wanted is None or id(leaf) in wanted))

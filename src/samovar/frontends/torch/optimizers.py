@@ -1,0 +1,130 @@
+"""The optimizers of one model, which step together, and only where the replica makes them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from samovar.core.errors import InputError, SamovarError
+
+Given: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+_REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: (
+        "LBFGS evaluates the loss several times per step, in an order that only it knows, so ranks cannot exchange in "
+        "step; take SGD, Adam or AdamW"
+    ),
+    torch.optim.SparseAdam: "SparseAdam needs sparse gradients, which are not exchanged; take Adam",
+}
+
+
+class Optimizers:
+    """One optimizer, or several that update different parameters of a model.
+
+    Once they are guarded, `optimizer.step()` raises SamovarError unless it is called inside `allowed()`: such a step
+    would pass the exchange by. Raises InputError where one of them cannot be used.
+    """
+
+    def __init__(self, given: Given) -> None:
+        self.all = _checked(given)
+        self._is_allowed = False
+        self._hooks: list[RemovableHandle] = []
+        self._num_parameters = 0
+        self._frozen: list[nn.Parameter] = []
+
+    def guard(self) -> None:
+        """From here on they step where the replica does, and update the parameters that they update now."""
+        self._num_parameters = self._count()
+        self._frozen = [p for group in self.param_groups for p in group["params"] if not p.requires_grad]
+        self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.all for group in optimizer.param_groups]
+
+    @property
+    def title(self) -> str:
+        return " and ".join(type(optimizer).__name__ for optimizer in self.all)
+
+    def step(self) -> None:
+        with self.allowed():
+            for optimizer in self.all:
+                optimizer.step()
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Inside, a step of any of them belongs to the replica's."""
+        self._is_allowed = True
+        try:
+            yield
+        finally:
+            self._is_allowed = False
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        # Reading a missing entry of an optimizer's defaultdict would make one.
+        return next((o.state[parameter] for o in self.all if parameter in o.state), {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the optimizer, as it gives it; of several a list of theirs."""
+        states = [optimizer.state_dict() for optimizer in self.all]
+        return states[0] if len(states) == 1 else {"optimizers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        states = state.get("optimizers", [state])
+        if len(states) != len(self.all):
+            raise InputError(
+                f"load_state_dict: the state is of {len(states)} optimizer(s), and here are {len(self.all)}; give "
+                "replicate the optimizers of the run that saved it"
+            )
+        for optimizer, own in zip(self.all, states, strict=True):
+            optimizer.load_state_dict(dict(own))
+
+    def require_same_parameters(self) -> None:
+        """SamovarError where a parameter was added or unfrozen since `guard`."""
+        if self._count() != self._num_parameters or any(p.requires_grad for p in self._frozen):
+            raise SamovarError(
+                "the optimizer updates other parameters than at replicate() (one was added or unfrozen), which would "
+                "not be exchanged; let all that will ever train want a gradient before replicate()"
+            )
+
+    def release(self) -> None:
+        """They are the user's again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _count(self) -> int:
+        return sum(len(group["params"]) for group in self.param_groups)
+
+    def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not self._is_allowed:
+            raise SamovarError(
+                f"{type(optimizer).__name__}.step() was called outside of replica.step(), which would pass the "
+                "exchange by; call replica.step(), or replica.step(lambda: scaler.step(optimizer)) where something "
+                "has to call it for you"
+            )
+
+
+def _checked(given: Given) -> tuple[torch.optim.Optimizer, ...]:
+    several = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not several:
+        raise InputError("replicate: got an empty list of optimizers; give at least one")
+    for optimizer in several:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise InputError(
+                f"replicate: optimizer is a {type(optimizer).__name__}; give a torch.optim optimizer, or a list of them"
+            )
+        for kind, sentence in _REFUSED.items():
+            if isinstance(optimizer, kind):
+                raise InputError(f"replicate: {sentence}")
+    seen: set[int] = set()
+    for optimizer in several:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if own & seen:
+            raise InputError(
+                f"replicate: {len(own & seen)} parameters are in two of the optimizers; give each parameter to one"
+            )
+        seen |= own
+    return several

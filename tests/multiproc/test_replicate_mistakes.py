@@ -1,0 +1,67 @@
+"""Mistakes in a training loop of one's own: none trains wrong without a word, and every rank says what was left out."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
+
+PROGRAM = "tests.multiproc.replicate_mistakes_rank"
+TOLERANCE = 1e-6
+BACKWARD = "call replica.backward(loss) in place of loss.backward()"
+STEP = "call replica.step(), or replica.step(lambda: scaler.step(optimizer))"
+NEVER = "call replica.step() in place of optimizer.step()"
+PLACES = "ranks are at different places"
+ONE_SAVE = "give every rank the file that it saved, all of one save"
+EQUAL = "the weights of ranks [1] differ from those of rank 0"
+
+REFUSED = {
+    "plain_backward": BACKWARD,
+    "more_on_every_part": "leave more=True out at the last part of a step",
+    "late_backward": "use replica.backward(loss, more=True) for all passes of a step but the last",
+    "finish_without_step": NEVER,
+    "loads_on_one_rank": PLACES,
+    "loads_on_one_rank/local-sgd": PLACES,
+    "loads_mixed_steps": ONE_SAVE,
+    "loads_mixed_runs": ONE_SAVE,
+    "differs_at_save": EQUAL,
+    "differs_when_asked": EQUAL,
+    "differs_at_finish": EQUAL,
+    "wrapped_later": "DistributedDataParallel got a model that samovar.replicate has already",
+    "wrapped_before": "replicate: a DistributedDataParallel has this model already",
+    "sync_batch_norm": "layer '1' is a SyncBatchNorm",
+    "parameter_in_two_optimizers": "give each parameter to one",
+    "plain_step/shm-easgd": STEP,
+    **{
+        f"{name}/{strategy}": sentence
+        for name, sentence in {"plain_step": STEP, "step_of_step": STEP, "evaluating_without_step": NEVER}.items()
+        for strategy in ("sync", "local-sgd", "sync-easgd")
+    },
+}
+WORKING = ("several_optimizers", "several_replicas")
+
+
+@cache
+def results(world_size: int) -> dict[str, list[Any]]:
+    return run_ranks(PROGRAM, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_one_sentence_on_every_rank(name: str, world_size: int) -> None:
+    for result in succeeded(results(world_size), name):
+        assert REFUSED[name] in result["text"]
+        assert "\n" not in result["text"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", WORKING)
+def test_several_optimizers_train_as_one(name: str, world_size: int) -> None:
+    for result in succeeded(results(world_size), name):
+        assert result["distance"] < TOLERANCE
+
+
+def test_a_copy_of_the_model_belongs_to_nobody() -> None:
+    first, second = succeeded(results(2), "copies_are_free")
+    assert first["values"] == second["values"]
