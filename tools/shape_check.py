@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "samovar"
-MOST_FILES, MOST_LINES = 330, 45_000
+MOST_FILES, MOST_LINES = 330, 48_000
 MOST_COMMAND_FILES = 22
 # What is there once: a call or a name, and the files, or rooms, that may have it.
 ONCE = {

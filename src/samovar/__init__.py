@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from samovar import caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
-    from samovar.core.errors import InputError, SamovarError
+    from samovar.core.errors import (
+        DeadlineExceeded,
+        InputError,
+        NotFinite,
+        RankFailed,
+        ReplicasDiffer,
+        SamovarError,
+    )
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
     from samovar.strategies.base import strategy
@@ -16,8 +23,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "DeadlineExceeded",
     "InputError",
+    "NotFinite",
+    "RankFailed",
     "Replica",
+    "ReplicasDiffer",
     "RunResult",
     "SamovarError",
     "Setting",
@@ -30,8 +41,12 @@ __all__ = [
 
 # Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
 _LAZY = {
+    "DeadlineExceeded": "samovar.core.errors",
     "InputError": "samovar.core.errors",
+    "NotFinite": "samovar.core.errors",
+    "RankFailed": "samovar.core.errors",
     "Replica": "samovar.api.replica",
+    "ReplicasDiffer": "samovar.core.errors",
     "RunResult": "samovar.report.result",
     "SamovarError": "samovar.core.errors",
     "Setting": "samovar.strategies.traits",

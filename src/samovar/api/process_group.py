@@ -1,7 +1,7 @@
 """The ranks that a process trains with, all of them or those that step together, and what all its replicas share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -34,16 +34,23 @@ class UnevenReplica(Protocol):
 class ProcessGroup:
     """Every rank makes one, and its replicas in the same order. `first_rank` is that of its first process.
 
-    `home` is where centers lie that the job makes for itself; None: all ranks share a host.
+    `home` is where centers lie that the job makes for itself; None: all ranks share a host. `local_rank` is this rank's
+    number among those of its host.
     """
 
     def __init__(
-        self, collectives: Collectives, timeout_s: float, first_rank: int = 0, home: Home | None = None
+        self,
+        collectives: Collectives,
+        timeout_s: float,
+        first_rank: int = 0,
+        home: Home | None = None,
+        local_rank: int | None = None,
     ) -> None:
         self.collectives = collectives
         self.timeout_s = timeout_s
         self.first_rank = first_rank
         self.home = home
+        self.local_rank = collectives.group.rank if local_rank is None else local_rank
         self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._deadline = partial(Deadline.after, timeout_s)
@@ -102,6 +109,10 @@ class Announcer:
     uneven: UnevenInputs
     number: int
     deadline: Callable[[], Deadline]
+
+    def among(self, processes: ProcessGroup) -> "Announcer":
+        """The same replica's among these ranks."""
+        return replace(self, uneven=processes.uneven)
 
     def announce(self, event: Event, step: int, detail: float = 0.0) -> None:
         self.uneven.announce(Call(self.number, event, step, detail), self.deadline)

@@ -18,6 +18,7 @@ from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.metrics import ReplicaMetrics, Shard
 from samovar.api.process_group import ProcessGroup, step_group_of
+from samovar.api.reductions import Operation, RankCalls
 from samovar.api.state import checked, from_arrays, identity_of, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
@@ -39,7 +40,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 
 
-class Replica:
+class Replica(RankCalls):
     """What `samovar.replicate` returns. All ranks make the same calls in the same order, except where told.
 
     `config` is the strategy with every setting given, for `num_workers`: all ranks, and who else shares a box with
@@ -63,9 +64,10 @@ class Replica:
         self.config = resolved(config, processes.group.world_size)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
-        self._model, self._team = model, processes
+        self._model = model
         self._step_group = step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
+        super().__init__(processes, self._announcer.among(processes))
         self._metrics = ReplicaMetrics()
         claim(parameters)
         self._run = require_agreement(processes, self._announcer, model, parameters, self.config)
@@ -77,8 +79,7 @@ class Replica:
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center
         self._compare_weights_steps = compare_weights_steps
-        exchanges_gradients = not config.exchanges_weights or config.traits.in_groups
-        self._order = CallOrder(processes.group.rank, exchanges_gradients=exchanges_gradients)
+        self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
         self._buffers = ReplicaBuffers(model, processes, self._announcer.deadline, is_async=self._is_async)
         self._shards: list[Shard] = []
         self._loaded_epochs: list[int] = []
@@ -88,19 +89,9 @@ class Replica:
         keep_alone(model)
 
     @property
-    def rank(self) -> int:
-        """This process's number, from 0."""
-        return self._team.group.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many processes train together."""
-        return self._team.group.world_size
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and saves what is needed once."""
-        return self.rank == 0
+    def device(self) -> torch.device:
+        """Where the parameters are that train here."""
+        return next(iter(self._parameters.values())).device
 
     @property
     def step_count(self) -> int:
@@ -294,6 +285,9 @@ class Replica:
 
     def shadow(self, call: Call) -> None:
         """Where inputs are uneven: take part in what the others do, without data."""
+        if call.event is Event.REDUCING:
+            self._reductions.take_part(Operation(call.step), int(call.detail))
+            return
         self._step = self._exchange.shadow(call.step, self._step, call.event)
         if call.event is Event.EVALUATING:
             self._buffers.sum()

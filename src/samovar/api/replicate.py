@@ -55,7 +55,10 @@ class _Process:
                 keep_freed_memory(large_too=False)
             path = Path(key_file) if key_file else None
             self._joined = join_group(timeout_s, collective, None, transport, path, device)
-            self._team = ProcessGroup(self._joined.collectives, timeout_s, home=self._joined.home)
+            local_rank = self._joined.host.ranks.index(self._joined.group.rank)
+            self._team = ProcessGroup(
+                self._joined.collectives, timeout_s, home=self._joined.home, local_rank=local_rank
+            )
             self._chosen = chosen
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):

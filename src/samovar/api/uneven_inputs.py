@@ -27,6 +27,7 @@ class Event(IntEnum):
     EVEN_OUT = 5
     LOADING = 6
     FINISHING = 7
+    REDUCING = 8
 
 
 _NAMES = {
@@ -38,6 +39,7 @@ _NAMES = {
     Event.EVEN_OUT: "the end of everybody's data",
     Event.LOADING: "load_state_dict()",
     Event.FINISHING: "finish()",
+    Event.REDUCING: "mean(), sum(), max(), gather() or barrier()",
 }
 # Where ranks are at the same place with other details: what differs, and what to do.
 _DIFFERING = {
@@ -45,6 +47,7 @@ _DIFFERING = {
         "what ranks {ranks} load is of another run, step or strategy than what rank {first} loads; give every rank the "
         "file that it saved, all of one save"
     ),
+    Event.REDUCING: "ranks {ranks} gave a value of another size than rank {first}; give all ranks the same shape",
 }
 _DIFFERING_ORDER = (
     "the order of samples on ranks {ranks} differs from that of rank {first}; a sampler with a generator of its own "

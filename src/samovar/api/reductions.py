@@ -1,0 +1,180 @@
+"""What a loop asks of all ranks beside its steps: the mean of a loss, the predictions of all, a place to meet."""
+
+import json
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from samovar.api.process_group import Announcer, ProcessGroup
+from samovar.api.uneven_inputs import Event
+from samovar.core.errors import InputError
+
+_WORDS = 256  # of float64 in a record
+_BYTES_PER_WORD = 6  # which float64 holds exactly
+Value = TypeVar("Value", float, torch.Tensor)
+Rows = npt.NDArray[np.float64]
+
+
+class Operation(IntEnum):
+    """What ranks do together; the value stands in the records."""
+
+    MEAN = 0
+    SUM = 1
+    MAX = 2
+    GATHER = 3
+    BARRIER = 4
+
+
+class Reductions:
+    """Numbers, tensors and plain objects of all ranks, in float64 and in rank order: the same bits on every rank.
+
+    Ranks whose data ended are left out: a mean is over those that have data. Cost: each rank sends its value to each
+    other one, 2 KiB at a time.
+    """
+
+    def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
+        self._group, self._announcer = processes.group, announcer
+        self._collectives = processes.collectives
+        self._records = processes.collectives.records(_WORDS + 1) if processes.group.world_size > 1 else None
+
+    def reduce(self, operation: Operation, value: Value) -> Value:
+        """The mean, sum or maximum over ranks. Raises InputError where it is no number and no tensor of numbers."""
+        own = _numbers(value)
+        rows = np.stack([row for row in self._rows(operation, own) if row is not None])
+        reduce: Callable[..., Any] = {Operation.MAX: np.max, Operation.MEAN: np.mean}.get(operation, np.sum)
+        total = np.asarray(reduce(rows, axis=0))
+        if not isinstance(value, torch.Tensor):
+            return float(total[0])
+        keeps_type = value.is_floating_point() or operation is not Operation.MEAN
+        return torch.from_numpy(total).reshape(value.shape).to(value.device, value.dtype if keeps_type else None)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order; None of a rank whose data ended. Numbers, strings, None, lists, dicts."""
+        own = _packed(value)
+        lengths = self._rows(Operation.GATHER, np.array([float(len(own))]))
+        padded = np.zeros(max(int(row[0]) for row in lengths if row is not None))
+        padded[: len(own)] = own
+        return [None if row is None else _unpacked(row) for row in self._rows(Operation.GATHER, padded)]
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """The value of rank `source`, on every rank; what the others give is not looked at."""
+        world_size = self._group.world_size
+        if not 0 <= source < world_size:
+            raise InputError(f"broadcast: source is {source}; ranks are 0 to {world_size - 1}")
+        return self.gather(value if self._group.rank == source else None)[source]
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._announcer.agree(Event.REDUCING, Operation.BARRIER)
+
+    def take_part(self, operation: Operation, num_words: int) -> None:
+        """Without data, in what the others do."""
+        if operation is not Operation.BARRIER:
+            list(self._exchanged(np.zeros(num_words), has_data=False))
+
+    def _rows(self, operation: Operation, own: Rows) -> list[Rows | None]:
+        """What each rank gave; None of those without data."""
+        self._announcer.agree(Event.REDUCING, operation, float(len(own)))
+        if self._records is None:
+            return [own]
+        pieces = list(self._exchanged(own, has_data=True))
+        whole = np.concatenate([piece[:, 1:] for piece in pieces], axis=1)[:, : len(own)]
+        return [row if has_data else None for row, has_data in zip(whole, pieces[0][:, 0], strict=True)]
+
+    def _exchanged(self, own: Rows, *, has_data: bool) -> Iterator[Rows]:
+        assert self._records is not None
+        for start in range(0, max(len(own), 1), _WORDS):
+            piece = own[start : start + _WORDS]
+            self._records.post([float(has_data), *piece, *[0.0] * (_WORDS - len(piece))])
+            yield self._records.collect(self._announcer.deadline())
+
+
+class RankCalls:
+    """Which rank this is, and what it may ask of all of them."""
+
+    def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
+        self._team = processes
+        self._reductions = Reductions(processes, announcer)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self._team.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes train together."""
+        return self._team.group.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among those of its host, from 0."""
+        return self._team.local_rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and saves what is needed once."""
+        return self.rank == 0
+
+    def mean(self, value: Value) -> Value:
+        """The mean over ranks of a number, or of a tensor element by element; in float64, the same on every rank.
+
+        Waits for all ranks, which make the same call, as `sum`, `max`, `gather`, `broadcast` and `barrier` do. Inside a
+        loop over a shard those whose data ended are left out.
+        """
+        return self._reductions.reduce(Operation.MEAN, value)
+
+    def sum(self, value: Value) -> Value:
+        """The sum over ranks of a number, or of a tensor element by element; in float64, the same on every rank."""
+        return self._reductions.reduce(Operation.SUM, value)
+
+    def max(self, value: Value) -> Value:
+        """The largest over ranks of a number, or of a tensor element by element."""
+        return self._reductions.reduce(Operation.MAX, value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order; None stands for a rank whose data ended.
+
+        Values are numbers, strings, None, and lists and dicts of these. Tuples become lists. Nothing is pickled.
+        Raises InputError where it is another object.
+        """
+        return self._reductions.gather(value)
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of rank `source`, of the kinds that `gather` takes, on every rank."""
+        return self._reductions.broadcast(value, source)
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self._reductions.barrier()
+
+
+def _numbers(value: float | torch.Tensor) -> Rows:
+    if isinstance(value, torch.Tensor) and not value.is_complex():
+        return value.detach().to("cpu", torch.float64).reshape(-1).numpy()
+    if isinstance(value, int | float):
+        return np.array([float(value)])
+    raise InputError(f"got a {type(value).__name__}; give a number or a tensor of numbers (gather takes other values)")
+
+
+def _packed(value: Any) -> Rows:
+    """JSON in words that float64 holds exactly, the length before them."""
+    try:
+        text = json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"gather: {error}; give numbers, strings, None, and lists and dicts of these (tensor.tolist())"
+        ) from error
+    padded = text.ljust(-(-len(text) // _BYTES_PER_WORD) * _BYTES_PER_WORD)
+    words = np.zeros((len(padded) // _BYTES_PER_WORD, 8), np.uint8)
+    words[:, :_BYTES_PER_WORD] = np.frombuffer(padded, np.uint8).reshape(-1, _BYTES_PER_WORD)
+    return np.concatenate([[float(len(text))], words.view("<u8").reshape(-1).astype(np.float64)])
+
+
+def _unpacked(row: Rows) -> Any:
+    words = row[1:].astype("<u8").view(np.uint8).reshape(-1, 8)[:, :_BYTES_PER_WORD]
+    return json.loads(words.tobytes()[: int(row[0])])
