@@ -19,7 +19,7 @@ Value = TypeVar("Value", float, torch.Tensor)
 Rows = npt.NDArray[np.float64]
 
 
-class Reduction(IntEnum):
+class RankReduction(IntEnum):
     """What ranks do together; the value stands in the records."""
 
     MEAN = 0
@@ -41,24 +41,24 @@ class Reductions:
         self._collectives = processes.collectives
         self._records = processes.collectives.records(_WORDS + 1) if processes.group.world_size > 1 else None
 
-    def reduce(self, operation: Reduction, value: Value) -> Value:
+    def reduce(self, operation: RankReduction, value: Value) -> Value:
         """The mean, sum or maximum over ranks. Raises InputError where it is no number and no tensor of numbers."""
         own = _numbers(value)
         rows = np.stack([row for row in self._rows(operation, own) if row is not None])
-        reduce: Callable[..., Any] = {Reduction.MAX: np.max, Reduction.MEAN: np.mean}.get(operation, np.sum)
+        reduce: Callable[..., Any] = {RankReduction.MAX: np.max, RankReduction.MEAN: np.mean}.get(operation, np.sum)
         total = np.asarray(reduce(rows, axis=0))
         if not isinstance(value, torch.Tensor):
             return float(total[0])
-        keeps_type = value.is_floating_point() or operation is not Reduction.MEAN
+        keeps_type = value.is_floating_point() or operation is not RankReduction.MEAN
         return torch.from_numpy(total).reshape(value.shape).to(value.device, value.dtype if keeps_type else None)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order; None of a rank whose data ended. Numbers, strings, None, lists, dicts."""
         own = _packed(value)
-        lengths = self._rows(Reduction.GATHER, np.array([float(len(own))]))
+        lengths = self._rows(RankReduction.GATHER, np.array([float(len(own))]))
         padded = np.zeros(max(int(row[0]) for row in lengths if row is not None))
         padded[: len(own)] = own
-        return [None if row is None else _unpacked(row) for row in self._rows(Reduction.GATHER, padded)]
+        return [None if row is None else _unpacked(row) for row in self._rows(RankReduction.GATHER, padded)]
 
     def broadcast(self, value: Any, source: int) -> Any:
         """The value of rank `source`, on every rank; what the others give is not looked at."""
@@ -69,14 +69,14 @@ class Reductions:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        self._announcer.agree(Event.REDUCING, Reduction.BARRIER)
+        self._announcer.agree(Event.REDUCING, RankReduction.BARRIER)
 
-    def take_part(self, operation: Reduction, num_words: int) -> None:
+    def take_part(self, operation: RankReduction, num_words: int) -> None:
         """Without data, in what the others do."""
-        if operation is not Reduction.BARRIER:
+        if operation is not RankReduction.BARRIER:
             list(self._exchanged(np.zeros(num_words), has_data=False))
 
-    def _rows(self, operation: Reduction, own: Rows) -> list[Rows | None]:
+    def _rows(self, operation: RankReduction, own: Rows) -> list[Rows | None]:
         """What each rank gave; None of those without data."""
         self._announcer.agree(Event.REDUCING, operation, float(len(own)))
         if self._records is None:
@@ -126,15 +126,15 @@ class RankCalls:
         Waits for all ranks, which make the same call, as `sum`, `max`, `gather`, `broadcast` and `barrier` do. Inside a
         loop over a shard those whose data ended are left out.
         """
-        return self._reductions.reduce(Reduction.MEAN, value)
+        return self._reductions.reduce(RankReduction.MEAN, value)
 
     def sum(self, value: Value) -> Value:
         """The sum over ranks of a number, or of a tensor element by element; in float64, the same on every rank."""
-        return self._reductions.reduce(Reduction.SUM, value)
+        return self._reductions.reduce(RankReduction.SUM, value)
 
     def max(self, value: Value) -> Value:
         """The largest over ranks of a number, or of a tensor element by element."""
-        return self._reductions.reduce(Reduction.MAX, value)
+        return self._reductions.reduce(RankReduction.MAX, value)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order; None stands for a rank whose data ended.

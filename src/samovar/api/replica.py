@@ -18,7 +18,7 @@ from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
 from samovar.api.metrics import ReplicaMetrics, Shard
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.reductions import RankCalls, Reduction
+from samovar.api.reductions import RankCalls, RankReduction
 from samovar.api.state import checked, from_arrays, identity_of, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
@@ -286,7 +286,7 @@ class Replica(RankCalls):
     def shadow(self, call: Call) -> None:
         """Where inputs are uneven: take part in what the others do, without data."""
         if call.event is Event.REDUCING:
-            self._reductions.take_part(Reduction(call.step), int(call.detail))
+            self._reductions.take_part(RankReduction(call.step), int(call.detail))
             return
         self._step = self._exchange.shadow(call.step, self._step, call.event)
         if call.event is Event.EVALUATING:
