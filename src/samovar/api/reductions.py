@@ -29,6 +29,13 @@ class RankReduction(IntEnum):
     BARRIER = 4
 
 
+_FUNCTIONS: dict[RankReduction, Callable[..., Any]] = {
+    RankReduction.MEAN: np.mean,
+    RankReduction.SUM: np.sum,
+    RankReduction.MAX: np.max,
+}
+
+
 class Reductions:
     """Numbers, tensors and plain objects of all ranks, in float64 and in rank order: the same bits on every rank.
 
@@ -45,7 +52,7 @@ class Reductions:
         """The mean, sum or maximum over ranks. Raises InputError where it is no number and no tensor of numbers."""
         own = _numbers(value)
         rows = np.stack([row for row in self._rows(operation, own) if row is not None])
-        reduce: Callable[..., Any] = {RankReduction.MAX: np.max, RankReduction.MEAN: np.mean}.get(operation, np.sum)
+        reduce = _FUNCTIONS[operation]
         total = np.asarray(reduce(rows, axis=0))
         if not isinstance(value, torch.Tensor):
             return float(total[0])
