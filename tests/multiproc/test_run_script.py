@@ -47,7 +47,7 @@ def test_the_port_listens_before_any_rank_starts(tmp_path: Path) -> None:
         tmp_path,
         """
 import socket
-address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+address = os.environ["MASTER_ADDR"], int(os.environ["SAMOVAR_PORT"])
 if rank == 1:
     with socket.create_connection(address) as connection:
         tell("connected")

@@ -19,12 +19,13 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
-from samovar.launch.identity import Identity, checked_transport, own_identity
+from samovar.launch.identity import Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import make_key
 from samovar.transports.shm import ShmTransport, create_segment
+from samovar.transports.torch_dist import JobStore, default_group
 
 
 @dataclass(slots=True)
@@ -84,15 +85,16 @@ def join_group(
     other, exchange as if each had a host of its own. `key_file` is the job's key, for `tcp` and for a center between
     hosts: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single host make
     a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal figures), which
-    between hosts only `tcp` looks at. What is not given is read from the environment. A single process needs no store
-    and no socket.
+    between hosts only `tcp` looks at. What is not given is read from the environment; in a
+    program that has opened a process group of torch.distributed, ranks are those of that group, and meet in its store.
+    A single process needs no store and no socket.
 
     Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
     RankFailed.
     """
     if collective not in COLLECTIVES:
         raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
-    identity = identity or own_identity()
+    identity, store = (identity, None) if identity is not None else _found()
     choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
     with ExitStack() as closing:
@@ -101,11 +103,17 @@ def join_group(
         else:
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
-            gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline)
+            gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
             joined = _together(gathering, choice, timeout_s, closing)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
+
+
+def _found() -> tuple[Identity, JobStore | None]:
+    """Who this process is, and the store to meet in, if the program has opened a process group of its own."""
+    there = default_group()
+    return (own_identity(), None) if there is None else (identity_in_group(*there[:2]), there[2])
 
 
 def _chosen_transport(given: str, of_environment: str) -> str:

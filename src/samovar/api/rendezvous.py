@@ -70,7 +70,8 @@ class RankHello:
 class Gathering:
     """All ranks of a job, which are there when this is made; `close` leaves them.
 
-    Raises InputError where they do not fit together, DeadlineExceeded where some do not come, naming them.
+    They meet in `store`, or in the one that `identity` leads to. Raises InputError where they do not fit together,
+    DeadlineExceeded where some do not come, naming them.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Gathering:
         device: torch.device | None,
         timeout_s: float,
         deadline: Deadline,
+        store: JobStore | None = None,
     ) -> None:
         self.identity = identity
         self.deadline = deadline
@@ -89,9 +91,9 @@ class Gathering:
         self.prefix = f"samovar/{identity.attempt}/{next(_gatherings)}"
         with ExitStack() as until_met:
             stores = _open_stores()
-            if identity not in stores:
+            if store is None and identity not in stores:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
-            self.store = stores[identity]
+            self.store = store or stores[identity]
             self.meeting = self.store.meeting(self.prefix, self.who)
             self.hellos = self._greet(RankHello.own(identity, collective, transport, device))
         self.hosts = hosts_of(self.hellos)

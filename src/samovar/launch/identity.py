@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samovar.core.errors import InputError
@@ -43,6 +43,12 @@ class Identity:
 def own_identity() -> Identity:
     """Who this process is by its environment."""
     return identity(os.environ)
+
+
+def identity_in_group(rank: int, world_size: int) -> Identity:
+    """Rank `rank` of a process group that is there already, whose store its ranks meet in."""
+    found = Identity(rank, world_size, None, None, launcher="torch.distributed", agent_store=True)
+    return _with_choices(found, os.environ)
 
 
 def identity(variables: Mapping[str, str]) -> Identity:
@@ -172,14 +178,15 @@ def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
     if found.world_size < 1 or found.rank >= found.world_size:
         raise InputError(f"{who}: rank {found.rank} of {found.world_size} ranks; ranks count from 0 to one less")
     _check_local(found, who)
-    return Identity(
-        **{
-            **{name: getattr(found, name) for name in Identity.__slots__},
-            **_rendezvous(given),
-            "interfaces": tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if "GLOO_SOCKET_IFNAME" in given else (),
-            "transport": checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT", AUTO)),
-            "key_file": Path(given["SAMOVAR_KEY_FILE"]) if "SAMOVAR_KEY_FILE" in given else None,
-        }
+    return replace(_with_choices(found, given), **_rendezvous(given))  # type: ignore[arg-type]
+
+
+def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
+    return replace(
+        found,
+        interfaces=tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if given.get("GLOO_SOCKET_IFNAME") else (),
+        transport=checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT") or AUTO),
+        key_file=Path(given["SAMOVAR_KEY_FILE"]) if given.get("SAMOVAR_KEY_FILE") else None,
     )
 
 
@@ -196,7 +203,7 @@ def _rendezvous(given: Mapping[str, str]) -> dict[str, str | int]:
     if "MASTER_PORT" not in given:
         return {"address": given["MASTER_ADDR"]} if "MASTER_ADDR" in given and "SLURM_PROCID" in given else {}
     _require(given, "the meeting place", "MASTER_ADDR", "MASTER_PORT")
-    port = _number(given, "MASTER_PORT")
+    port = _number(given, "SAMOVAR_PORT" if "SAMOVAR_PORT" in given else "MASTER_PORT")
     if not 1 <= port <= 65_535:
         raise InputError(f"MASTER_PORT is {port}; a port is a number from 1 to 65535")
     return {"address": given["MASTER_ADDR"], "port": port}

@@ -136,7 +136,10 @@ class ScriptLaunch(EndPolicy):
 
     @contextmanager
     def _rendezvous(self) -> Iterator[dict[str, str]]:
-        """Variables that tell where rank 0 is met; on one host with a socket that listens there."""
+        """Variables that tell where rank 0 is met; on one host with a socket that listens there.
+
+        MASTER_PORT is free then: a process group of the script's own meets there.
+        """
         if self._hosts is not None:
             yield {"MASTER_ADDR": self._hosts.address, "MASTER_PORT": str(self._hosts.port)}
             return
@@ -145,7 +148,10 @@ class ScriptLaunch(EndPolicy):
         except OSError as error:
             raise InputError(f"no port of {LOOPBACK} can be listened on: {error}; is the loopback up?") from error
         with self._listening as listening:
-            yield {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(listening.getsockname()[1])}
+            with socket.create_server((LOOPBACK, 0)) as other:
+                free_port = other.getsockname()[1]
+            own = str(listening.getsockname()[1])
+            yield {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port), "SAMOVAR_PORT": own}
 
     def _start(self, local_rank: int) -> RankProcess:
         rank = self.first_rank + local_rank
@@ -232,7 +238,7 @@ def _unignored(numbers: Sequence[int]) -> list[int]:
 
 def _environment() -> dict[str, str]:
     """This process's own, without what another launcher has told it about itself."""
-    foreign = ("SAMOVAR_LISTEN_FD", "TORCHELASTIC_")
+    foreign = ("SAMOVAR_LISTEN_FD", "SAMOVAR_PORT", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
 

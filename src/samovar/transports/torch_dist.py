@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import Work
 
 from samovar.core.clock import Deadline
@@ -54,18 +54,27 @@ def open_store(
     except RuntimeError as error:
         reason = first_line(error)
         raise RankFailed(f"{who}: the store at {address}:{port} cannot be had: {reason}; is the port free?") from error
-    return JobStore(store)
+    return JobStore(store, f"{address}:{port}")
+
+
+def default_group() -> tuple[int, int, "JobStore"] | None:
+    """Rank, number of ranks and store of the process group that the program has opened itself; None without one."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    store = distributed.distributed_c10d._get_default_store()  # torch has no public name for it
+    return distributed.get_rank(), distributed.get_world_size(), JobStore(store, "torch.distributed")
 
 
 class JobStore:
-    """The store of a job; it lives as long as this object where it is served here."""
+    """The store of a job; it lives as long as this object where it is served here. `place` is where it is served."""
 
-    def __init__(self, store: TCPStore) -> None:
+    def __init__(self, store: Store, place: str) -> None:
         self._store = store
+        self._place = place
 
     def meeting(self, prefix: str, who: str) -> Meeting:
         """The part of the store whose keys begin with `prefix`; `who` begins every error."""
-        return Meeting(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}", who)
+        return Meeting(PrefixStore(prefix, self._store), self._place, who)
 
     def gloo(
         self,

@@ -1,0 +1,77 @@
+"""Hugging Face Accelerate: `Accelerator` whose ranks share by a strategy, in place of DistributedDataParallel."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+
+from samovar.api.replica import Replica
+from samovar.integrations.shared import SharedTraining
+from samovar.strategies.ours import StrategyName
+
+
+class SharedOptimizer(AcceleratedOptimizer):
+    """Steps where the gradients of all parts of a batch are there, through the replica."""
+
+    training: SharedTraining
+
+    def step(self, closure: Any = None) -> None:
+        if self.gradient_state.sync_gradients:
+            self.training.step(lambda: AcceleratedOptimizer.step(self, closure))
+
+
+class Accelerator(accelerate.Accelerator):
+    """`accelerate.Accelerator` with `strategy` and its `settings`, as `samovar.replicate` takes them.
+
+    Loaders, mixed precision, accumulation, gathering and logging are Accelerate's. `replica` is there once a model and
+    its optimizers are prepared. `with accelerator.evaluating():` shows the weights that count, and `finish()` leaves
+    them in the model. Raises InputError where two models are prepared for training.
+    """
+
+    def __init__(
+        self, *args: Any, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        self.training = SharedTraining(strategy, settings)
+        super().__init__(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As Accelerate's; with the model and the optimizers there, all ranks begin to share."""
+        prepared = super().prepare(*args, **kwargs)
+        optimizers = [optimizer.optimizer for optimizer in self._optimizers]
+        if self.training.models and optimizers and not self.training.has_begun:
+            self.training.begin(optimizers)
+        return prepared
+
+    @property
+    def replica(self) -> Replica:
+        return self.training.replica
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> Any:
+        """As Accelerate's, without its wrapper: what is prepared for training is shared by the replica."""
+        prepared = super().prepare_model(model, device_placement=device_placement, evaluation_mode=True)
+        if not evaluation_mode:
+            self.training.train(self.unwrap_model(prepared, keep_torch_compile=False))
+        return prepared
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
+        prepared = super().prepare_optimizer(optimizer, device_placement)
+        prepared.__class__ = SharedOptimizer
+        prepared.training = self.training
+        return prepared
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """The gradients of this part, exchanged at the last part of a batch."""
+        loss = loss / self.gradient_accumulation_steps
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        self.replica.backward(scaled, more=not self.sync_gradients, **kwargs)
+
+    def evaluating(self) -> Any:
+        return self.training.evaluating()
+
+    def finish(self) -> None:
+        self.training.finish()

@@ -1,0 +1,160 @@
+"""Lightning: strategies for its `Trainer` and for Fabric whose ranks share as `samovar.replicate` does."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from samovar.api.replica import Replica
+from samovar.core.errors import InputError
+from samovar.integrations.shared import SharedTraining
+from samovar.strategies.ours import StrategyName
+
+
+class _Parts:
+    """Whether another backward pass of the same step follows."""
+
+    def __init__(self) -> None:
+        self.more = False
+
+    @contextmanager
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:  # noqa: ARG002
+        self.more = enabled
+        try:
+            yield
+        finally:
+            self.more = False
+
+
+class _Stepping:
+    """An optimizer for Lightning's precision plugins, whose step is the replica's, after the closure."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, training: SharedTraining) -> None:
+        self._optimizer, self._training = optimizer, training
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        result = None if closure is None else closure()
+        stepped = self._training.step(lambda: self._optimizer.step(**kwargs))
+        return stepped if closure is None else result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+class SamovarStrategy(DDPStrategy):
+    """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.
+
+    Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
+    end of training have the weights that count. Raises InputError where there are several optimizers, or where the
+    module has a `backward` of its own.
+    """
+
+    def __init__(
+        self, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._training = SharedTraining(strategy, settings)
+        self._parts = _Parts()
+        self._shown = ExitStack()
+
+    @property
+    def replica(self) -> Replica:
+        return self._training.replica
+
+    def setup(self, trainer: LightningTrainer) -> None:
+        super().setup(trainer)
+        if trainer.state.fn is not TrainerFn.FITTING:
+            return
+        module = self.lightning_module
+        if type(module).backward is not LightningModule.backward or len(self.optimizers) != 1:
+            raise InputError(
+                f"SamovarStrategy: {type(module).__name__} has {len(self.optimizers)} optimizers, or a backward() of "
+                "its own; one optimizer and Lightning's backward() can be shared"
+            )
+        optimizers = [o.optimizer if isinstance(o, LightningOptimizer) else o for o in self.optimizers]
+        self._training.train(module)
+        self._training.begin(optimizers)
+
+    def configure_ddp(self) -> None:
+        """No wrapper: the replica shares."""
+
+    def block_backward_sync(self) -> Any:
+        return self._parts.no_backward_sync(self.model)
+
+    def backward(self, closure_loss: torch.Tensor, _optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        module = self.lightning_module
+        loss = self.precision_plugin.pre_backward(closure_loss, module)
+        self.replica.backward(loss, *args, more=self._parts.more, **kwargs)
+        return self.precision_plugin.post_backward(loss, module)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        own = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        return super().optimizer_step(_Stepping(own, self._training), closure, model, **kwargs)
+
+    def on_validation_start(self) -> None:
+        self._shown.enter_context(self._training.evaluating())
+
+    def on_validation_end(self) -> None:
+        self._shown.close()
+
+    def on_train_end(self) -> None:
+        self._training.finish()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        with ExitStack() as shown:
+            if not self._is_shown:
+                shown.enter_context(self._training.evaluating())
+            return {name: value.clone() for name, value in super().lightning_module_state_dict().items()}
+
+    def teardown(self) -> None:
+        self._training.close()
+        super().teardown()
+
+    @property
+    def _is_shown(self) -> bool:
+        return bool(self._shown._exit_callbacks)  # type: ignore[attr-defined]
+
+
+class FabricStrategy(FabricDDPStrategy):
+    """`Fabric(strategy=FabricStrategy("sync-easgd"))`: `strategy` and `settings` are those of `replicate`.
+
+    `fabric.setup(model, optimizer)`, its loaders, `fabric.backward` and `fabric.no_backward_sync` stay as they are.
+    `replica` shows the weights that count (`evaluating()`, `finish()`). `setup` takes the model with its optimizer.
+    """
+
+    def __init__(
+        self, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._training = SharedTraining(strategy, settings)
+        self._parts = _Parts()
+        self._backward_sync_control = self._parts  # type: ignore[assignment]
+
+    @property
+    def replica(self) -> Replica:
+        return self._training.replica
+
+    def setup_module_and_optimizers(self, module: nn.Module, optimizers: Any, scheduler: Any = None) -> Any:
+        self._training.train(module)
+        self._training.begin(optimizers)
+        return module, optimizers, scheduler
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """As it is: `setup` with its optimizer shares it."""
+        return module
+
+    def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
+        self.precision.pre_backward(tensor, module)
+        self.replica.backward(tensor, *args, more=self._parts.more, **kwargs)
+        self.precision.post_backward(tensor, module)
+
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        return super().optimizer_step(_Stepping(optimizer, self._training), **kwargs)

@@ -1,0 +1,81 @@
+"""What the adapters have in common: one replica of what a framework trains, made when it is first needed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from samovar.api.replica import Replica
+from samovar.api.replicate import replicate
+from samovar.core.errors import InputError
+from samovar.strategies.ours import StrategyName
+
+
+class SharedTraining:
+    """The replica of one model and its optimizers. `settings` are those of `samovar.replicate`.
+
+    Weights that count are shown while a framework evaluates or saves, which all ranks do at the same step.
+    """
+
+    def __init__(self, strategy: StrategyName, settings: Mapping[str, Any] | None) -> None:
+        self._strategy: StrategyName = strategy
+        self._settings = dict(settings or {})
+        self.models: list[nn.Module] = []
+        self._replica: Replica | None = None
+        self._is_finished = False
+
+    @property
+    def replica(self) -> Replica:
+        """Raises InputError where nothing was prepared for training yet."""
+        if self._replica is None:
+            raise InputError("no replica yet: the framework has not set up a model and an optimizer for training")
+        return self._replica
+
+    def train(self, model: nn.Module) -> None:
+        """The model that is to be trained. The same one again is trained anew."""
+        if model in self.models:
+            self.close()
+        self.models = [*(other for other in self.models if other is not model), model]
+
+    def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """All ranks come here. Raises InputError where there is more than one model."""
+        if len(self.models) != 1 or not optimizers:
+            raise InputError(
+                f"got {len(self.models)} models and {len(optimizers)} optimizers; one model and its optimizers "
+                "train in a framework's loop: call samovar.replicate in a loop of your own for others"
+            )
+        self.close()
+        self._replica = replicate(self.models[0], list(optimizers), self._strategy, **self._settings)
+        self._is_finished = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._replica is not None
+
+    def step(self, apply: Callable[[], Any]) -> Any:
+        """The replica's step around the framework's; what that returned."""
+        results: list[Any] = []
+        self.replica.step(lambda: results.append(apply()))
+        return results[0]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The weights that count are in the model; the model's own where nothing was trained yet."""
+        if self._replica is None or self._is_finished or not self._replica.step_count:
+            yield
+            return
+        with self._replica.evaluating():
+            yield
+
+    def finish(self) -> None:
+        """At the end of training, and once: the weights that count stay in the model, on all ranks."""
+        if self._replica is not None and not self._is_finished and self._replica.step_count:
+            self._replica.finish()
+        self._is_finished = True
+
+    def close(self) -> None:
+        if self._replica is not None:
+            self._replica.close()
+            self._replica = None
