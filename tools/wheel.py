@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GLIBC = "2.28"
+GLIBC = (2, 28)
 ARCHITECTURES = ("x86_64", "aarch64")
 TOOLS = ("cc", "c++", "ar", "ranlib")
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="samovar-wheel-") as name:
         folder = Path(name)
         source = build_source(folder / "source")
-        wheel = repaired(build_wheel(source, given.python, given.arch, folder), given.arch)
+        wheel = audited(build_wheel(source, given.python, given.arch, folder))
         given.out.mkdir(exist_ok=True)
         made = [shutil.move(path, given.out / path.name) for path in (source, wheel)]
     print("made", *made)
@@ -54,7 +54,7 @@ def build_wheel(source: Path, python: str, arch: str, folder: Path) -> Path:
     environment = {"CC": tools["cc"], "CXX": tools["c++"], "SAMOVAR_STABLE_ABI": "1"}
     if arch != platform.machine():
         options += f" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}"
-        environment |= {"_PYTHON_HOST_PLATFORM": f"linux-{arch}", "SETUPTOOLS_EXT_SUFFIX": suffix(python, arch)}
+        environment |= names_on(arch, python)
     environment["CMAKE_ARGS"] = options
     environment["CXXFLAGS"] = "-include cstdio"  # nanobind's headers rely on GCC's library to bring it
     run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(source), **environment)
@@ -62,30 +62,37 @@ def build_wheel(source: Path, python: str, arch: str, folder: Path) -> Path:
     return wheel
 
 
-def repaired(wheel: Path, arch: str) -> Path:
-    """The wheel under its final name, if its symbols are as old as the name says; auditwheel's report."""
-    folder = wheel.parent / "repaired"
-    tag = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
-    run(sys.executable, "-m", "auditwheel", "repair", "--plat", tag, "-w", str(folder), str(wheel))
+def audited(wheel: Path) -> Path:
+    """The wheel, named by the oldest glibc that it runs with; ends the program if that is newer than GLIBC."""
+    folder = wheel.parent / "audited"
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "-w", str(folder), str(wheel))
     (named,) = folder.iterdir()
     run(sys.executable, "-m", "auditwheel", "show", str(named))
+    versions = re.findall(r"manylinux_(\d+)_(\d+)_", named.name)
+    if not versions or min((int(major), int(minor)) for major, minor in versions) > GLIBC:
+        sys.exit(f"{named.name}: needs a newer glibc than {GLIBC[0]}.{GLIBC[1]}")
     return named
 
 
 def write_tool(folder: Path, tool: str, arch: str) -> str:
     """A program that is Zig's, for the processor and the C library that the wheel is for."""
-    target = f"-target {arch}-linux-gnu.{GLIBC} " if tool in ("cc", "c++") else ""
+    target = f"-target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]} " if tool in ("cc", "c++") else ""
     path = folder / f"zig-{tool}"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {tool} {target}"$@"\n')
     path.chmod(0o755)
     return str(path)
 
 
-def suffix(python: str, arch: str) -> str:
-    """How an extension module of this Python is called on the other processor."""
-    ask = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
-    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-    return re.sub(rf"(?<=-)({'|'.join(ARCHITECTURES)})(?=-)", arch, said)
+def names_on(arch: str, python: str) -> dict[str, str]:
+    """How the extension module and the wheel of this Python are called on the other processor."""
+    ask = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_config_var('EXT_SUFFIX'))"
+    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    major, minor, suffix = said.split()
+    tag = "cp312-abi3" if int(minor) >= 12 else f"cp{major}{minor}-cp{major}{minor}"
+    return {
+        "SETUPTOOLS_EXT_SUFFIX": re.sub(rf"(?<=-)({'|'.join(ARCHITECTURES)})(?=-)", arch, suffix),
+        "SKBUILD_WHEEL_TAGS": f"{tag}-linux_{arch}",
+    }
 
 
 def run(*command: str, **variables: str) -> None:
