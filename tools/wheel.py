@@ -78,7 +78,8 @@ def write_tool(folder: Path, tool: str, arch: str) -> str:
     """A program that is Zig's, for the processor and the C library that the wheel is for."""
     target = f"-target {arch}-linux-gnu.{GLIBC[0]}.{GLIBC[1]} " if tool in ("cc", "c++") else ""
     path = folder / f"zig-{tool}"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {tool} {target}"$@"\n')
+    # -I: pip hides from its builds what is installed here.
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -m ziglang {tool} {target}"$@"\n')
     path.chmod(0o755)
     return str(path)
 
