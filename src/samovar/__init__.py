@@ -5,6 +5,8 @@ from importlib import import_module
 TYPE_CHECKING = False  # typing's own would load typing before the program can take a signal
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from samovar import caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from samovar.strategies.base import strategy
     from samovar.strategies.traits import Setting
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "DeadlineExceeded",
     "InputError",
@@ -58,7 +61,18 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     if name == "caffe":
-        return import_module("samovar.caffe")
+        return _imported("samovar.caffe")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("samovar")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    return getattr(_imported(_LAZY[name]), name)
+
+
+def _imported(module: str) -> "ModuleType":
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if missing := import_module("samovar.core.requirements").in_words(error):
+            raise missing from error
+        raise

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from samovar import __version__
+import samovar
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.requirements import in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _needed(word: str) -> Sequence[str]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"samovar {__version__}")
+        typer.echo(f"samovar {samovar.__version__}")
         raise typer.Exit
 
 
@@ -103,6 +104,14 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
             sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
         return InputError.exit_code
     except SamovarError as error:
-        typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
-        return error.exit_code
+        return _told(error)
+    except ModuleNotFoundError as error:
+        if missing := in_words(error):
+            return _told(missing)
+        raise
     return int(code or 0)
+
+
+def _told(error: SamovarError) -> int:
+    typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
+    return error.exit_code

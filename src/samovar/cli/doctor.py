@@ -35,7 +35,8 @@ def doctor(
     """Measure this machine, tell what is here and what is wrong."""
     if save is not None:
         _require_writable(save)
-    host, devices = read_host(), torch_devices().described
+    host = read_host()
+    devices = "not known" if host.missing_modules else torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
     findings = diagnose(host, record)
     if save is not None and record is not None:

@@ -19,6 +19,7 @@ from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
 from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
 from samovar.core.host import create_empty
+from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
@@ -84,6 +85,7 @@ def run_job(
     Ranks that are pinned get the cores that other runs leave. `effects` are those of signals that do not stop the job.
     Raises the error of the first rank that failed, with its exit code, RankFailed, or EndedBySignal.
     """
+    require_packages()
     with ExitStack() as stack:
         config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
         write_json_atomic(folder.config, config.to_json())

@@ -12,6 +12,7 @@ from samovar.config import RunConfig
 from samovar.core.device import AUTO, CPU, CUDA
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import taken_cpus
+from samovar.core.requirements import require_packages
 from samovar.launch.limits import require_room
 from samovar.launch.numa import numa_nodes, place
 
@@ -66,8 +67,9 @@ class Devices:
 def torch_devices(device: str | None = None) -> Devices:
     """What a process that loads PyTorch says: that takes a second, and with a GPU memory for as long as it lives.
 
-    Raises SamovarError where it says nothing.
+    Raises InputError if a package is missing, SamovarError if it does not answer.
     """
+    require_packages()
     question = [sys.executable, "-P", "-m", "samovar.model.device", *([] if device is None else [device])]
     try:
         said = subprocess.run(question, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MOST_S, check=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from samovar.core.control_groups import control_groups, memory_limit, text_of
 from samovar.core.host import models
 from samovar.core.machine import CalibrationRecord
+from samovar.core.requirements import Missing, missing_modules
 
 _PACKAGES = ("samovar", "torch", "numpy")
 _LIMITS = {
@@ -49,6 +50,7 @@ class HostFigures:
     limits: Mapping[str, int | None]
     kernel: str
     versions: Mapping[str, str]
+    missing_modules: tuple[str, ...]
 
 
 def read_host(root: Path = Path("/")) -> HostFigures:
@@ -75,6 +77,7 @@ def read_host(root: Path = Path("/")) -> HostFigures:
         limits={name: _soft_limit(number) for name, number in _LIMITS.items()},
         kernel=f"{platform.system()} {platform.release()}",
         versions={"python": platform.python_version(), **_versions()},
+        missing_modules=missing_modules(),
     )
 
 
@@ -158,6 +161,7 @@ class Finding:
 def diagnose(host: HostFigures, record: CalibrationRecord | None = None) -> list[Finding]:
     """Everything that is wrong, the worst first; `record` adds what only measuring shows."""
     checks: tuple[Callable[[HostFigures], Iterator[Finding]], ...] = (
+        _packages,
         _shared_memory,
         _cores,
         _short_memory,
@@ -168,6 +172,12 @@ def diagnose(host: HostFigures, record: CalibrationRecord | None = None) -> list
     if record is not None:
         found += _measured(record)
     return sorted(found, key=lambda finding: ("error", "warning", "hint").index(finding.level))
+
+
+def _packages(host: HostFigures) -> Iterator[Finding]:
+    for module in host.missing_modules:
+        missing = Missing.of(module)
+        yield Finding("error", missing.text, missing.next_step)
 
 
 def _shared_memory(host: HostFigures) -> Iterator[Finding]:

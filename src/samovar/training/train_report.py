@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from samovar import __version__
+import samovar
 from samovar.collectives.cost import ELEMENT_BYTES
 from samovar.config import RunConfig
 from samovar.data.reader import BatchReader
@@ -193,4 +193,4 @@ def _output(outcome: Outcome, kind: str) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    return {"samovar": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"samovar": samovar.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -37,6 +37,7 @@ HEALTHY = HostFigures(
     limits={"open files": 1024, "processes": None, "address space": None, "locked memory": 8 << 20},
     kernel="Linux 6.1",
     versions={"python": "3.11.7"},
+    missing_modules=(),
 )
 
 
@@ -99,6 +100,8 @@ def test_a_healthy_machine_has_no_findings() -> None:
     ("changes", "level", "text", "next_step"),
     [
         ({"memfd_error": "Operation not permitted"}, "error", "memfd_create", "seccomp"),
+        ({"missing_modules": ("torch",)}, "error", "PyTorch is not installed", "pip install torch"),
+        ({"missing_modules": ("PIL",)}, "error", "module PIL is not installed", "pip install pillow"),
         ({"cpus_allowed": (0, 1)}, "warning", "only 2 of 8 cores", "taskset"),
         ({"cpu_quota_cores": 2.5}, "warning", "time of 2.5 cores on 8", "--workers 2"),
         ({"cpu_quota_cores": 0.5}, "warning", "time of 0.5 cores on 8", "--workers 1"),

@@ -1,0 +1,64 @@
+"""Packages that Samovar needs at run time, and what to tell a user who lacks one."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from samovar.core.errors import InputError
+
+# What pip installs, by the module's name.
+_REQUIRED = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "google": "protobuf",
+    "lmdb": "lmdb",
+    "cryptography": "cryptography",
+    "h5py": "h5py",
+    "PIL": "pillow",
+    "safetensors": "safetensors",
+}
+_OPTIONAL = {"greenlet": "'samovar[simulator]'"}
+_FOR_TORCH = "; without a GPU, add --index-url https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A package that is not installed, in words, and what to do about it."""
+
+    text: str
+    next_step: str
+
+    @classmethod
+    def of(cls, module: str) -> "Missing":
+        """In words."""
+        package = (_REQUIRED | _OPTIONAL)[module]
+        if module == "torch":
+            return cls("PyTorch is not installed, and Samovar computes with it", f"run `pip install torch`{_FOR_TORCH}")
+        return cls(f"the Python module {module} is not installed", f"run `pip install {package}`")
+
+    def as_error(self) -> InputError:
+        """As one sentence."""
+        return InputError(f"{self.text}; {self.next_step}")
+
+
+def missing_modules() -> tuple[str, ...]:
+    """The modules that Samovar needs and that are not installed. They are looked for, and not loaded."""
+    return tuple(module for module in _REQUIRED if not _is_installed(module))
+
+
+def require_packages() -> None:
+    """Raise InputError if a package that Samovar needs is not installed."""
+    for module in missing_modules():
+        raise Missing.of(module).as_error()
+
+
+def in_words(error: ModuleNotFoundError) -> InputError | None:
+    """The error in words if its module belongs to a package that Samovar needs; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    return Missing.of(module).as_error() if module in _REQUIRED | _OPTIONAL else None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
