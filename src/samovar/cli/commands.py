@@ -11,7 +11,7 @@ from typer.exceptions import Abort, TyperException
 
 import samovar
 from samovar.core.errors import InputError, SamovarError
-from samovar.core.requirements import in_words
+from samovar.core.requirements import explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     except SamovarError as error:
         return _told(error)
     except ModuleNotFoundError as error:
-        if missing := in_words(error):
+        if missing := explained(error):
             return _told(missing)
         raise
     return int(code or 0)

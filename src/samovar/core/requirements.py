@@ -22,14 +22,14 @@ _FOR_TORCH = "; without a GPU, add --index-url https://download.pytorch.org/whl/
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A package that is not installed, in words, and what to do about it."""
+    """A package that is not installed, and the next step of the user."""
 
     text: str
     next_step: str
 
     @classmethod
     def of(cls, module: str) -> "Missing":
-        """In words."""
+        """The one that `module` belongs to."""
         package = (_REQUIRED | _OPTIONAL)[module]
         if module == "torch":
             return cls("PyTorch is not installed, and Samovar computes with it", f"run `pip install torch`{_FOR_TORCH}")
@@ -51,8 +51,8 @@ def require_packages() -> None:
         raise Missing.of(module).as_error()
 
 
-def in_words(error: ModuleNotFoundError) -> InputError | None:
-    """The error in words if its module belongs to a package that Samovar needs; None for any other module."""
+def explained(error: ModuleNotFoundError) -> InputError | None:
+    """The error as a sentence if its module belongs to a package that Samovar needs; None for any other module."""
     module = (error.name or "").partition(".")[0]
     return Missing.of(module).as_error() if module in _REQUIRED | _OPTIONAL else None
 
