@@ -70,6 +70,11 @@ def test_python_gets_the_same_sentence_and_the_rest_of_the_package(tmp_path: Pat
     assert f"InputError: {TORCH}" in ended.stderr.splitlines()[-1]
 
 
+def test_the_simulator_names_its_extra(tmp_path: Path) -> None:
+    ended = without(tmp_path, "greenlet", sys.executable, "-c", "import samovar.transports.sim.world")
+    assert "module greenlet is not installed; run `pip install 'samovar[simulator]'`" in ended.stderr.splitlines()[-1]
+
+
 def test_a_module_of_somebody_else_is_not_explained(tmp_path: Path) -> None:
     ended = without(tmp_path, "sklearn", sys.executable, "-c", "import samovar; samovar.nothing")
     assert "AttributeError: module 'samovar' has no attribute 'nothing'" in ended.stderr

@@ -7,7 +7,12 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeAlias
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from samovar.core.requirements import Missing
+
+try:
+    from greenlet import GreenletExit, getcurrent, greenlet
+except ModuleNotFoundError as error:
+    raise Missing.of("greenlet").as_error() from error
 
 _MAX_LINES_OF_A_REPORT = 20
 
