@@ -12,6 +12,7 @@ import argparse
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,25 +25,25 @@ TOOLS = ("cc", "c++", "ar", "ranlib")
 
 
 def main(arguments: list[str]) -> None:
-    """Build both, and say what auditwheel says of the wheel."""
+    """Build both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="the Python that the wheel is for (default: this one)")
     parser.add_argument("--arch", default=platform.machine(), choices=ARCHITECTURES)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     given = parser.parse_args(arguments)
-    source = build_source(given.out)
     with tempfile.TemporaryDirectory(prefix="samovar-wheel-") as name:
-        built = build_wheel(source, given.python, given.arch, Path(name))
-        platform_tag = f"manylinux_{GLIBC.replace('.', '_')}_{given.arch}"
-        run(sys.executable, "-m", "auditwheel", "repair", "--plat", platform_tag, "-w", str(given.out), str(built))
-    for wheel in given.out.glob(f"*{given.arch}.whl"):
-        run(sys.executable, "-m", "auditwheel", "show", str(wheel))
+        folder = Path(name)
+        source = build_source(folder / "source")
+        wheel = repaired(build_wheel(source, given.python, given.arch, folder), given.arch)
+        given.out.mkdir(exist_ok=True)
+        made = [shutil.move(path, given.out / path.name) for path in (source, wheel)]
+    print("made", *made)
 
 
-def build_source(out: Path) -> Path:
-    """The sdist."""
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", str(out), str(ROOT))
-    (source,) = out.glob("samovar-*.tar.gz")
+def build_source(folder: Path) -> Path:
+    """The source package."""
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", str(folder), str(ROOT))
+    (source,) = folder.iterdir()
     return source
 
 
@@ -58,6 +59,16 @@ def build_wheel(source: Path, python: str, arch: str, folder: Path) -> Path:
     run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(source), **environment)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def repaired(wheel: Path, arch: str) -> Path:
+    """The wheel under its final name, if its symbols are as old as the name says; auditwheel's report."""
+    folder = wheel.parent / "repaired"
+    tag = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", tag, "-w", str(folder), str(wheel))
+    (named,) = folder.iterdir()
+    run(sys.executable, "-m", "auditwheel", "show", str(named))
+    return named
 
 
 def write_tool(folder: Path, tool: str, arch: str) -> str:
