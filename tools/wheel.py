@@ -56,6 +56,7 @@ def build_wheel(source: Path, python: str, arch: str, folder: Path) -> Path:
         options += f" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR={arch}"
         environment |= {"_PYTHON_HOST_PLATFORM": f"linux-{arch}", "SETUPTOOLS_EXT_SUFFIX": suffix(python, arch)}
     environment["CMAKE_ARGS"] = options
+    environment["CXXFLAGS"] = "-include cstdio"  # nanobind's headers rely on GCC's library to bring it
     run(python, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(source), **environment)
     (wheel,) = folder.glob("*.whl")
     return wheel
