@@ -4,9 +4,9 @@
 #   docker run --rm --init --volume "$PWD:/work" --user "$(id -u):$(id -g)" samovar train --solver solver.prototxt
 #
 # See docs/how-to/install.md.
-ARG PYTHON=3.12
+ARG PYTHON=3.13
 
-FROM python:${PYTHON}-slim-bookworm AS build
+FROM python:${PYTHON}-slim-trixie AS build
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
@@ -22,7 +22,7 @@ COPY native native
 COPY src src
 RUN /opt/samovar/bin/pip install --no-cache-dir --constraint constraints.txt '.[digits,leveldb]'
 
-FROM python:${PYTHON}-slim-bookworm
+FROM python:${PYTHON}-slim-trixie
 COPY --from=build /opt/samovar /opt/samovar
 ENV PATH=/opt/samovar/bin:$PATH \
     HOME=/tmp

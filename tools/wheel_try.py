@@ -123,7 +123,8 @@ def small_net(folder: Path) -> None:
     loss = result["train_loss"]
     if not (math.isfinite(loss) and loss < 1.0):
         sys.exit(f"samovar train: the loss is {loss} after {STEPS} steps")
-    print(f"samovar train: loss {loss:.3g} after {STEPS} steps on two workers", flush=True)
+    digest = result["weights_sha256"][:8]
+    print(f"samovar train: loss {loss:.3g} after {STEPS} steps on two workers, weights {digest}", flush=True)
 
 
 if __name__ == "__main__":
