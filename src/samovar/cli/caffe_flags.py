@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from samovar.cli.flags import own_strategy, written_type
+from samovar.cli.strategy_flags import own_strategy, written_type
 from samovar.config import PHASES, parse_weights
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect

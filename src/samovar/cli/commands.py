@@ -10,6 +10,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import samovar
+from samovar.cli.command import HelpLast
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.requirements import explained
 
@@ -36,7 +37,7 @@ class Command:
             app.add_typer(loaded, name=name)
         else:
             settings = getattr(module, "SETTINGS", None)
-            app.command(name, context_settings=settings, add_help_option=self.has_help)(loaded)
+            app.command(name, cls=HelpLast, context_settings=settings, add_help_option=self.has_help)(loaded)
 
 
 COMMANDS = {
@@ -61,7 +62,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode="rich",
     )
     app.callback()(options)
     for name in _needed(words[0] if words else ""):

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.flags import Async, Boxed, LargeBatchFlags, OnMachine, gathered
+from samovar.cli.command import gathered
+from samovar.cli.flags import Async, Boxed, LargeBatchFlags, OnMachine
+from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -20,47 +22,70 @@ from samovar.report.console import Console
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import AUTO
 
-Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
-Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
-Calibration = Annotated[
-    Path | None,
-    typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
+Workers = Annotated[
+    int, typer.Option(metavar="N", help="Worker processes on this machine.", rich_help_panel=flags.WORKERS)
 ]
-Snapshot = Annotated[
-    str | None,
-    typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Compute threads of each. Default: auto.", rich_help_panel=flags.WORKERS),
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
 def _train(
     *,
-    solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
+    solver: Annotated[Path, typer.Option(metavar="FILE", help="Caffe solver (prototxt).", rich_help_panel=flags.DATA)],
     weights: Annotated[
-        str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from these .caffemodel files.",
+            rich_help_panel=flags.DATA,
+        ),
     ] = None,
-    snapshot: Snapshot = None,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Resume from a snapshot, or 'latest'.",
+            rich_help_panel=flags.DATA,
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Steps in all. Default: the solver's.", rich_help_panel=flags.DATA),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of weights and data order.", rich_help_panel=flags.DATA),
+    ] = None,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", metavar="", help="Use a new sample order every epoch.", rich_help_panel=flags.DATA),
+    ] = False,
+    hold_data: flags.HoldData = False,
     on: OnMachine,
+    device: flags.Device = CPU,
+    precision: flags.Precision = FP32,
+    batch_mode: flags.BatchMode = "per-worker",
+    large: LargeBatchFlags,
+    exact: flags.Exact = None,
+    timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
     strategy: flags.Strategy = "sync",
     settings: Mapping[str, object],
     collective: flags.Collective = AUTO,
-    calibration: Calibration = None,
+    calibration: flags.Calibration = None,
     asynchronous: Async,
     boxed: Boxed,
-    batch_mode: flags.BatchMode = "per-worker",
-    exact: flags.Exact = None,
-    large: LargeBatchFlags,
-    seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
-    hold_data: flags.HoldData = False,
-    iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
-    precision: flags.Precision = FP32,
-    device: flags.Device = CPU,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run folder. Default: a new one in runs/.", rich_help_panel=flags.OUTPUT),
+    ] = None,
     trace: flags.Trace = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    quiet: flags.Quiet = False,
+    as_json: flags.Json = False,
+    help_all: flags.HelpAll = False,
 ) -> None:
-    """Train a Caffe solver's net."""
+    """Train a Caffe solver's net on one or several workers."""
     sharing = asked_for(strategy, collective, settings)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
     config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
@@ -74,8 +99,8 @@ def _train(
 
 def train(words: Sequence[str]) -> Callable[..., None]:
     """The command, with a flag for each setting of the strategies that there are; `words` may bring one more."""
-    flags.own_strategy(words)
-    settings = flags.settings_of_strategies()
+    own_strategy(words)
+    settings = settings_of_strategies()
     return gathered(_train, on=OnMachine, settings=settings, asynchronous=Async, boxed=Boxed, large=LargeBatchFlags)
 
 
@@ -93,7 +118,7 @@ def test(
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
     out: Annotated[Path | None, typer.Option(help="Folder for what HDF5Output layers write.")] = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Mean outputs of a net over a number of test batches."""
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)

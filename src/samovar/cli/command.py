@@ -1,0 +1,55 @@
+"""How a function becomes a command: flags that come as one value, and where its help shows --help."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+from samovar.core.errors import InputError
+
+
+class HelpLast(TyperCommand):
+    """A command that shows --help in the last panel of its help, not in one of its own."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """As typer makes it, among the last flags."""
+        option = super().get_help_option(ctx)
+        if option is not None and self.params:
+            option.metavar = ""
+            option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None)
+        return option
+
+
+def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """A command: in place of each parameter that is in `groups`, a flag for each field of its named tuple, or for each
+    of its parameters, which come as a dictionary. Types and defaults are the flags'.
+    """
+    flags = {name: _flags(group) if isinstance(group, type) else list(group) for name, group in groups.items()}
+
+    def command(**values: Any) -> None:
+        for name, group in groups.items():
+            given = {flag.name: values.pop(flag.name) for flag in flags[name]}
+            values[name] = group(**given) if isinstance(group, type) else given
+        function(**values)
+
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [flag for one in own for flag in flags.get(one.name, [one])]
+    _require_different(parameters)
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _flags(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    fields = inspect.signature(group).parameters
+    return [fields[name].replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY) for name in fields]
+
+
+def _require_different(parameters: Sequence[inspect.Parameter]) -> None:
+    names = [parameter.name for parameter in parameters]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--strategy: its setting {twice[0]} is called as another flag; give it another name")
