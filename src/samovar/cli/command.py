@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from samovar.core.errors import InputError
 
@@ -14,12 +14,23 @@ class HelpLast(TyperCommand):
     """A command that shows --help in the last panel of its help, not in one of its own."""
 
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        """As typer makes it, among the last flags."""
-        option = super().get_help_option(ctx)
-        if option is not None and self.params:
-            option.metavar = ""
-            option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None)
-        return option
+        """As typer makes it, in the panel of the last flags."""
+        return _placed_last(super().get_help_option(ctx), self.params)
+
+
+class GroupHelpLast(TyperGroup):
+    """The same for a group of commands."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """As typer makes it, in the panel of the last flags."""
+        return _placed_last(super().get_help_option(ctx), self.params)
+
+
+def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperOption | None:
+    if option is not None:
+        option.metavar = ""
+        option.rich_help_panel = getattr(others[-1], "rich_help_panel", None) if others else None
+    return option
 
 
 def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:

@@ -10,9 +10,10 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import samovar
-from samovar.cli.command import HelpLast
+from samovar.cli.command import GroupHelpLast, HelpLast
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.requirements import explained
+from samovar.launch.completion import words_to_complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ COMMANDS = {
     "data": Command("samovar.cli.data", "data_app"),
     "box": Command("samovar.cli.box", "box_app"),
 }
-_WITHOUT_COMMAND = ("--version",)
+_WITHOUT_COMMAND = ("--version", "--install-completion", "--show-completion")
 
 
 def app_of(words: Sequence[str]) -> typer.Typer:
@@ -60,7 +61,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         help="Train deep networks on several workers, and choose how they share what they learn.",
         no_args_is_help=True,
-        add_completion=False,
+        cls=GroupHelpLast,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )
@@ -84,7 +85,7 @@ def _print_version(wanted: bool) -> None:
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -92,8 +93,10 @@ def options(
 
 def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     """Load the command that these words begin with, call `on_loaded`, and run the command; the exit code."""
+    asked = words_to_complete()
     try:
-        app = app_of(words)
+        # To complete a command line is to load its command, but to run nothing that it names.
+        app = app_of(words if asked is None else asked[:1])
         on_loaded()
         code = app(standalone_mode=False)
     except Abort as error:

@@ -11,6 +11,7 @@ import rich.console
 import rich.table
 import typer
 
+from samovar.cli.output_flags import json_flag, output_flag
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
@@ -23,16 +24,15 @@ from samovar.report.wording import cpu_ranges
 Row = tuple[str, str]
 
 _GIB = 1 << 30
+_SAVE = "Also save the measurements, for `samovar train --calibration`."
 _MARKS = {"error": "error  ", "warning": "warning", "hint": "hint   "}
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write what was measured to this file, for `train --calibration`.")
-    ] = None,
+    save: Annotated[Path | None, output_flag(metavar="FILE", help=_SAVE)] = None,
+    as_json: Annotated[bool, json_flag(help="Print host, devices, calibration and findings as JSON.")] = False,
 ) -> None:
-    """Measure this machine, tell what is here and what is wrong."""
+    """Show and measure this machine, and say what is wrong with it."""
     if save is not None:
         _require_writable(save)
     host = read_host()

@@ -5,12 +5,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samovar.cli.flags import Oversubscribe
+from samovar.cli.output_flags import HelpAll
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
@@ -20,36 +22,33 @@ from samovar.report.script_output import ScriptOutput, end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
 _MAX_PORT = 65_535
+_SCRIPT = "The script that each rank runs, and its arguments."
+_WORKERS = "Ranks on this host. auto: one for each core."
+_TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
+_ALL_LINES = "Show a line that several ranks print once for each."
+_ADDRESS = "Name or address of host 0, as the others see it."
+_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
+_hosts_option = partial(typer.Option, rich_help_panel="Several hosts")
 
 
 def run_script(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="What each rank runs.")],
-    workers: Annotated[
-        str, typer.Option("-n", "--workers", help="Ranks on this host: a number, or auto: one a core.")
-    ] = AUTO,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
-    nodes: Annotated[int, typer.Option(help="Hosts; start the same command on each.")] = 1,
-    node_rank: Annotated[int | None, typer.Option(help="Which of the hosts this is, from 0.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Name or address of host 0, as the others see it.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="A free port of host 0.")] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that ranks get to end after a signal was passed on to them.")
-    ] = 30.0,
-    transport: Annotated[
-        str, typer.Option(help="How ranks reach each other: auto, shm, gloo, nccl, or tcp (encrypted).")
-    ] = AUTO,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The job's key for tcp and for a center between hosts: the same file on all of them; host 0 makes it."
-        ),
-    ] = None,
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT", help=_SCRIPT)],
+    workers: Annotated[str, typer.Option("-n", "--workers", metavar="N|auto", help=_WORKERS)] = AUTO,
+    module: Annotated[bool, typer.Option("-m", metavar="", help="SCRIPT is a module, as in python -m.")] = False,
+    transport: Annotated[str, typer.Option(metavar="NAME", help=_TRANSPORT)] = AUTO,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", help="Time for ranks to end after a signal.")] = 30.0,
+    all_lines: Annotated[bool, typer.Option("--all-lines", metavar="", help=_ALL_LINES)] = False,
+    nodes: Annotated[int, _hosts_option(metavar="N", help="Number of hosts. Start this command on each.")] = 1,
+    node_rank: Annotated[int | None, _hosts_option(metavar="K", help="Number of this host, from 0.")] = None,
+    master_addr: Annotated[str | None, _hosts_option(metavar="HOST", help=_ADDRESS)] = None,
+    master_port: Annotated[int | None, _hosts_option(metavar="PORT", help="A free port of host 0.")] = None,
+    key_file: Annotated[Path | None, _hosts_option(metavar="FILE", help=_KEY)] = None,
     oversubscribe: Oversubscribe = False,
-    all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
+    _help_all: HelpAll = False,
 ) -> None:
     """Run a script on several ranks of this host, or of several hosts.
 
-    Each rank finds itself by torchrun's variables. Lines come with their rank; a line that several print comes once.
+    A rank finds the others by torchrun's variables. Each line of output has its rank in front.
     """
     _require_script(command[0], module)
     num_ranks = _num_ranks(workers)

@@ -10,9 +10,9 @@ from typing import Annotated
 import rich.box
 import rich.console
 import rich.table
-import typer
 
 from samovar.cli import flags
+from samovar.cli.output_flags import json_flag, output_flag
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
@@ -20,6 +20,7 @@ from samovar.launch.processes import SignalEffect
 from samovar.launcher.job import run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.report.console import Console
+from samovar.report.document import DocumentDisplay
 from samovar.report.plain import json_line, to_plain
 from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.run_folder import write_atomic
@@ -34,39 +35,42 @@ _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
 
 def time_net(
-    model: Annotated[Path | None, typer.Option(help="Caffe net (prototxt).")] = None,
-    solver: Annotated[Path | None, typer.Option(help="Caffe solver: its training net is timed.")] = None,
-    iterations: Annotated[int, typer.Option(help="Passes that are measured.")] = 50,
-    phase: Annotated[str, typer.Option(help="TRAIN or TEST: which of the net's layers.")] = "TRAIN",
-    threads_per_worker: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
+    model: Annotated[Path | None, flags.data_flag(metavar="FILE", help="Caffe net (prototxt).")] = None,
+    solver: Annotated[Path | None, flags.data_flag(metavar="FILE", help="Or a solver: its training net.")] = None,
+    phase: Annotated[str, flags.data_flag(metavar="TRAIN|TEST", help="Time the layers of this phase.")] = "TRAIN",
+    iterations: Annotated[int, flags.data_flag(metavar="N", help="Number of passes.")] = 50,
+    threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
-    out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON lines.")] = None,
+    out: Annotated[Path | None, output_flag(metavar="FILE", help="Also write JSON lines to this file.")] = None,
+    as_json: Annotated[bool, json_flag(help="Print the milliseconds as JSON.")] = False,
 ) -> None:
-    """Mean time of each layer of a net, forward and backward."""
+    """Measure how long each layer of a net takes, forward and backward."""
     path = model or solver
     if path is None or (model and solver):
-        raise InputError("give --model with a net's prototxt or --solver with a solver's, one of the two")
+        raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
     if out is not None and (not out.parent.is_dir() or out.is_dir()):
-        raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
+        raise InputError(f"--out {out}: is not a place for a file; give a file in a folder that exists")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
-    run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out), _EFFECTS)
+    run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out, as_json=as_json), _EFFECTS)
 
 
 class TimeDisplay:
-    """Shows the figures as a table and writes them to `out`; anything else as other commands show it."""
+    """Shows the figures as a table or as JSON, and writes them to `out`."""
 
-    def __init__(self, out: Path | None) -> None:
+    def __init__(self, out: Path | None, *, as_json: bool = False) -> None:
         self._out = out
-        self._console = Console(sys.stdout, sys.stderr)
+        document = DocumentDisplay(Timed, sys.stdout, sys.stderr)
+        self._others = document if as_json else Console(sys.stdout, sys.stderr)
+        self._print = document.show if as_json else _print
 
     def show(self, record: Record) -> None:
-        """Show one record; raises InputError where the file cannot be written."""
+        """Show one record; raises InputError if the file cannot be written."""
         if not isinstance(record, Timed):
-            self._console.show(record)
+            self._others.show(record)
             return
-        _print(record)
+        self._print(record)
         if self._out is not None:
             write_atomic(self._out, as_json_lines(record))
 

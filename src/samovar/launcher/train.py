@@ -120,10 +120,14 @@ def run_training(
     out: Path | None,
     *,
     quiet: bool = False,
+    output: TextIO | None = None,
 ) -> RunResult:
-    """Train as `config` says, on so many workers and threads, numbers or "auto"; see `train`."""
+    """Train as `config` says, on this number of workers and threads, or "auto"; see `train`.
+
+    Progress goes to `output`; None is stdout.
+    """
     with ExitStack() as stack:
-        output, errors = sys.stdout, sys.stderr
+        output, errors = output or sys.stdout, sys.stderr
         if quiet:
             output = errors = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         config = on_device(config, config.device)

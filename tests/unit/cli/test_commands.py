@@ -30,8 +30,9 @@ def loaded(*words: str) -> list[str]:
         (("inspect", "a"), HEAVY),
         (("train", "--solver", "a"), ("torch", "PIL", "lmdb", "h5py", "greenlet")),
         (("--help",), ("torch",)),
+        (("--show-completion",), HEAVY),
     ],
-    ids=["version", "convert", "inspect", "train", "help"],
+    ids=["version", "convert", "inspect", "train", "help", "completion"],
 )
 def test_a_command_loads_what_it_needs(words: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
     assert set(unneeded).isdisjoint(loaded(*words))

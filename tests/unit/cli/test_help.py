@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from samovar.cli.commands import COMMANDS, app_of
@@ -47,8 +48,9 @@ def test_the_rest_is_in_help_all() -> None:
     advanced = {one.flag for kind in OURS for one in kind.traits.settings if one.is_advanced and one.has_flag}
     assert advanced
     assert advanced <= every - few
-    command = typer.main.get_command(app_of(["train"])).commands["train"]
-    assert every == {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    program = typer.main.get_command(app_of(["train"]))
+    assert isinstance(program, TyperGroup)
+    assert every == {name for one in program.commands["train"].params for name in one.opts} | {"--help"}
 
 
 def test_flags_stand_in_panels_with_plain_titles() -> None:
