@@ -19,7 +19,7 @@ from samovar.box.local import DEFAULT_BOX, BoxServer
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
 from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import json_flag
+from samovar.cli.output_flags import OPTIONS, OUTPUT
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import Content, Snapshots, load, saved
@@ -41,32 +41,28 @@ box_app = typer.Typer(
 )
 Boxes = Annotated[
     str,
-    typer.Option("--box", metavar="BOX", help="The box: its name on this host, or HOST:PORT. Several: with commas."),
+    OPTIONS("BOX", "The box: its name on this host, or HOST:PORT. Several: with commas.", "--box"),
 ]
-KeyFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of a box at HOST:PORT.")]
+KeyFile = Annotated[Path | None, OPTIONS("FILE", "The key of a box at HOST:PORT.")]
 Buffer = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of a buffer, as in `samovar box list`.")]
 
 
 @box_app.command(cls=HelpLast)
 def serve(
-    box: Annotated[str, typer.Option("--box", metavar="NAME", help="Name of the box.")] = (DEFAULT_BOX),
-    keep: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long the memory stays if this server is killed.")
-    ] = KEEP_S,
+    box: Annotated[str, OPTIONS("NAME", "Name of the box.", "--box")] = (DEFAULT_BOX),
+    keep: Annotated[float, OPTIONS("SECONDS", "How long the memory stays if this server is killed.")] = KEEP_S,
     listen_at: Annotated[
         str | None,
-        typer.Option("--listen", metavar="ADDRESS:PORT", help="Also listen here for workers on other hosts."),
+        OPTIONS("ADDRESS:PORT", "Also listen here for workers on other hosts.", "--listen"),
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The key that these workers need. A missing file is made.")
+        Path | None, OPTIONS("FILE", "The key that these workers need. A missing file is made.")
     ] = None,
-    grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long a worker on another host may lose its connection.")
-    ] = GRACE_S,
+    grace: Annotated[float, OPTIONS("SECONDS", "How long a worker on another host may lose its connection.")] = GRACE_S,
     box_snapshot: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Save the buffers here, and load them at the start.")
+        Path | None, OPTIONS("FOLDER", "Save the buffers here, and load them at the start.")
     ] = None,
-    snapshot_every: Annotated[float, typer.Option(metavar="SECONDS", help="How often they are saved.")] = SNAPSHOT_S,
+    snapshot_every: Annotated[float, OPTIONS("SECONDS", "How often they are saved.")] = SNAPSHOT_S,
 ) -> None:
     """Hold buffers until Ctrl-C. Workers of this user on this host find the box by its name."""
     for flag, seconds in (("--keep", keep), ("--grace", grace), ("--snapshot-every", snapshot_every)):
@@ -147,7 +143,7 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
 def list_buffers(
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
-    as_json: Annotated[bool, json_flag(help="Print a list of buffers as JSON.")] = False,
+    as_json: Annotated[bool, OUTPUT("", "Print a list of buffers as JSON.", "--json")] = False,
 ) -> None:
     """Show the buffers of a box, and the workers that train there."""
     places = parse_endpoints(box, key_file).boxes
@@ -234,7 +230,7 @@ def _state(member: dict[str, Any]) -> str:
 @box_app.command(cls=HelpLast)
 def snapshot(
     buffer: Buffer,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write (safetensors).")],
+    out: Annotated[Path, OPTIONS("FILE", "File to write (safetensors).")],
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
 ) -> None:

@@ -42,6 +42,7 @@ class Command:
 
 
 COMMANDS = {
+    "init": Command("samovar.cli.init", "init"),
     "train": Command("samovar.cli.train", "train", takes_words=True),
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),

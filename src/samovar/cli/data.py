@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from samovar.cli.command import GroupHelpLast, HelpLast
-from samovar.cli.output_flags import Quiet, json_flag
+from samovar.cli.output_flags import OPTIONS, OUTPUT, Quiet
 from samovar.core.errors import InputError
 from samovar.data.databases import (
     Conversion,
@@ -32,20 +32,20 @@ _LIST = "Or a list of lines 'path label', as for convert_imageset."
 _ROOT = "Where the paths of --list start. Default: here, else where the list is."
 _STORE = "raw: pixels; files: the files unchanged; png or jpg: the pixels, compressed anew."
 
-Json = Annotated[bool, json_flag(help="Print folders and numbers of records as JSON.")]
+Json = Annotated[bool, OUTPUT("", "Print folders and numbers of records as JSON.", "--json")]
 
 
 def images(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The database to write, such as data/train_lmdb.")],
-    folder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="A folder for each class.")] = None,
-    list_file: Annotated[Path | None, typer.Option("--list", metavar="FILE", help=_LIST)] = None,
-    root: Annotated[Path | None, typer.Option(metavar="FOLDER", help=_ROOT)] = None,
-    resize: Annotated[str | None, typer.Option(metavar="HEIGHTxWIDTH", help="New size. Default: as it is.")] = None,
-    gray: Annotated[bool, typer.Option("--gray", metavar="", help="One channel. Default: blue, green, red.")] = False,
-    store: Annotated[str, typer.Option(metavar="FORM", help=_STORE)] = "raw",
-    shuffle: Annotated[bool, typer.Option("--shuffle", metavar="", help="In random order.")] = False,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of that order.")] = 0,
-    mean: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the mean image (.binaryproto).")] = None,
+    out: Annotated[Path, OPTIONS("FOLDER", "The database to write, such as data/train_lmdb.")],
+    folder: Annotated[Path | None, OPTIONS("FOLDER", "A folder for each class.")] = None,
+    list_file: Annotated[Path | None, OPTIONS("FILE", _LIST, "--list")] = None,
+    root: Annotated[Path | None, OPTIONS("FOLDER", _ROOT)] = None,
+    resize: Annotated[str | None, OPTIONS("HEIGHTxWIDTH", "New size. Default: as it is.")] = None,
+    gray: Annotated[bool, OPTIONS("", "One channel. Default: blue, green, red.", "--gray")] = False,
+    store: Annotated[str, OPTIONS("FORM", _STORE)] = "raw",
+    shuffle: Annotated[bool, OPTIONS("", "In random order.", "--shuffle")] = False,
+    seed: Annotated[int, OPTIONS("N", "Seed of that order.", min=0)] = 0,
+    mean: Annotated[Path | None, OPTIONS("FILE", "Also write the mean image (.binaryproto).")] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -114,10 +114,8 @@ data_app = typer.Typer(
     help="Make data sets as Caffe databases (LMDB).",
     no_args_is_help=True,
 )
-IdxSource = Annotated[
-    Path, typer.Option(metavar="FOLDER", help="Folder with the four published IDX files, .gz or not.")
-]
-Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to put the databases into.")]
+IdxSource = Annotated[Path, OPTIONS("FOLDER", "Folder with the four published IDX files, .gz or not.")]
+Out = Annotated[Path, OPTIONS("FOLDER", "Folder to put the databases into.")]
 data_app.command(cls=HelpLast)(images)
 
 
@@ -143,7 +141,7 @@ def fashion_mnist(source: IdxSource, out: Out, as_json: Json = False) -> None:
 def cifar10(
     source: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not)."),
+        OPTIONS("FOLDER", "Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not)."),
     ],
     out: Out,
     as_json: Json = False,
@@ -155,8 +153,8 @@ def cifar10(
 
 @data_app.command(cls=HelpLast)
 def leveldb(
-    source: Annotated[Path, typer.Option(metavar="FOLDER", help="The LevelDB's folder.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The database to write, such as data/flowers_lmdb.")],
+    source: Annotated[Path, OPTIONS("FOLDER", "The LevelDB's folder.")],
+    out: Annotated[Path, OPTIONS("FOLDER", "The database to write, such as data/flowers_lmdb.")],
     as_json: Json = False,
 ) -> None:
     """Copy the records of a LevelDB, unchanged. It needs the package rocksdict."""

@@ -11,7 +11,7 @@ import rich.console
 import rich.table
 import typer
 
-from samovar.cli.output_flags import json_flag, output_flag
+from samovar.cli.output_flags import OUTPUT
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
@@ -29,8 +29,8 @@ _MARKS = {"error": "error  ", "warning": "warning", "hint": "hint   "}
 
 
 def doctor(
-    save: Annotated[Path | None, output_flag(metavar="FILE", help=_SAVE)] = None,
-    as_json: Annotated[bool, json_flag(help="Print host, devices, calibration and findings as JSON.")] = False,
+    save: Annotated[Path | None, OUTPUT("FILE", _SAVE)] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print host, devices, calibration and findings as JSON.", "--json")] = False,
 ) -> None:
     """Show and measure this machine, and say what is wrong with it."""
     if save is not None:

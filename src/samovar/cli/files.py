@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.output_flags import json_flag
+from samovar.cli.output_flags import OPTIONS, OUTPUT
 
 
 def inspect(
@@ -14,21 +14,19 @@ def inspect(
         Path,
         typer.Argument(metavar="FILE", help="A net, solver, weights, solver state, mean image, LMDB, snapshot or run."),
     ],
-    phase: Annotated[str, typer.Option(metavar="TRAIN|TEST", help="For a net: the layers of this phase.")] = "TEST",
+    phase: Annotated[str, OPTIONS("TRAIN|TEST", "For a net: the layers of this phase.")] = "TEST",
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=N,C,H,W", help="For a net: the shape of an input. May be repeated."),
+        OPTIONS("NAME=N,C,H,W", "For a net: the shape of an input. May be repeated."),
     ] = None,
-    values: Annotated[
-        bool, typer.Option("--values", metavar="", help="For arrays: mean, standard deviation, minimum, maximum.")
-    ] = False,
-    records: Annotated[int, typer.Option(metavar="N", help="For an LMDB: how many records to read.")] = 1000,
+    values: Annotated[bool, OPTIONS("", "For arrays: mean, standard deviation, minimum, maximum.", "--values")] = False,
+    records: Annotated[int, OPTIONS("N", "For an LMDB: how many records to read.")] = 1000,
     draw: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="For a net: draw its graph as .dot, or as .svg or .png (needs Graphviz)."),
+        OPTIONS("FILE", "For a net: draw its graph as .dot, or as .svg or .png (needs Graphviz)."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace an existing drawing.")] = False,
-    as_json: Annotated[bool, json_flag(help="Print kind, facts, tables and notes as JSON.")] = False,
+    force: Annotated[bool, OPTIONS("", "Replace an existing drawing.", "--force")] = False,
+    as_json: Annotated[bool, OUTPUT("", "Print kind, facts, tables and notes as JSON.", "--json")] = False,
 ) -> None:
     """Show what a file is and what it contains."""
     # What needs torch is imported when it is asked for: other commands do without.
@@ -40,10 +38,8 @@ def inspect(
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file to read.")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The file to write. Its suffix says the format.")],
-    model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The net (prototxt). ONNX and HDF5 files need it.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", metavar="", help="Replace an existing target.")] = False,
+    model: Annotated[Path | None, OPTIONS("FILE", "The net (prototxt). ONNX and HDF5 files need it.")] = None,
+    force: Annotated[bool, OPTIONS("", "Replace an existing target.", "--force")] = False,
 ) -> None:
     """Convert weights, solver states and mean images.
 

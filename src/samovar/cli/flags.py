@@ -1,15 +1,9 @@
-"""The flags that several commands share, and those of `samovar train` that come to it as one value.
+"""The flags that several commands share, and those of `samovar train` that come to it as one value."""
 
-A flag that few would set is declared with `hidden=True`: --help leaves it out, --help-all shows it.
-"""
-
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import typer
-
-from samovar.cli.output_flags import output_flag
+from samovar.cli.output_flags import OUTPUT, Panel
 from samovar.config import BATCH_MODES
 from samovar.core.device import AUTO, CPU, CUDA, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
@@ -19,182 +13,89 @@ from samovar.strategies.box_terms import MEAN, STOP_RULES
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES
 
-# An option in the panel of this title.
-data_flag = partial(typer.Option, rich_help_panel="Data and files")
-worker_flag = partial(typer.Option, rich_help_panel="Workers")
-sharing_flag = partial(typer.Option, rich_help_panel="How workers share")
+DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How workers share")
 
-Precision = Annotated[str, worker_flag(metavar="NAME", help="fp32 or bf16.", autocompletion=lambda: list(PRECISIONS))]
-Device = Annotated[
-    str,
-    worker_flag(
-        metavar="NAME",
-        help="auto, cpu, cuda or cuda:N. Default: cpu.",
-        show_default=False,
-        autocompletion=lambda: [AUTO, CPU, CUDA],
-    ),
-]
-Oversubscribe = Annotated[
-    bool,
-    worker_flag(
-        "--oversubscribe",
-        metavar="",
-        help=f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core.",
-        hidden=True,
-    ),
-]
-Timeout = Annotated[
-    float, worker_flag(metavar="SECONDS", help="How long a worker waits for another before it gives up.", hidden=True)
-]
-Threads = Annotated[int | None, worker_flag(metavar="N", help="Compute threads of each. Default: cores / workers.")]
-Trace = Annotated[str | None, output_flag(metavar="steps=A-B", help="Record these steps as a timeline.")]
+_HOLD = "Decode the training set once, into the memory of all workers."
+_WORKERS = "Worker processes; auto: as many as are fastest. Default: 1."
+_MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."
+_DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
+_TIMEOUT = "How long a worker waits for another before it gives up."
+_BATCH = "global: all workers share the net's batch_size. Default: per-worker."
+_EXACT = "Sum the batch in K slices, in one order: the same bits with any number of workers up to K."
+_LARGE = "Larger steps: N samples, of all workers together."
+_RATE = f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALINGS)}. Default: firecaffe."
+_WARM_UP = "Steps in which the learning rate rises with --large-batch. Default: a tenth of all."
+_STRATEGY = f"{', '.join(STRATEGIES)}; or your own, as FILE.py:NAME or MODULE:NAME. Default: sync."
+_COLLECTIVE = f"How gradients are summed: {', '.join(COLLECTIVES)}."
+_CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`. Default: a nominal machine."
+_STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
+_RECORD = "Record the order of updates at the center, for --replay."
+_REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
+_BUFFER = "The buffer in the box. Default: the net's name."
+
+Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
+Device = Annotated[str, WORKERS("NAME", _DEVICE, choices=(AUTO, CPU, CUDA), show_default=False)]
+Oversubscribe = Annotated[bool, WORKERS("", _MANY, "--oversubscribe", hidden=True)]
+Timeout = Annotated[float, WORKERS("SECONDS", _TIMEOUT, hidden=True)]
+Threads = Annotated[int | None, WORKERS("N", "Compute threads of each. Default: cores / workers.")]
+Strategy = Annotated[str, SHARING("NAME", _STRATEGY, choices=STRATEGIES, show_default=False)]
+Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")]
 
 
 class DataFlags(NamedTuple):
-    """From what a run starts, and in which order it reads."""
+    """How long a run is, and in which order it reads."""
 
-    iterations: Annotated[int | None, data_flag(metavar="N", help="Steps in all. Default: the solver's.")] = None
-    seed: Annotated[int | None, data_flag(metavar="N", help="Of weights and data order.")] = None
-    shuffle: Annotated[bool, data_flag("--shuffle", metavar="", help="Use a new sample order every epoch.")] = False
-    hold_data: Annotated[
-        bool,
-        data_flag(
-            "--hold-data",
-            metavar="",
-            help="Decode the training set once, into the memory of all workers.",
-            hidden=True,
-        ),
-    ] = False
+    iterations: Annotated[int | None, DATA("N", "Steps in all. Default: the solver's.")] = None
+    seed: Annotated[int | None, DATA("N", "Of weights and data order.")] = None
+    shuffle: Annotated[bool, DATA("", "Use a new sample order every epoch.", "--shuffle")] = False
+    hold_data: Annotated[bool, DATA("", _HOLD, "--hold-data", hidden=True)] = False
 
 
 class OnMachine(NamedTuple):
     """How much of this machine a run takes."""
 
-    workers: Annotated[
-        str,
-        worker_flag(
-            metavar="N|auto", help="Worker processes; auto: as many as are fastest. Default: 1.", show_default=False
-        ),
-    ] = "1"
-    threads_per_worker: Annotated[
-        str | None, worker_flag(metavar="N|auto", help="Compute threads of each. Default: auto.")
-    ] = None
+    workers: Annotated[str, WORKERS("N|auto", _WORKERS, choices=(AUTO,), show_default=False)] = "1"
+    threads_per_worker: Annotated[str | None, WORKERS("N|auto", "Compute threads of each. Default: auto.")] = None
     oversubscribe: Oversubscribe = False
 
 
 class BatchFlags(NamedTuple):
-    """How samples of a step are divided."""
+    """How the samples of a step are divided."""
 
-    batch_mode: Annotated[
-        str,
-        worker_flag(
-            metavar="MODE",
-            help="global: all workers share the net's batch_size. Default: per-worker.",
-            show_default=False,
-            autocompletion=lambda: list(BATCH_MODES),
-        ),
-    ] = BATCH_MODES[0]
-    exact: Annotated[
-        int | None,
-        worker_flag(
-            metavar="K",
-            help="Sum the batch in K slices, in one order: the same bits with any number of workers up to K.",
-            hidden=True,
-        ),
-    ] = None
+    batch_mode: Annotated[str, WORKERS("MODE", _BATCH, choices=BATCH_MODES, show_default=False)] = BATCH_MODES[0]
+    exact: Annotated[int | None, WORKERS("K", _EXACT, hidden=True)] = None
 
 
 class LargeBatchFlags(NamedTuple):
     """The recipe for large batches."""
 
-    large_batch: Annotated[
-        int | None,
-        worker_flag(metavar="N", help="Larger steps: N samples, of all workers together.", hidden=True),
-    ] = None
-    rate_scaling: Annotated[
-        str | None,
-        worker_flag(
-            metavar="NAME",
-            help=f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALINGS)}. Default: firecaffe.",
-            hidden=True,
-            autocompletion=lambda: list(RATE_SCALINGS),
-        ),
-    ] = None
-    warm_up_steps: Annotated[
-        int | None,
-        worker_flag(
-            metavar="N",
-            help="Steps in which the learning rate rises with --large-batch. Default: a tenth of all.",
-            hidden=True,
-        ),
-    ] = None
-
-
-Strategy = Annotated[
-    str,
-    sharing_flag(
-        metavar="NAME",
-        help=f"{', '.join(STRATEGIES)}; or your own, as FILE.py:NAME or MODULE:NAME. Default: sync.",
-        show_default=False,
-        autocompletion=lambda: list(STRATEGIES),
-    ),
-]
+    large_batch: Annotated[int | None, WORKERS("N", _LARGE, hidden=True)] = None
+    rate_scaling: Annotated[str | None, WORKERS("NAME", _RATE, choices=tuple(RATE_SCALINGS), hidden=True)] = None
+    warm_up_steps: Annotated[int | None, WORKERS("N", _WARM_UP, hidden=True)] = None
 
 
 class PlanFlags(NamedTuple):
     """By which plan gradients are summed."""
 
-    collective: Annotated[
-        str,
-        sharing_flag(
-            metavar="NAME",
-            help=f"How gradients are summed: {', '.join(COLLECTIVES)}.",
-            hidden=True,
-            autocompletion=lambda: list(COLLECTIVES),
-        ),
-    ] = AUTO
-    calibration: Annotated[
-        Path | None,
-        sharing_flag(
-            metavar="FILE",
-            help="The machine by which auto decides, from `samovar doctor --save`. Default: a nominal machine.",
-            hidden=True,
-        ),
-    ] = None
+    collective: Annotated[str, SHARING("NAME", _COLLECTIVE, choices=COLLECTIVES, hidden=True)] = AUTO
+    calibration: Annotated[Path | None, SHARING("FILE", _CALIBRATION, hidden=True)] = None
 
 
 class Async(NamedTuple):
     """Of workers that each go at their own speed."""
 
-    stop_rule: Annotated[
-        str | None,
-        sharing_flag(
-            metavar="NAME",
-            help="By whose steps a run ends, if workers do not wait for each other: "
-            f"{', '.join(STOP_RULES)}. Default: {MEAN}.",
-            hidden=True,
-            autocompletion=lambda: list(STOP_RULES),
-        ),
-    ] = None
-    record: Annotated[
-        bool,
-        sharing_flag("--record", metavar="", help="Record the order of updates, for --replay.", hidden=True),
-    ] = False
-    replay: Annotated[
-        Path | None,
-        sharing_flag(metavar="FOLDER", help="Repeat this run, made with --record, bit for bit.", hidden=True),
-    ] = None
+    stop_rule: Annotated[str | None, SHARING("NAME", _STOP, choices=STOP_RULES, hidden=True)] = None
+    record: Annotated[bool, SHARING("", _RECORD, "--record", hidden=True)] = False
+    replay: Annotated[Path | None, SHARING("FOLDER", _REPLAY, hidden=True)] = None
 
 
 class Boxed(NamedTuple):
     """Of a center that outlives the run."""
 
-    box: Annotated[str | None, sharing_flag(metavar="BOX", help="The box to train at: a name or HOST:PORT.")] = None
-    join: Annotated[bool, sharing_flag("--join", metavar="", help="Join those who train at the box already.")] = False
-    key_file: Annotated[Path | None, sharing_flag(metavar="FILE", help="The key of a box at HOST:PORT.")] = None
-    buffer: Annotated[
-        str | None, sharing_flag(metavar="NAME", help="The buffer in the box. Default: the net's name.", hidden=True)
-    ] = None
+    box: Annotated[str | None, SHARING("BOX", "The box to train at: a name or HOST:PORT.")] = None
+    join: Annotated[bool, SHARING("", "Join those who train at the box already.", "--join")] = False
+    key_file: Annotated[Path | None, SHARING("FILE", "The key of a box at HOST:PORT.")] = None
+    buffer: Annotated[str | None, SHARING("NAME", _BUFFER, hidden=True)] = None
 
 
 def trace_of(written: str | None) -> TraceWindow | None:

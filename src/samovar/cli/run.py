@@ -5,14 +5,13 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samovar.cli.flags import Oversubscribe
-from samovar.cli.output_flags import HelpAll
+from samovar.cli.output_flags import OPTIONS, HelpAll, Panel
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
@@ -28,21 +27,21 @@ _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted).
 _ALL_LINES = "Show a line that several ranks print once for each."
 _ADDRESS = "Name or address of host 0, as the others see it."
 _KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
-_hosts_option = partial(typer.Option, rich_help_panel="Several hosts")
+_HOSTS = Panel("Several hosts")
 
 
 def run_script(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT", help=_SCRIPT)],
-    workers: Annotated[str, typer.Option("-n", "--workers", metavar="N|auto", help=_WORKERS)] = AUTO,
-    module: Annotated[bool, typer.Option("-m", metavar="", help="SCRIPT is a module, as in python -m.")] = False,
-    transport: Annotated[str, typer.Option(metavar="NAME", help=_TRANSPORT)] = AUTO,
-    grace: Annotated[float, typer.Option(metavar="SECONDS", help="Time for ranks to end after a signal.")] = 30.0,
-    all_lines: Annotated[bool, typer.Option("--all-lines", metavar="", help=_ALL_LINES)] = False,
-    nodes: Annotated[int, _hosts_option(metavar="N", help="Number of hosts. Start this command on each.")] = 1,
-    node_rank: Annotated[int | None, _hosts_option(metavar="K", help="Number of this host, from 0.")] = None,
-    master_addr: Annotated[str | None, _hosts_option(metavar="HOST", help=_ADDRESS)] = None,
-    master_port: Annotated[int | None, _hosts_option(metavar="PORT", help="A free port of host 0.")] = None,
-    key_file: Annotated[Path | None, _hosts_option(metavar="FILE", help=_KEY)] = None,
+    workers: Annotated[str, OPTIONS("N|auto", _WORKERS, "-n", "--workers")] = AUTO,
+    module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
+    transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
+    grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
+    all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
+    nodes: Annotated[int, _HOSTS("N", "Number of hosts. Start this command on each.")] = 1,
+    node_rank: Annotated[int | None, _HOSTS("K", "Number of this host, from 0.")] = None,
+    master_addr: Annotated[str | None, _HOSTS("HOST", _ADDRESS)] = None,
+    master_port: Annotated[int | None, _HOSTS("PORT", "A free port of host 0.")] = None,
+    key_file: Annotated[Path | None, _HOSTS("FILE", _KEY)] = None,
     oversubscribe: Oversubscribe = False,
     _help_all: HelpAll = False,
 ) -> None:

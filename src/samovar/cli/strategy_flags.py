@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Annotated
 
-from samovar.cli.flags import sharing_flag
+from samovar.cli.flags import SHARING
 from samovar.strategies.own import declared_as
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import KINDS, Setting, Value, declared_settings
@@ -32,13 +32,8 @@ def written_type(setting: Setting) -> type[Value]:
 def _parameter(name: str, declared: Sequence[Setting]) -> inspect.Parameter:
     setting = declared[0]
     choices = tuple(dict.fromkeys(choice for one in declared for choice in one.choices))
-    option = sharing_flag(
-        setting.flag,
-        metavar=setting.metavar,
-        help=_help(name, declared).replace("[", "\\["),  # which would be markup
-        hidden=setting.is_advanced,
-        autocompletion=lambda: list(choices),
-    )
+    text = _help(name, declared).replace("[", "\\[")  # which would be markup
+    option = SHARING(setting.metavar, text, setting.flag, choices=choices, hidden=setting.is_advanced)
     annotation: object = Annotated[written_type(setting) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

@@ -12,7 +12,7 @@ import rich.console
 import rich.table
 
 from samovar.cli import flags
-from samovar.cli.output_flags import json_flag, output_flag
+from samovar.cli.output_flags import OUTPUT
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
@@ -35,15 +35,15 @@ _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
 
 def time_net(
-    model: Annotated[Path | None, flags.data_flag(metavar="FILE", help="Caffe net (prototxt).")] = None,
-    solver: Annotated[Path | None, flags.data_flag(metavar="FILE", help="Or a solver: its training net.")] = None,
-    phase: Annotated[str, flags.data_flag(metavar="TRAIN|TEST", help="Time the layers of this phase.")] = "TRAIN",
-    iterations: Annotated[int, flags.data_flag(metavar="N", help="Number of passes.")] = 50,
+    model: Annotated[Path | None, flags.DATA("FILE", "Caffe net (prototxt).")] = None,
+    solver: Annotated[Path | None, flags.DATA("FILE", "Or a solver: its training net.")] = None,
+    phase: Annotated[str, flags.DATA("TRAIN|TEST", "Time the layers of this phase.")] = "TRAIN",
+    iterations: Annotated[int, flags.DATA("N", "Number of passes.")] = 50,
     threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
-    out: Annotated[Path | None, output_flag(metavar="FILE", help="Also write JSON lines to this file.")] = None,
-    as_json: Annotated[bool, json_flag(help="Print the milliseconds as JSON.")] = False,
+    out: Annotated[Path | None, OUTPUT("FILE", "Also write JSON lines to this file.")] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print the milliseconds as JSON.", "--json")] = False,
 ) -> None:
     """Measure how long each layer of a net takes, forward and backward."""
     path = model or solver

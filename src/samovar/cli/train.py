@@ -10,7 +10,7 @@ import typer
 
 from samovar.cli import flags
 from samovar.cli.command import gathered
-from samovar.cli.output_flags import HelpAll, Quiet, json_flag, output_flag
+from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
@@ -27,9 +27,9 @@ from samovar.strategies.catalog import asked_for
 
 def _train(
     *,
-    solver: Annotated[Path, flags.data_flag(metavar="FILE", help="Caffe solver (prototxt).")],
-    weights: Annotated[str | None, flags.data_flag(metavar="FILE", help="Start from these .caffemodel files.")] = None,
-    snapshot: Annotated[str | None, flags.data_flag(metavar="FOLDER", help="Resume from it, or from 'latest'.")] = None,
+    solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
+    weights: Annotated[str | None, flags.DATA("FILE", "Start from these .caffemodel files.")] = None,
+    snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, or from 'latest'.")] = None,
     data: flags.DataFlags,
     on: flags.OnMachine,
     device: flags.Device = CPU,
@@ -42,10 +42,10 @@ def _train(
     plan: flags.PlanFlags,
     asynchronous: flags.Async,
     boxed: flags.Boxed,
-    out: Annotated[Path | None, output_flag(metavar="FOLDER", help="Run folder. Default: a new one in runs/.")] = None,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.")] = None,
     trace: flags.Trace = None,
     quiet: Quiet = False,
-    as_json: Annotated[bool, json_flag(help="Print result.json; progress goes to stderr.")] = False,
+    as_json: Annotated[bool, OUTPUT("", "Print result.json; progress goes to stderr.", "--json")] = False,
     _help_all: HelpAll = False,
 ) -> None:
     """Train a Caffe solver's net on one or several workers."""
@@ -79,16 +79,16 @@ def train(words: Sequence[str]) -> Callable[..., None]:
 
 
 def test(
-    model: Annotated[Path, flags.data_flag(metavar="FILE", help="Caffe net (prototxt) with a TEST phase.")],
-    weights: Annotated[str, flags.data_flag(metavar="FILE", help="A .caffemodel, or several with commas.")],
-    iterations: Annotated[int | None, flags.data_flag(metavar="N", help="Test batches. Default: 50.")] = None,
-    workers: Annotated[int, flags.worker_flag(metavar="N", help="Worker processes on this machine.")] = 1,
+    model: Annotated[Path, flags.DATA("FILE", "Caffe net (prototxt) with a TEST phase.")],
+    weights: Annotated[str, flags.DATA("FILE", "A .caffemodel, or several with commas.")],
+    iterations: Annotated[int | None, flags.DATA("N", "Test batches. Default: 50.")] = None,
+    workers: Annotated[int, flags.WORKERS("N", "Worker processes on this machine.")] = 1,
     threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
     timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
-    out: Annotated[Path | None, output_flag(metavar="FOLDER", help="Folder for what HDF5Output layers write.")] = None,
-    as_json: Annotated[bool, json_flag(help="Print the outputs and the loss as JSON.")] = False,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.")] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print the outputs and the loss as JSON.", "--json")] = False,
     _help_all: HelpAll = False,
 ) -> None:
     """Test a net: the mean of its outputs over several batches."""
