@@ -145,7 +145,7 @@ def test_statistics_are_the_workers_mean_where_they_are_evaluated(digits: Path, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--stop-rule", "mean"), "--stop-rule: workers with sync step together in any case"),
+        (("--stop-rule", "mean"), "--stop-rule: workers with sync always step together"),
         (("--strategy", "shm-easgd", "--stop-rule", "last"), "--stop-rule: got 'last'; choose one of: mean, master"),
         (("--strategy", "hogwild-sgd", "--record"), "--record: hogwild-sgd cannot be repeated"),
         (("--strategy", "async-easgd", "--trace", "steps=1-2"), "--trace: shows how workers meet at a step"),

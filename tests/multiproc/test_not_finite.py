@@ -60,7 +60,7 @@ def test_a_rate_that_is_too_high_ends_the_run(
     assert "after step" in last
     assert "learning rate" in last
     assert "lower base_lr" in last
-    assert ("no snapshot was written" in last) != ("go on with --snapshot" in last)
+    assert ("no snapshot was written" in last) != ("resume with --snapshot" in last)
     assert not (tmp_path / "run" / "result.json").exists()
     assert "test accuracy" not in ended.output
     assert_all_finite(tmp_path / "run")

@@ -134,14 +134,14 @@ def test_on_another_thread_it_takes_no_signal_and_a_killed_rank_is_an_error(tmp_
     assert re.match(
         r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+; .*go on with snapshot latest", str(error)
     )
-    assert "go on with --snapshot latest" in (out / "samovar.log").read_text()
+    assert "resume with --snapshot latest" in (out / "samovar.log").read_text()
 
 
 @pytest.mark.parametrize(
     ("settings", "flags", "sentence"),
     [
         ({"timeout_s": -1.0}, ("--timeout", -1), "timeout_s: got -1.0 s; give more than 0 and less than a day"),
-        ({"stop_rule": "mean"}, ("--stop-rule", "mean"), "stop_rule: workers with sync step together in any case"),
+        ({"stop_rule": "mean"}, ("--stop-rule", "mean"), "stop_rule: workers with sync always step together"),
         ({"warm_up_steps": 3}, ("--warm-up-steps", 3), "warm_up_steps 3: belongs to large_batch; give that too"),
         ({"device": "cuda:99"}, ("--device", "cuda:99"), "device cuda:99: "),
         ({"snapshot": "gone"}, ("--snapshot", "gone"), "snapshot gone: does not exist; give a snapshot folder"),

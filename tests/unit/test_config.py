@@ -63,9 +63,9 @@ AT_BOX = RunConfig(
         ({"phase": "train"}, "--phase: got 'train'; choose one of: TRAIN, TEST"),
         ({"batch_mode": "local"}, "--batch-mode: got 'local'; choose one of: per-worker, global"),
         ({"weights": (Path("a"),), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
-        ({"strategy": EASGD, "join": True}, "--join: which box"),
-        ({"strategy": EASGD, "key_file": Path("key")}, "--key-file: which box"),
-        ({"strategy": EASGD, "buffer": "lenet"}, "--buffer: which box"),
+        ({"strategy": EASGD, "join": True}, "--join: needs a box"),
+        ({"strategy": EASGD, "key_file": Path("key")}, "--key-file: needs a box"),
+        ({"strategy": EASGD, "buffer": "lenet"}, "--buffer: needs a box"),
         ({"box": "default"}, "--box default: workers with sync share no center"),
         ({"box": "default", "strategy": StrategyConfig("sync-easgd")}, "workers with sync-easgd share no center"),
         (

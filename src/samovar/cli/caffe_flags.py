@@ -21,7 +21,7 @@ _OF_GLOG_ON_OFF = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_pr
 
 @dataclass(frozen=True, slots=True)
 class CaffeFlags:
-    """What was given; names, meanings and defaults are Caffe's, except for the last four, which are Samovar's."""
+    """The given flags, with Caffe's names, meanings and defaults, except for the last four, which are Samovar's."""
 
     command: str
     solver: Path | None = None
@@ -122,14 +122,14 @@ def _number(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise InputError(f"-{name} {value}: is no whole number; give one") from None
+        raise InputError(f"-{name} {value}: is not a whole number; give one") from None
 
 
 def _real(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"-{name} {value}: is no number; give one") from None
+        raise InputError(f"-{name} {value}: is not a number; give one") from None
 
 
 def _truth(name: str, value: str) -> bool:

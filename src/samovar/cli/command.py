@@ -34,8 +34,9 @@ def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperO
 
 
 def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """A command: in place of each parameter that is in `groups`, a flag for each field of its named tuple, or for each
-    of its parameters, which come as a dictionary. Types and defaults are the flags'.
+    """A command of `function`. A parameter in `groups` becomes a flag for each field of its named tuple.
+
+    For a sequence of parameters, it becomes their flags, and their values come as a dictionary.
     """
     flags = {name: _flags(group) if isinstance(group, type) else list(group) for name, group in groups.items()}
 

@@ -58,7 +58,7 @@ _WITHOUT_COMMAND = ("--version", "--install-completion", "--show-completion")
 
 
 def app_of(words: Sequence[str]) -> typer.Typer:
-    """The command line for these words: with the command that they begin with, or with all, to tell of them."""
+    """The command line for these words: with the command that they begin with, else with all commands."""
     app = typer.Typer(
         help="Train deep networks on several workers, and choose how they share what they learn.",
         no_args_is_help=True,

@@ -30,7 +30,7 @@ _TELL_EVERY_S = 10.0
 _NUM_NAMED = 8
 _LIST = "Or a list of lines 'path label', as for convert_imageset."
 _ROOT = "Where the paths of --list start. Default: here, else where the list is."
-_STORE = "raw: pixels; files: the files unchanged; png or jpg: the pixels, compressed anew."
+_STORE = "raw (pixels), files (unchanged files), png or jpg (compressed pixels)."
 
 Json = Annotated[bool, OUTPUT("", "Print folders and numbers of records as JSON.", "--json")]
 

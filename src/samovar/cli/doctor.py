@@ -50,7 +50,7 @@ def doctor(
 def _require_writable(path: Path) -> None:
     """Refuse now what would be refused after measuring."""
     if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--save {path}: is no place for a file; give a file in a folder that is there")
+        raise InputError(f"--save {path}: is not a place for a file; give a file in a folder that exists")
 
 
 def _save(record: CalibrationRecord, path: Path) -> None:
@@ -96,7 +96,7 @@ def _show_rows(console: rich.console.Console, title: str, rows: list[Row]) -> No
 
 
 def host_rows(host: HostFigures) -> list[Row]:
-    """The machine in words."""
+    """The machine as text."""
     allowed = f"{len(host.cpus_allowed)} of {host.cores_present} (cpu {cpu_ranges(host.cpus_allowed)})"
     quota = f", time of {host.cpu_quota_cores:g}" if host.cpu_quota_cores is not None else ""
     limit = f", limit {_gib(host.memory_limit_bytes)}" if host.memory_limit_bytes is not None else ""
@@ -117,7 +117,7 @@ def host_rows(host: HostFigures) -> list[Row]:
 
 
 def record_rows(record: CalibrationRecord) -> list[Row]:
-    """The figures in words."""
+    """The figures as text."""
     rows = [
         ("copy, one process", f"{record.copy_bandwidth_one_bytes_per_s / 1e9:.1f} GB/s read + written"),
         ("copy, all cores", f"{record.copy_bandwidth_all_bytes_per_s / 1e9:.1f} GB/s read + written"),

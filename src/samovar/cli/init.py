@@ -25,7 +25,7 @@ _POOLED = 7  # pixels that are left of a side, or less
 
 
 class Start(StrEnum):
-    """What to start from."""
+    """The kind of example."""
 
     CAFFE = "caffe"
     TORCH = "torch"
@@ -135,7 +135,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 def _looked_at(folder: Path) -> _Images:
-    """Raises InputError where these are no images of one shape, large enough."""
+    """Raises InputError unless these are images of one shape, large enough."""
     with LmdbFile(folder) as file:
         if len(file) == 0:
             raise InputError(f"{folder}: has no records; give an LMDB of images")

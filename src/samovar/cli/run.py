@@ -125,7 +125,7 @@ def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[
 
 
 def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts: Hosts | None) -> None:
-    """What the user would wonder about; nothing where all is as usual."""
+    """Warn of shared cores, and say which ranks of several hosts these are."""
     if launch.oversubscribed:
         output.say(f"samovar: warning: {num_ranks} ranks share {num_available_cpus()} cores")
     if hosts is not None:

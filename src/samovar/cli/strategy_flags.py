@@ -39,7 +39,7 @@ def _parameter(name: str, declared: Sequence[Setting]) -> inspect.Parameter:
 
 
 def _help(name: str, declared: Sequence[Setting]) -> str:
-    """What it means, what it may be, and which strategies have it."""
+    """Its meaning, its choices, and the strategies that have it."""
     by_choices: dict[tuple[str, ...], list[str]] = {}
     for strategy, kind in KINDS.items():
         if (setting := kind.traits.setting(name)) is not None:

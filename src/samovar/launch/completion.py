@@ -1,4 +1,4 @@
-"""Whether a shell asks for completions of a command line, and of which one."""
+"""Whether a shell asks to complete a command line, and which one."""
 
 import os
 
@@ -7,7 +7,7 @@ _COMMAND_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # bash; zsh and fish
 
 
 def words_to_complete() -> list[str] | None:
-    """The words after the program's name, the last may be a part of one. None: the command is to run."""
+    """The words after the program's name; the last one may be incomplete. None: a command is to run."""
     if _ASKED not in os.environ:
         return None
     line = next((os.environ[name] for name in _COMMAND_LINES if name in os.environ), "")

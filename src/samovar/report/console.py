@@ -1,4 +1,4 @@
-"""What the launcher shows of a run: a live bar on a terminal, plain lines elsewhere, both in the log."""
+"""The display of a run: a live bar on a terminal, plain lines elsewhere, and both in the log."""
 
 import io
 import os
@@ -31,7 +31,7 @@ def local_now() -> datetime:
 
 
 class LogFile:
-    """Appends lines to `path`. A disk that gets full later costs lines, never the run: see `failure`."""
+    """Appends lines to `path`. If the disk gets full later, lines are lost, but the run continues: see `failure`."""
 
     def __init__(self, path: Path, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
@@ -64,9 +64,9 @@ _START_OF_LINE = "\r\x1b[2K"
 
 
 class Screen:
-    """Writes to `stream`. Where that is gone (a closed pipe, a lost terminal) it goes on in silence.
+    """Writes to `stream`. If the stream is gone (a closed pipe, a lost terminal), it continues in silence.
 
-    `terminal` overrides what the stream says of itself; `width` likewise.
+    `terminal` and `width` replace what the stream says of itself.
     """
 
     def __init__(self, stream: TextIO, terminal: bool | None = None, width: int | None = None) -> None:
@@ -89,13 +89,13 @@ class Screen:
         self._write(self._rendered(rich.text.Text(text.translate(_CONTROL_CODES), style)) + "\n")
 
     def live(self, text: rich.text.Text) -> None:
-        """Show `text`, cut to the width, until the next call of any method here; only on a terminal."""
+        """Show `text`, cut to the width, until the next call of any method; only on a terminal."""
         text.truncate(self.width - 1)
         self._write(_START_OF_LINE + self._rendered(text) + "\r")
         self._live = True
 
     def erase(self) -> None:
-        """Take the live line away, so that something else can be written."""
+        """Remove the live line, so that other lines can be written."""
         if self._live:
             self._write(_START_OF_LINE)
             self._live = False
@@ -132,7 +132,7 @@ class Screen:
         return text
 
     def _silence(self) -> None:
-        """Point the descriptor at nothing: or Python fails at exit, when it flushes what is left."""
+        """Connect the descriptor to nothing. Else Python fails at exit, when it flushes the rest."""
         try:
             descriptor = self._stream.fileno()
         except (OSError, io.UnsupportedOperation):
@@ -148,9 +148,9 @@ _END_FILES = ("result.json", "metrics.jsonl", "snapshots")
 
 
 class Console:
-    """Shows records as they come; progress every `display_steps` steps where there is no terminal.
+    """Shows records as they come; without a terminal, progress every `display_steps` steps.
 
-    Results go to `output`, warnings and errors to `errors`. Nothing here raises for an output that is gone.
+    Results go to `output`, warnings and errors to `errors`. No method raises if an output is gone.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Console:
                 self._finish(record)
 
     def failed(self, sentence: str) -> None:
-        """The run ends by this error, which its caller shows: the bar goes, the log keeps the sentence."""
+        """The run ends by this error, which the caller shows. Remove the bar, and log the sentence."""
         self._screen.erase()
         self._write_log(f"samovar: error: {sentence}")
 
@@ -256,11 +256,11 @@ class Console:
         self._log.write(text)
         if self._log.failure is not None and not self._log_failure_shown:
             self._log_failure_shown = True
-            self._errors.line(f"samovar: warning: {self._log.failure}; the run goes on without it", "yellow")
+            self._errors.line(f"samovar: warning: {self._log.failure}; the run continues without it", "yellow")
 
 
 def bar(progress: Progress, width: int) -> rich.text.Text:
-    """The live line: step, a bar of what is left of `width`, loss and speed."""
+    """The live line: step, a bar in the rest of `width`, loss and speed."""
     head = wording.step_of(progress) + " "
     tail = " " + " · ".join([f"loss {wording.number(progress.loss)}", *wording.speed(progress)])
     bar_width = max(0, min(_MAX_BAR_WIDTH, width - 1 - len(head) - len(tail)))

@@ -34,7 +34,7 @@ MAX_STALENESS = Setting(
 MAX_REFUSED = Setting(
     "max_refused_pushes",
     int,
-    "A worker ends as lost when so many of its updates in a row were not finite; the center takes none of them.",
+    "A worker is lost after this number of updates in a row that were not finite.",
     least=1,
     default_words=f"{MAX_REFUSED_PUSHES}",
     words="",
@@ -43,7 +43,7 @@ MAX_REFUSED = Setting(
 READ_FIRST = Setting(
     "read_first",
     bool,
-    "Read the center before the own push is awaited.",
+    "Read the center before the worker's own push has arrived.",
     default=False,
     default_words="off",
     words=lambda is_first, _: "the center read before the push is awaited" if is_first else "",

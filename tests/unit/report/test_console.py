@@ -290,7 +290,7 @@ def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
     log.close()
     assert len(shown.lines) == 3
     assert shown.errors.getvalue() == (
-        "samovar: warning: /dev/full cannot be written: No space left on device; the run goes on without it\n"
+        "samovar: warning: /dev/full cannot be written: No space left on device; the run continues without it\n"
     )
 
 

@@ -121,7 +121,7 @@ def test_a_result_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is no result of a run: Expecting"),
+        ("{", "is not the result of a run: Expecting"),
         ("[]", "RunResult is .*, not an object"),
         ('{"steps": 1}', "lacks"),
         ("[" * 100_000, "is no result"),
