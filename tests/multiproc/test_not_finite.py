@@ -106,7 +106,7 @@ def test_a_worker_that_is_refused_too_often_is_lost(tmp_path: Path, digits: Path
     ended = train(tmp_path, bad, "0.0001", "async-easgd", 4, "--sync-period", 2, "--max-refused-pushes", 1, hidden=SLOW)
 
     assert ended.return_code == 0, ended.errors
-    assert "the others go on, and it does not come back" in ended.errors
+    assert "the others continue, and it does not come back" in ended.errors
     assert [worker["is_gone"] for worker in result_of(tmp_path / "run")["by_worker"]].count(True) == 1
 
 

@@ -170,7 +170,7 @@ class RestartPolicy(InStepPolicy):
         own = f"rank {end.rank}: "
         reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
         has_weights = end.rank not in self._gone or self._has_begun(end)
-        go_on = "go on" if has_weights else "continue if the center has its first weights"
+        go_on = "continue" if has_weights else "continue if the center has its first weights"
         if self._group_size > 1:
             consequence = f"the other groups {go_on}, and its own, {_listed(self._group_of(end.rank))}, {what}"
         else:

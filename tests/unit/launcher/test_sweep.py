@@ -101,8 +101,8 @@ def settle(config: RunConfig) -> RunConfig:
         (
             "sync",
             "per-worker",
-            r"--workers auto: with --batch-mode per-worker the batch of a step grows with the workers \(1, 2, 4 would "
-            "be tried.* give --batch-mode global, --exact K or --large-batch N",
+            r"--workers auto: with --batch-mode per-worker the batch of a step grows with the workers \(1, 2, 4\).* "
+            "share one batch: --batch-mode global, --exact K or --large-batch N",
         ),
         ("local-sgd", "global", "--workers auto: with --strategy local-sgd the number of workers changes what"),
     ],
