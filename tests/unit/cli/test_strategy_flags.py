@@ -63,8 +63,8 @@ def test_settings_are_flags_of_caffe_s_command_line(growing: str) -> None:
         "always_compresses": True,
     }
     for wrong, sentence in (
-        (("-sync_period", "x"), "-sync_period x: is no whole number"),
-        (("-moving_rate", "x"), "-moving_rate x: is no number"),
+        (("-sync_period", "x"), "-sync_period x: is not a whole number"),
+        (("-moving_rate", "x"), "-moving_rate x: is not a number"),
         (("-read_first", "yes"), "-read_first yes: give true or false"),
     ):
         with pytest.raises(InputError, match=sentence):
