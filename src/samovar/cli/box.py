@@ -8,9 +8,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import rich.box
-import rich.console
-import rich.table
 import typer
 
 from samovar.box.endpoints import drop_shards, parse_endpoints
@@ -23,6 +20,7 @@ from samovar.cli.output_flags import OPTIONS, OUTPUT
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import Content, Snapshots, load, saved
+from samovar.report.tables import printer, show_table
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
 
@@ -31,8 +29,8 @@ _LONGEST_S = 86_400
 _WHO = "samovar box"
 _TIMEOUT_S = 30.0
 _HIGHEST_PORT = 65_535
-_FILE_COLUMNS = 120
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
+_IS_NUMBER = (False, False, False, True, True, True, True, True)
 
 box_app = typer.Typer(
     cls=GroupHelpLast,
@@ -167,13 +165,12 @@ def _described(place: Endpoint) -> list[dict[str, Any]]:
 
 
 def _show(described: Sequence[dict[str, Any]]) -> None:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = _FILE_COLUMNS
     for each in described:
-        typer.echo(_heading(each))
-        if members := [member for member in each["members"] if _is_told(member)]:
-            console.print(_table(members))
+        heading, members = _heading(each), [member for member in each["members"] if _is_told(member)]
+        if members:
+            show_table(printer(), heading, _COLUMNS, [_row(member) for member in members], _IS_NUMBER)
+        else:
+            typer.echo(heading)
 
 
 def _heading(described: dict[str, Any]) -> str:
@@ -191,16 +188,13 @@ def _is_told(member: dict[str, Any]) -> bool:
     return bool(member["steps"]) or _state(member) != "left"
 
 
-def _table(members: list[dict[str, Any]]) -> rich.table.Table:
-    table = rich.table.Table(*_COLUMNS, box=rich.box.SIMPLE)
-    for member in members:
-        staleness = f"{_number(member['staleness_mean'], '.1f')} / {member['staleness_max']}"
-        table.add_row(
-            *(f"{member['member']}.{member['incarnation']}", _process(member), _state(member)),
-            *(f"{member['steps']:,}", _number(member["samples_per_s"], ",.0f"), _number(member["loss"], ".4f")),
-            *(staleness, f"{_number(member['lock_wait_s'], '.1f')} s"),
-        )
-    return table
+def _row(member: dict[str, Any]) -> list[str]:
+    staleness = f"{_number(member['staleness_mean'], '.1f')} / {member['staleness_max']}"
+    return [
+        *(f"{member['member']}.{member['incarnation']}", _process(member), _state(member)),
+        *(f"{member['steps']:,}", _number(member["samples_per_s"], ",.0f"), _number(member["loss"], ".4f")),
+        *(staleness, f"{_number(member['lock_wait_s'], '.1f')} s"),
+    ]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -118,5 +118,5 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
 
 
 def _told(error: SamovarError) -> int:
-    typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
+    importlib.import_module("samovar.report.console").show_error(f"samovar: error: {error}")
     return error.exit_code

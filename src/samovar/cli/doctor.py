@@ -2,13 +2,9 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import rich.box
-import rich.console
-import rich.table
 import typer
 
 from samovar.cli.output_flags import OUTPUT
@@ -19,13 +15,13 @@ from samovar.launcher.placing import torch_devices
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
+from samovar.report.tables import printer, show_facts, show_lines
 from samovar.report.wording import cpu_ranges
 
 Row = tuple[str, str]
 
 _GIB = 1 << 30
 _SAVE = "Also save the measurements, for `samovar train --calibration`."
-_MARKS = {"error": "error  ", "warning": "warning", "hint": "hint   "}
 
 
 def doctor(
@@ -72,27 +68,17 @@ def _as_json(host: HostFigures, devices: str, record: CalibrationRecord | None, 
 
 
 def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
-    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    _show_rows(console, "What is here", [*host_rows(host), ("devices", devices)])
+    console = printer()
+    show_facts(console, "What is here", [*host_rows(host), ("devices", devices)])
     if record is not None:
-        _show_rows(console, "Measured", record_rows(record))
-    console.print("What is wrong" if findings else "Nothing is wrong.")
-    for finding in findings:
-        console.print(f"  {_MARKS[finding.level]}  {finding.text}", soft_wrap=True)
-        console.print(f"           {finding.next_step}", soft_wrap=True)
-
-
-def _show_rows(console: rich.console.Console, title: str, rows: list[Row]) -> None:
-    """A table on a terminal, lines elsewhere."""
-    if not console.is_terminal:
-        width = max(len(name) for name, _ in rows)
-        lines = [f"  {name:<{width}}  {value}" for name, value in rows]
-        console.print("\n".join([title, *lines, ""]), soft_wrap=True)
+        show_lines(console, "")
+        show_facts(console, "Measured", record_rows(record))
+    show_lines(console, "")
+    if not findings:
+        show_lines(console, "Nothing is wrong.")
         return
-    table = rich.table.Table(title=title, title_justify="left", show_header=False, box=rich.box.ROUNDED)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
+    show_facts(console, "What is wrong", told)
 
 
 def host_rows(host: HostFigures) -> list[Row]:

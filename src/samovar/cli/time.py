@@ -7,10 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import rich.box
-import rich.console
-import rich.table
-
 from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT
 from samovar.config import RunConfig
@@ -24,6 +20,7 @@ from samovar.report.document import DocumentDisplay
 from samovar.report.plain import json_line, to_plain
 from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.run_folder import write_atomic
+from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
 
@@ -96,29 +93,8 @@ def _row(layer: LayerTime, total_ms: float) -> Row:
 
 
 def _print(timed: Timed) -> None:
-    """A table on a terminal, aligned lines elsewhere."""
-    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     head = (
         f"{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, {timed.precision}, "
         f"mean of {timed.iterations} passes; {timed.forward_ms + timed.backward_ms:.3f} ms a pass without reading"
     )
-    found = rows(timed)
-    if not console.is_terminal:
-        widths = [max(len(row[column]) for row in (_HEAD, *found)) for column in range(len(_HEAD))]
-        lines = [_aligned(row, widths) for row in (_HEAD, *found)]
-        console.print("\n".join([head, *lines]), soft_wrap=True)
-        return
-    table = rich.table.Table(*_HEAD[:2], title=head, title_justify="left", box=rich.box.ROUNDED)
-    for name in _HEAD[2:]:
-        table.add_column(name, justify="right")
-    for row in found[:-1]:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*found[-1])
-    console.print(table)
-
-
-def _aligned(row: Row, widths: list[int]) -> str:
-    words = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths, strict=False)]
-    numbers = [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-    return "  " + "  ".join([*words, *numbers])
+    show_table(printer(), head, _HEAD, rows(timed), (False, False, True, True, True), total=1)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -140,6 +141,11 @@ class Screen:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, descriptor)
         os.close(nothing)
+
+
+def show_error(sentence: str) -> None:
+    """The last line of a command that failed, on stderr."""
+    Screen(sys.stderr).line(sentence, "bold red")
 
 
 _REDRAW_S = 0.1
