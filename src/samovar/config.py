@@ -114,7 +114,6 @@ class RunConfig:
             raise InputError(f"{flag}: is only guaranteed on the CPU, not with --device {self.device}; leave one out")
 
     def _check_free(self) -> None:
-        """Check the flags for workers that do not wait for each other."""
         flags = {"--stop-rule": self.stop_rule, "--record": self.record or None, "--replay": self.replay}
         given = [flag for flag, value in flags.items() if value is not None]
         if given and not self.is_async:
@@ -130,7 +129,6 @@ class RunConfig:
             raise InputError(f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {others}")
 
     def _check_box(self) -> None:
-        """Check the flags for training at a box."""
         if self.box is None:
             flags = {"--join": self.join, "--key-file": self.key_file, "--buffer": self.buffer}
             if given := [flag for flag, value in flags.items() if value]:

@@ -1,5 +1,6 @@
 """`samovar data`: databases in Caffe's format."""
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from samovar.data.databases import (
 )
 from samovar.data.digits import write_digits
 from samovar.data.published import FASHION_MNIST, WrittenMean, write_cifar10, write_mnist
-from samovar.report.plain import json_document
+from samovar.report.document import print_json
 
 _TELL_EVERY_S = 10.0
 _NUM_NAMED = 8
@@ -52,7 +53,7 @@ def images(
     """Make a database from images of your own."""
     conversion = Conversion(None if resize is None else _size(resize), gray, store)
     found, classes = _found(list_file, root, folder)
-    progress = _no_progress if quiet else _Copying()
+    progress = _Copying(quiet)
     written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, progress)
     if as_json:
         found_mean = None if mean is None else WrittenMean(mean, bool(written.mean_already_there))
@@ -93,15 +94,11 @@ def _lines(written: WrittenImages, classes: Sequence[str], mean: Path | None) ->
     return lines
 
 
-def _no_progress(_done: int, _total: int) -> None:
-    """Show nothing."""
-
-
 class _Copying:
-    """Says now and then how far it is."""
+    """Says now and then how far it is, unless it is to be quiet."""
 
-    def __init__(self) -> None:
-        self._told_s = time.monotonic()
+    def __init__(self, quiet: bool) -> None:
+        self._told_s = math.inf if quiet else time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
@@ -172,7 +169,7 @@ def _tell(databases: Sequence[WrittenDatabase], as_json: bool, mean: WrittenMean
 
 
 def _print_json(databases: Sequence[WrittenDatabase], mean: WrittenMean | None, **more: object) -> None:
-    typer.echo(json_document({"databases": databases, "mean": mean, **more}))
+    print_json({"databases": databases, "mean": mean, **more})
 
 
 def _state(already_there: bool) -> str:

@@ -18,9 +18,8 @@ from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.lmdb_file import LmdbFile
 
 _MOST_LOOKED_AT = 10_000  # records, for their labels
-_BATCH, _MOST_TEST_BATCH = 64, 100
+_BATCH, _TEST_BATCH = 64, 60
 _EPOCHS, _FEWEST_STEPS, _MOST_STEPS = 26, 100, 5_000
-_SMALLEST = 8  # pixels
 _POOLED = 7  # pixels that are left of a side, or less
 
 
@@ -86,7 +85,10 @@ def _train(folder: Path) -> str:
 
 def _written(kind: Start, folder: Path, values: Mapping[str, object]) -> list[Path]:
     """The example's files in `folder`, all or none. Raises InputError where one exists."""
-    parts = sorted((part.name, part.read_text("utf-8")) for part in (files(__package__) / "starts" / kind).iterdir())
+    parts = sorted(
+        (part.name.removesuffix(".txt"), part.read_text("utf-8"))
+        for part in (files(__package__) / "starts" / kind).iterdir()
+    )
     texts = {folder / name: Template(text).substitute(values) if values else text for name, text in parts}
     for path in texts:
         if path.exists() or path.is_symlink():
@@ -106,10 +108,9 @@ def _written(kind: Start, folder: Path, values: Mapping[str, object]) -> list[Pa
 
 
 def _values(train: _Images, test: _Images) -> dict[str, object]:
-    """For the places of the example."""
     if train.shape != test.shape:
         raise InputError(f"{test.source}: its images are {_text(test.shape)}, those to train on {_text(train.shape)}")
-    test_batch = _test_batch(test.num_records)
+    test_batch = min(_TEST_BATCH, test.num_records)
     steps = _EPOCHS * train.num_records // _BATCH
     return {
         "shape": _text(train.shape),
@@ -124,18 +125,12 @@ def _values(train: _Images, test: _Images) -> dict[str, object]:
     }
 
 
-def _test_batch(num_records: int) -> int:
-    """The largest batch that divides the images, or nearly so."""
-    divisor = max(size for size in range(1, _MOST_TEST_BATCH + 1) if num_records % size == 0)
-    return divisor if divisor > _MOST_TEST_BATCH // 4 else min(num_records, _MOST_TEST_BATCH // 2)
-
-
 def _text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
 def _looked_at(folder: Path) -> _Images:
-    """Raises InputError unless these are images of one shape, large enough."""
+    """Raises InputError unless these are images of one shape."""
     with LmdbFile(folder) as file:
         if len(file) == 0:
             raise InputError(f"{folder}: has no records; give an LMDB of images")
@@ -148,9 +143,5 @@ def _looked_at(folder: Path) -> _Images:
             f"{folder}: its images have different sizes; make them one size with samovar data images --resize"
         )
     (shape,) = shapes
-    if min(shape[1:]) < _SMALLEST:
-        raise InputError(f"{folder}: images of {_text(shape)}; this net needs {_SMALLEST} x {_SMALLEST} pixels or more")
-    if min(labels) < 0:
-        raise InputError(f"{folder}: has label {min(labels)}; classes are numbered from 0")
     channels, height, width = shape
     return _Images(str(folder.resolve()), (channels, height, width), max(labels) + 1, num_records)

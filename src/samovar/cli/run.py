@@ -108,7 +108,6 @@ def _hosts(num_hosts: int, number: int | None, address: str | None, port: int | 
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
-    """The ranks' variables."""
     settings = {} if checked_transport("--transport", transport) == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 

@@ -1,7 +1,6 @@
 """`samovar time`: how long each layer of a net takes."""
 
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,8 @@ from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
 from samovar.launcher.job import run_without_folder
 from samovar.launcher.placing import on_device, placed
-from samovar.report.console import Console
-from samovar.report.document import DocumentDisplay
-from samovar.report.plain import json_line, to_plain
-from samovar.report.records import READING, LayerTime, Record, Timed
-from samovar.report.run_folder import write_atomic
+from samovar.report.document import AnswerDisplay, print_json
+from samovar.report.records import READING, LayerTime, Timed
 from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
@@ -39,44 +35,16 @@ def time_net(
     threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
-    out: Annotated[Path | None, OUTPUT("FILE", "Also write JSON lines to this file.")] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the milliseconds as JSON.", "--json")] = False,
 ) -> None:
     """Measure how long each layer of a net takes, forward and backward."""
     path = model or solver
     if path is None or (model and solver):
         raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
-    if out is not None and (not out.parent.is_dir() or out.is_dir()):
-        raise InputError(f"--out {out}: is not a place for a file; give a file in a folder that exists")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
-    run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out, as_json=as_json), _EFFECTS)
-
-
-class TimeDisplay:
-    """Shows the figures as a table or as JSON, and writes them to `out`."""
-
-    def __init__(self, out: Path | None, *, as_json: bool = False) -> None:
-        self._out = out
-        document = DocumentDisplay(Timed, sys.stdout, sys.stderr)
-        self._others = document if as_json else Console(sys.stdout, sys.stderr)
-        self._print = document.show if as_json else _print
-
-    def show(self, record: Record) -> None:
-        """Show one record; raises InputError if the file cannot be written."""
-        if not isinstance(record, Timed):
-            self._others.show(record)
-            return
-        self._print(record)
-        if self._out is not None:
-            write_atomic(self._out, as_json_lines(record))
-
-
-def as_json_lines(timed: Timed) -> bytes:
-    """A line for each layer, and one of the whole net."""
-    layers = [json_line({"kind": "layer", **to_plain(layer)}) for layer in timed.layers]
-    whole = {name: value for name, value in to_plain(timed).items() if name != "layers"}
-    return b"".join([*layers, json_line({"kind": "net", **whole})])
+    answer = print_json if as_json else _print
+    run_without_folder(placed(config, 1, threads_per_worker), AnswerDisplay(Timed, answer), _EFFECTS)
 
 
 def rows(timed: Timed) -> list[Row]:

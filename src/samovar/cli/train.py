@@ -19,8 +19,7 @@ from samovar.launcher.job import exit_code_of, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
-from samovar.report.document import DocumentDisplay
-from samovar.report.plain import json_document
+from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.records import Tested
 from samovar.strategies.catalog import asked_for
 
@@ -57,7 +56,7 @@ def _train(
     config = replace(config, trace=flags.trace_of(trace), timeout_s=timeout)
     result = run_training(config, *on, snapshot, out, quiet=quiet, output=sys.stderr if as_json else sys.stdout)
     if as_json:
-        typer.echo(json_document(result))
+        print_json(result)
     raise typer.Exit(exit_code_of(result))
 
 
@@ -94,5 +93,5 @@ def test(
     """Test a net: the mean of its outputs over several batches."""
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
     config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
-    display = DocumentDisplay(Tested, sys.stdout, sys.stderr) if as_json else Console(sys.stdout, sys.stderr)
+    display = AnswerDisplay(Tested, print_json) if as_json else Console(sys.stdout, sys.stderr)
     run_without_folder(placed(config, workers, threads_per_worker), display)

@@ -49,7 +49,6 @@ def spread(cpus: Sequence[Cpus], nodes: Sequence[Cpus]) -> str:
 
 
 def _cpus(path: Path) -> set[int]:
-    """The numbers of a list such as 0-3,8-11."""
     with contextlib.suppress(OSError, ValueError):
         found = [_RANGE.fullmatch(part) for part in path.read_text(encoding="ascii").strip().split(",")]
         return {cpu for match in found if match for cpu in range(int(match[1]), int(match[2] or match[1]) + 1)}

@@ -173,7 +173,6 @@ class _RunningJob:
         return replace(result, run_folder=self._folder.path)
 
     def _fail(self, ends: Sequence[RankEnd]) -> NoReturn:
-        """Raise the error of the first rank of `ends`."""
         rank = ends[0].rank
         step, log = self._board.read(rank, BoardWord.STEPS_DONE), self._folder.rank_log(rank)
         failure = self._told.failures.get(rank)
@@ -211,7 +210,6 @@ def run_without_folder(
 
 
 def _have_content(folder: RunFolder, workers: int) -> bool:
-    """Whether any rank's log has a line."""
     logs = [folder.rank_log(rank) for rank in range(workers)]
     return any(log.exists() and log.stat().st_size for log in logs)
 
@@ -222,7 +220,6 @@ def remove_if_unused(folder: RunFolder) -> None:
 
 
 def _remove_unfinished(folder: RunFolder) -> None:
-    """Delete the unfinished files of killed ranks."""
     SnapshotStore(folder.snapshots).clean()
     _unlink(folder.path, ".tmp-*")
 

@@ -141,7 +141,6 @@ class RestartPolicy(InStepPolicy):
         return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
 
     def _gets_on(self, group: range) -> bool:
-        """Whether another life can help."""
         first, steps = group.start, max(self._board.read(rank, BoardWord.STEPS_DONE) for rank in group)
         is_fruitless = steps <= self._steps_at_start[first]
         self._num_fruitless_lives[first] = self._num_fruitless_lives[first] + 1 if is_fruitless else 0

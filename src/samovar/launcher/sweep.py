@@ -45,7 +45,6 @@ def _room(threads: int, node_sizes: Sequence[int]) -> int:
 
 
 def _threads(num_workers: int, node_sizes: Sequence[int]) -> int:
-    """The most threads that each of the workers can have."""
     threads = sum(node_sizes) // num_workers
     whole_nodes = len(set(node_sizes)) == 1 and threads % node_sizes[0] == 0
     if num_workers == 1 or whole_nodes:

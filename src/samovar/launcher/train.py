@@ -185,7 +185,6 @@ def count_of(name: str, given: int | str | None) -> int | None:
 
 
 def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
-    """The arguments as the command's flags would give them."""
     _require_kinds(given)
     run: dict[str, Any] = {name: given.pop(name) for name in list(given) if name in _OWN}
     collective = run.pop("collective", AUTO)
@@ -223,7 +222,6 @@ _NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN} | {"--timeout": 
 
 
 def _require_kinds(given: dict[str, Any]) -> None:
-    """Check the types that the command's flags would have."""
     for name, value in given.items():
         if name in _WHOLE and value is not None and type(value) is not int:
             raise InputError(f"--{name.replace('_', '-')}: got {value!r}; give a whole number")

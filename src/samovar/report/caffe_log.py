@@ -161,7 +161,6 @@ class CaffeLog:
 
 
 def _output(name: str, value: float, loss_weights: Mapping[str, float]) -> str:
-    """An output, and what it counts in the loss."""
     text = f"{_blob(name)} = {_number(value)}"
     if weight := loss_weights.get(_blob(name)):
         text += f" (* {_number(weight)} = {_number(weight * value)} loss)"

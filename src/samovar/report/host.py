@@ -29,7 +29,7 @@ class HostFigures:
     """A field is None if the kernel does not say, or if there is no such limit.
 
     `memory_limit_bytes` and `cpu_quota_cores` are those of this process's control group. `limits` are soft limits.
-    `memfd_error` is why an anonymous memory file cannot be made. `missing_packages` are not installed.
+    `memfd_error` is why an anonymous memory file cannot be made. `missing_modules` are not installed.
     """
 
     cpu_model: str
@@ -86,7 +86,6 @@ def _cpu_model(root: Path) -> str:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
     rows = re.findall(r"^(\w+):\s+(\d+) kB$", text_of(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kilobytes) << 10 for name, kilobytes in rows}
 
@@ -115,7 +114,6 @@ def _pressure(root: Path) -> float | None:
 
 
 def _selected(path: Path) -> str | None:
-    """The word in brackets."""
     found = re.search(r"\[(\w+)\]", text_of(path))
     return found.group(1) if found else None
 

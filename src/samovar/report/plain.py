@@ -88,7 +88,6 @@ def _scalar(hint: type, value: object, where: str) -> object:
 
 
 def _member(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """A value of `X | None`."""
     if value is None and type(None) in hints:
         return None
     return _value(next(hint for hint in hints if hint is not type(None)), value, where)

@@ -156,7 +156,6 @@ def _workers_of(result: RunResult) -> list[str]:
 
 
 def _memory(result: RunResult) -> list[str]:
-    """The memory of the largest worker: "312 MiB a worker"."""
     return [f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker"] if result.peak_memory_bytes else []
 
 

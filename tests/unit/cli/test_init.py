@@ -63,12 +63,14 @@ def test_what_is_there_stays(kind: str, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    small, labelled = database(tmp_path / "small", (1, 4, 4), [0]), database(tmp_path / "labels", (1, 9, 9), [0, -1])
+    small, large = database(tmp_path / "small", (1, 9, 9), [0]), database(tmp_path / "large", (3, 9, 9), [0])
     for words, sentence in (
         (("caffe", tmp_path, "--test-data", small), "--test-data: give --data with the training images too"),
         (("torch", tmp_path, "--data", small), "--data: the PyTorch example makes its own data; leave it out"),
-        (("caffe", tmp_path, "--data", small), "images of 1 x 4 x 4; this net needs 8 x 8 pixels or more"),
-        (("caffe", tmp_path, "--data", labelled), "has label -1; classes are numbered from 0"),
+        (
+            ("caffe", tmp_path, "--data", small, "--test-data", large),
+            "large: its images are 3 x 9 x 9, those to train on 1 x 9 x 9",
+        ),
         (("caffe", tmp_path, "--data", tmp_path / "none"), "none"),
         (("caffe", "/proc/none"), "/proc/none: cannot be written"),
     ):
