@@ -1,5 +1,6 @@
 """How a function becomes a command: flags that come as one value, and where its help shows --help."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
@@ -17,6 +18,11 @@ class HelpLast(TyperCommand):
         """As typer makes it, in the panel of the last flags."""
         return _placed_last(super().get_help_option(ctx), self.params)
 
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Print the help in colours that can be read on light terminals too."""
+        _without_yellow()
+        super().format_help(ctx, formatter)
+
 
 class GroupHelpLast(TyperGroup):
     """The same for a group of commands."""
@@ -24,6 +30,16 @@ class GroupHelpLast(TyperGroup):
     def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
         """As typer makes it, in the panel of the last flags."""
         return _placed_last(super().get_help_option(ctx), self.params)
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Print the help in colours that can be read on light terminals too."""
+        _without_yellow()
+        super().format_help(ctx, formatter)
+
+
+def _without_yellow() -> None:
+    styles: Any = importlib.import_module("typer.rich_utils")
+    styles.STYLE_TYPES = styles.STYLE_USAGE = "bold"
 
 
 def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperOption | None:

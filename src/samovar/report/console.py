@@ -84,10 +84,12 @@ class Screen:
         """Columns of the terminal now."""
         return self._rich.width
 
-    def line(self, text: str, style: str = "") -> None:
-        """Show a line for good, above the live one."""
+    def line(self, text: str, style: str = "", lead: str = "") -> None:
+        """Show a line for good, above the live one; `style` is that of `lead`, or of all if there is none."""
         self.erase()
-        self._write(self._rendered(rich.text.Text(text.translate(_CONTROL_CODES), style)) + "\n")
+        shown = rich.text.Text((lead + text).translate(_CONTROL_CODES))
+        shown.stylize(style, 0, len(lead) or None)
+        self._write(self._rendered(shown, wrap=True) + "\n")
 
     def live(self, text: rich.text.Text) -> None:
         """Show `text`, cut to the width, until the next call of any method; only on a terminal."""
@@ -107,11 +109,11 @@ class Screen:
             self._write("\n")
             self._live = False
 
-    def _rendered(self, text: rich.text.Text) -> str:
+    def _rendered(self, text: rich.text.Text, *, wrap: bool = False) -> str:
         if not self.is_terminal:
             return text.plain
         with self._rich.capture() as capture:
-            self._rich.print(text, end="", soft_wrap=True)
+            self._rich.print(text, end="", soft_wrap=not wrap)
         return capture.get()
 
     def _write(self, text: str) -> None:
@@ -148,6 +150,7 @@ def show_error(sentence: str) -> None:
     Screen(sys.stderr).line(sentence, "bold red")
 
 
+_WARNING = "samovar: warning: "
 _REDRAW_S = 0.1
 _MAX_BAR_WIDTH = 40
 _END_FILES = ("result.json", "metrics.jsonl", "snapshots")
@@ -243,7 +246,7 @@ class Console:
 
     def _notice(self, level: str, text: str) -> None:
         if level == "warning":
-            self._aside(f"samovar: warning: {text}", "yellow")
+            self._aside(text)
         else:
             self._line(text)
 
@@ -251,10 +254,10 @@ class Console:
         self._screen.line(text, style)
         self._write_log(text)
 
-    def _aside(self, text: str, style: str) -> None:
+    def _aside(self, text: str) -> None:
         self._screen.erase()
-        self._errors.line(text, style)
-        self._write_log(text)
+        self._errors.line(text, "yellow", _WARNING)
+        self._write_log(_WARNING + text)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
@@ -262,7 +265,7 @@ class Console:
         self._log.write(text)
         if self._log.failure is not None and not self._log_failure_shown:
             self._log_failure_shown = True
-            self._errors.line(f"samovar: warning: {self._log.failure}; the run continues without it", "yellow")
+            self._errors.line(f"{self._log.failure}; the run continues without it", "yellow", _WARNING)
 
 
 def bar(progress: Progress, width: int) -> rich.text.Text:

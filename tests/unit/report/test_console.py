@@ -324,3 +324,20 @@ def test_numbers(value: float, expected: str) -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+def test_a_long_line_is_broken_between_words_and_only_its_beginning_has_a_colour() -> None:
+    stream = io.StringIO()
+    Screen(stream, terminal=True, width=24).line(
+        "step 9: rank 0 is slower than the others", "yellow", "samovar: warning: "
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert plain == "samovar: warning: step\n9: rank 0 is slower than\nthe others\n"
+    assert stream.getvalue().startswith("\x1b[33msamovar: warning: \x1b[0mstep")
+
+
+def test_no_color_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    Screen(stream, terminal=True, width=80).line("it failed", "red")
+    assert stream.getvalue() == "it failed\n"
