@@ -1,7 +1,6 @@
 """The command `samovar`: which commands there are; of these the one that is given is loaded, and no other."""
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -104,9 +103,9 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
         raise KeyboardInterrupt from error
     except TyperException as error:
         # Without arguments the help was shown, and there is nothing to say.
-        if message := error.format_message():
+        if message := " ".join(error.format_message().split()).rstrip("."):
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
-            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
+            _told(InputError(f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"))
         return InputError.exit_code
     except SamovarError as error:
         return _told(error)
