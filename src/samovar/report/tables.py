@@ -19,15 +19,15 @@ def printer() -> rich.console.Console:
     return rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
 
 
-def show_lines(console: rich.console.Console, *lines: str) -> None:
-    """Lines that the terminal alone may break, so that they can be copied."""
+def show_lines(console: rich.console.Console, *lines: str, style: str = "") -> None:
+    """Lines, broken between words on a terminal."""
     for line in lines:
-        console.print(_printable(line), soft_wrap=True)
+        console.print(rich.text.Text(_printable(line), style), soft_wrap=not console.is_terminal)
 
 
 def show_facts(console: rich.console.Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
     """A title, and a name and a value on each line; a long value continues below itself."""
-    console.print(rich.text.Text(_printable(title), "bold"), soft_wrap=True)
+    show_lines(console, title, style="bold")
     width = max((len(name) for name, _ in facts), default=0)
     if not console.is_terminal:
         show_lines(console, *(f"{_INDENT}{name:<{width}}  {value}" for name, value in facts))
@@ -53,7 +53,7 @@ def show_table(
         lines = [_aligned(row, widths, right) for row in cells]
         show_lines(console, title, *(f"{_INDENT}{line}" for line in lines))
         return
-    console.print(rich.text.Text(_printable(title), "bold"), soft_wrap=True)
+    show_lines(console, title, style="bold")
     for number, part in enumerate(_parts(widths, console.width)):
         if number:
             console.print()
