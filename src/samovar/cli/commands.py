@@ -53,6 +53,10 @@ COMMANDS = {
     "data": Command("samovar.cli.data", "data_app"),
     "box": Command("samovar.cli.box", "box_app"),
 }
+_EXIT_CODES = (
+    "Exit codes: 0 done, 2 wrong input, 3 failed, 4 weights are not finite, 75 stopped with a snapshot to resume from, "
+    "128 + N ended by signal N."
+)
 _WITHOUT_COMMAND = ("--version", "--install-completion", "--show-completion")
 
 
@@ -60,6 +64,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     """The command line for these words: with the command that they begin with, else with all commands."""
     app = typer.Typer(
         help="Train deep networks on several workers, and choose how they share what they learn.",
+        epilog=_EXIT_CODES,
         no_args_is_help=True,
         cls=GroupHelpLast,
         pretty_exceptions_enable=False,

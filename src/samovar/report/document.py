@@ -15,7 +15,7 @@ def print_json(value: object) -> None:
 
 
 class AnswerDisplay:
-    """Shows the record of type `kind` by `answer`, and all others as text: on stderr beside a document."""
+    """Shows the record of type `kind` by `answer`, and all others as text: on stderr, if it is a document."""
 
     def __init__(self, kind: type[Record], answer: Callable[[Any], None]) -> None:
         self._kind, self._answer = kind, answer
