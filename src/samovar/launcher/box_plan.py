@@ -23,7 +23,8 @@ def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
         if config.join and buffer not in there:
             names = ", ".join(there) or "none"
             raise InputError(
-                f"--join: {place} has no buffer {buffer!r} (there are: {names}); give --buffer NAME, or begin without --join"
+                f"--join: {place} has no buffer {buffer!r} (there are: {names}); give --buffer NAME, or begin "
+                "without --join"
             )
         if not config.join and buffer in there:
             raise InputError(there_already(place, buffer))
