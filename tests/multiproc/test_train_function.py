@@ -132,7 +132,7 @@ def test_on_another_thread_it_takes_no_signal_and_a_killed_rank_is_an_error(tmp_
     assert type(error) is RankFailed
     assert error.exit_code == 3
     assert re.match(
-        r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+; .*resume with snapshot latest", str(error)
+        r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+, .*resume with snapshot latest", str(error)
     )
     assert "resume with --snapshot latest" in (out / "samovar.log").read_text()
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
         ({"iterations": "5"}, "iterations: got '5'; give a whole number"),
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
         ({"record": "yes"}, "record: got 'yes'; give True or False"),
-        ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one is of"),
+        ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one has"),
         ({"strategy": "local-sgd", "sync_period_steps": 0}, "sync_period_steps: got 0 steps; give at least 1"),
     ],
 )

@@ -64,7 +64,7 @@ def caffe(
 def _train(given: CaffeFlags, log: CaffeLog) -> int:
     path = given.require("solver", "solver to train, samovar caffe train -solver solver.prototxt")
     if given.snapshot is not None:
-        given.require("snapshot", ".solverstate to go on from")
+        given.require("snapshot", ".solverstate to resume from")
         if given.weights:
             raise InputError("-snapshot and -weights exclude each other: a snapshot holds weights; give one")
     solver = load_solver(path)
