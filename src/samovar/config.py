@@ -122,7 +122,7 @@ class RunConfig:
             raise InputError(f"--stop-rule: got {self.stop_rule!r}; choose one of: {', '.join(STOP_RULES)}")
         if self.is_async and self.trace is not None:
             raise InputError(
-                f"--trace: shows how workers wait for each other; with {self.strategy.name} they do not, so leave it out"
+                f"--trace: shows how workers wait for each other, with {self.strategy.name} they do not; leave it out"
             )
         if (self.record or self.replay is not None) and not self.strategy.traits.is_replayable:
             others = ", ".join(name for name, kind in KINDS.items() if kind.traits.is_replayable)
