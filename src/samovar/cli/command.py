@@ -19,8 +19,8 @@ class HelpLast(TyperCommand):
         return _placed_last(super().get_help_option(ctx), self.params)
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Print the help in colours that can be read on light terminals too."""
-        _without_yellow()
+        """Print the help so that it can be read on light terminals too."""
+        _without_colours()
         super().format_help(ctx, formatter)
 
 
@@ -32,14 +32,17 @@ class GroupHelpLast(TyperGroup):
         return _placed_last(super().get_help_option(ctx), self.params)
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Print the help in colours that can be read on light terminals too."""
-        _without_yellow()
+        """Print the help so that it can be read on light terminals too."""
+        _without_colours()
         super().format_help(ctx, formatter)
 
 
-def _without_yellow() -> None:
+def _without_colours() -> None:
+    """Bright cyan and yellow, typer's, cannot be read on a light terminal."""
     styles: Any = importlib.import_module("typer.rich_utils")
-    styles.STYLE_TYPES = styles.STYLE_USAGE = "bold"
+    styles.STYLE_TYPES = ""
+    for name in ("STYLE_OPTION", "STYLE_SWITCH", "STYLE_USAGE", "STYLE_COMMANDS_TABLE_FIRST_COLUMN"):
+        setattr(styles, name, "bold")
 
 
 def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperOption | None:

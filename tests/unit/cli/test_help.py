@@ -1,6 +1,9 @@
 """Help in two parts: --help fits a screen, --help-all tells of every flag."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,3 +75,14 @@ def test_brackets_in_the_help_of_a_user_s_setting_are_shown(tmp_path: Path) -> N
         "class Bracketed(LocalSgd): ...\n"
     )
     assert "In [0, 1] [/x]. For bracketed." in help_of("train", "--strategy", f"{path}:Bracketed", columns=160)
+
+
+@pytest.mark.parametrize("words", [(), ("train",), ("data",)], ids=" ".join)
+def test_a_help_has_no_colour_that_a_light_terminal_swallows(words: tuple[str, ...]) -> None:
+    command = [str(Path(sys.executable).with_name("samovar")), *words, "--help"]
+    variables = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
+    variables.pop("NO_COLOR", None)
+    shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    codes = {code for found in re.findall(r"\x1b\[([0-9;]+)m", shown) for code in found.split(";")}
+    assert "1" in codes
+    assert codes <= {"0", "1", "2", "31"}  # bold, dim, and red for what is required
