@@ -52,6 +52,18 @@ def test_bash_offers(words: list[str], offered: list[str]) -> None:
     assert (ended.stdout.splitlines(), ended.stderr) == (offered, "")
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="no fish")
+def test_fish_offers(tmp_path: Path) -> None:
+    home = {**os.environ, "HOME": f"{tmp_path}", "PATH": f"{SAMOVAR.parent}:{os.environ['PATH']}"}
+    chosen = {**home, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = subprocess.run(
+        [str(SAMOVAR), "--show-completion", "fish"], env=chosen, capture_output=True, text=True, check=True
+    ).stdout
+    pressed = f"{script}\ncomplete -C 'samovar train --strategy hy'"
+    ended = subprocess.run(["fish", "-c", pressed], env=home, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "hybrid-easgd\n"
+
+
 def test_zsh_and_fish_are_answered_in_their_own_ways() -> None:
     assert asked("zsh", "samovar train --strategy hy").stdout == "_arguments '*: :((\"hybrid-easgd\"))'\n"
     assert asked("zsh", "samovar train --solver ").stdout == "_files\n"
