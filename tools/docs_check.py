@@ -63,10 +63,13 @@ def own_words(words: list[str]) -> list[str]:
 
 @lru_cache
 def help_of(subcommands: tuple[str, ...]) -> str:
-    completed = subprocess.run(
-        [SAMOVAR, *subcommands, "--help"], capture_output=True, text=True, check=False, env={"COLUMNS": "200"}
-    )
-    return completed.stdout if completed.returncode == 0 else ""
+    """Every flag: --help-all where there is one, else --help."""
+    for flag in ("--help-all", "--help"):
+        command = [SAMOVAR, *subcommands, flag]
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"})
+        if completed.returncode == 0:
+            return completed.stdout
+    return ""
 
 
 if __name__ == "__main__":

@@ -112,14 +112,12 @@ def strategies() -> Table:
 def settings() -> Table:
     """In the words of `samovar train`."""
     rows: list[tuple[str, ...]] = []
-    letters: dict[type, str] = {bool: "", float: "X"}
     for name in settings_of_ours():
         found = {kind.traits.name: setting for kind in classes() if (setting := kind.traits.setting(name)) is not None}
         first = next(iter(found.values()))
         if not first.has_flag:
             continue
-        value = "NAME" if first.kind is str else letters.get(first.kind, first.unit.upper() or "N")
-        flag = f"`{first.flag} {value}`".replace(" `", "`")
+        flag = f"`{first.flag} {first.metavar}`".replace(" `", "`")
         meaning = first.help.replace("|", "\\|")
         if choices := divided({strategy: listed(setting.choices) for strategy, setting in found.items()}):
             meaning = f"{meaning} {choices}"

@@ -1,4 +1,4 @@
-"""The whole configuration of a run: the parts' own settings together, checked, and written to `config.json`."""
+"""The whole configuration of a run: the settings of all parts, checked, and written to `config.json`."""
 
 import dataclasses
 import json
@@ -23,22 +23,22 @@ DEFAULT_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One `samovar train`, `samovar test` or `samovar time`, as its ranks see it; spelled as the flags are.
+    """The configuration of one `samovar train`, `test` or `time`, as its ranks see it; named as the flags are.
 
-    `model` is a solver (train) or a net (test). `iterations`, `seed` None: the solver's own (train). Every `auto`
-    is a pure function of `calibration`. `weights` are taken in order: the last file that holds a layer wins.
-    `level` None and `stages` are added to the net's own state. `by_caffe`: the job came from `samovar caffe`, and is
-    told, ended and saved as Caffe does it. `exact` slices of the global batch make the weights independent of
-    the number of workers. `phase` is that of a net to be timed, `is_solver` whether its `model` is a solver.
-    `hdf5_out` is the folder that a tested net's HDF5Output layers write into. `precision` is that of convolutions
-    and inner products; everything else, the weights included, is float32 in any case. The steps of `trace` are
-    recorded. Workers leave alone `num_taken_cpus` that others used when the run began. With `hold_data` the training
-    set, decoded, lies in the memory of all workers. `sweep` is what --workers auto measured, empty where workers were
-    given. `stop_rule`, `record` and `replay` are of workers that wait for
-    nobody; a `stop_rule` of None is settled before ranks start. `box` is where their center lies (None: with the
-    launcher), a name or HOST:PORT with a `key_file`; `buffer` is its name there, None is settled before ranks start;
-    with `join` it is there already. `device` is where nets compute; `auto` is settled before ranks start, and of
-    several CUDA devices, where none is named, worker i takes number i modulo their number.
+    `model` is a solver (train) or a net (test); `is_solver` says which of them `time` gets, and `phase` which layers it
+    times. `iterations` and `seed` None are the solver's own. `weights` are read in order: the last file that has a
+    layer wins. `level` and `stages` are added to the net's own state. `by_caffe`: the job came from `samovar caffe`,
+    and behaves as Caffe does. `hdf5_out` is the folder for HDF5Output layers. `precision` is that of convolutions and
+    inner products; all else, including the weights, is float32.
+
+    `exact` slices of the global batch make the weights independent of the number of workers. Workers leave alone
+    `num_taken_cpus` that other programs used at the start. With `hold_data` the memory of all workers holds the decoded
+    training set. `sweep` has the measurements of --workers auto. Every `auto` is a pure function of `calibration`.
+
+    `stop_rule`, `record` and `replay` are for workers that do not wait for each other. `box` is the place of their
+    center: None is the launcher's, else a name, or HOST:PORT with a `key_file`. `buffer` is the center's name there;
+    with `join` it exists already. `device` is where nets compute. With `cuda`, worker i takes device i modulo their
+    number. A `stop_rule` or `buffer` of None and a `device` of `auto` are settled before ranks start.
     """
 
     job: str
@@ -100,7 +100,7 @@ class RunConfig:
         self._check_free()
         self._check_box()
         if self.weights and self.snapshot is not None:
-            raise InputError("--weights and --snapshot exclude each other: a snapshot holds weights; give one")
+            raise InputError("--weights and --snapshot exclude each other: a snapshot has weights; give one of them")
 
     def _check_device(self) -> None:
         if not is_device(self.device):
@@ -111,32 +111,28 @@ class RunConfig:
                 f"--device {self.device} out"
             )
         if self.device.startswith(CUDA) and (flag := self.needs_cpu):
-            raise InputError(
-                f"{flag}: is shown to hold on the CPU alone, --device {self.device} may not keep it; leave one out"
-            )
+            raise InputError(f"{flag}: is only guaranteed on the CPU, not with --device {self.device}; leave one out")
 
     def _check_free(self) -> None:
-        """Who waits for nobody, and who does not."""
         flags = {"--stop-rule": self.stop_rule, "--record": self.record or None, "--replay": self.replay}
         given = [flag for flag, value in flags.items() if value is not None]
         if given and not self.is_async:
-            raise InputError(f"{given[0]}: workers with {self.strategy.name} step together in any case; leave it out")
+            raise InputError(f"{given[0]}: workers with {self.strategy.name} always step together; leave it out")
         if self.stop_rule is not None and self.stop_rule not in STOP_RULES:
             raise InputError(f"--stop-rule: got {self.stop_rule!r}; choose one of: {', '.join(STOP_RULES)}")
         if self.is_async and self.trace is not None:
             raise InputError(
-                f"--trace: shows how workers meet at a step, and those with {self.strategy.name} do not; leave it out"
+                f"--trace: shows how workers wait for each other, with {self.strategy.name} they do not; leave it out"
             )
         if (self.record or self.replay is not None) and not self.strategy.traits.is_replayable:
             others = ", ".join(name for name, kind in KINDS.items() if kind.traits.is_replayable)
             raise InputError(f"{given[-1]}: {self.strategy.name} cannot be repeated; choose one of: {others}")
 
     def _check_box(self) -> None:
-        """Who trains at a box, and from what."""
         if self.box is None:
             flags = {"--join": self.join, "--key-file": self.key_file, "--buffer": self.buffer}
             if given := [flag for flag, value in flags.items() if value]:
-                raise InputError(f"{given[0]}: which box? Give --box NAME or HOST:PORT too, or leave it out")
+                raise InputError(f"{given[0]}: needs a box; give --box NAME or HOST:PORT too, or leave it out")
             return
         if not self.strategy.needs_center:
             raise InputError(
@@ -149,10 +145,10 @@ class RunConfig:
             )
         if self.record or self.replay is not None:
             flag = "--record" if self.record else "--replay"
-            raise InputError(f"{flag}: others than this run's workers may train at a box; leave it or --box out")
+            raise InputError(f"{flag}: other runs may train at a box too; leave it or --box out")
         if self.join and (self.weights or self.snapshot is not None):
             flag = "--weights" if self.weights else "--snapshot"
-            raise InputError(f"--join: a run that joins starts from what others have learned; leave {flag} out")
+            raise InputError(f"--join: a run that joins starts from the center of the others; leave {flag} out")
 
     def _check_exact(self, num_slices: int) -> None:
         strategy = self.strategy
@@ -162,26 +158,28 @@ class RunConfig:
                 f"--exact {num_slices}: {self.workers} workers need a slice each; give at least {self.workers}"
             )
         if strategy.exchanges_weights:
-            raise InputError(f"--exact {num_slices}: workers with {strategy.name} differ in any case; leave one out")
+            raise InputError(
+                f"--exact {num_slices}: workers with {strategy.name} have different weights; leave one out"
+            )
         if strategy.overlap not in (None, "none") or strategy.bucket_size_bytes is not None:
             raise InputError(
                 f"--exact {num_slices}: all slices are summed at the end of the step, in a tree of their own; "
                 "leave --overlap and --bucket out"
             )
         if strategy.codec is not None:
-            raise InputError(f"--exact {num_slices}: is for the same bits, which compression changes; leave one out")
+            raise InputError(f"--exact {num_slices}: gives the same bits, and compression changes them; leave one out")
         if strategy.collective != AUTO:
             raise InputError(f"--exact {num_slices}: has a plan of its own; leave --collective out")
 
     @property
     def needs_cpu(self) -> str | None:
-        """The flag that asks for what only the CPU gives: the same bits again, or when each layer ran."""
+        """The flag that only the CPU can fulfil: the same bits again, or the time of each layer."""
         flags = {"--exact": self.exact, "--record": self.record or None, "--replay": self.replay, "--trace": self.trace}
         return next((flag for flag, value in flags.items() if value is not None), None)
 
     @property
     def is_async(self) -> bool:
-        """Whether each worker steps at its own speed and waits for no other."""
+        """Whether each worker steps at its own speed and does not wait for others."""
         return self.strategy.is_async
 
     @property
@@ -196,10 +194,10 @@ class RunConfig:
 
     @classmethod
     def load(cls, path: Path, *, imports: bool = True) -> "RunConfig":
-        """Read back a file that holds `to_json`'s value; InputError where it does not.
+        """Read a file of `to_json`'s value; InputError if it is not one.
 
-        It may name a user's own strategy: `imports` only where a launcher of ours has written it for its ranks, since
-        an import runs what is named.
+        It may name a user's own strategy, and an import runs its code. So give `imports` only if our launcher wrote the
+        file for its ranks.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -221,11 +219,11 @@ class RunConfig:
             values["calibration"] = CalibrationRecord.from_json(values["calibration"])
             return cls(**values)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path}: not a configuration of this version ({error}); start the run anew") from error
+            raise InputError(f"{path}: not a configuration of this version ({error}); start the run again") from error
 
 
 def parse_weights(written: str | None) -> tuple[Path, ...]:
-    """The files of a flag `--weights a,b`; InputError for an empty name."""
+    """The files of `--weights a,b`; InputError for an empty name."""
     if written is None:
         return ()
     names = [name.strip() for name in written.split(",")]
@@ -235,7 +233,6 @@ def parse_weights(written: str | None) -> tuple[Path, ...]:
 
 
 def _plain(value: object) -> object:
-    """Paths as text."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value

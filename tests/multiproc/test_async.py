@@ -145,11 +145,14 @@ def test_statistics_are_the_workers_mean_where_they_are_evaluated(digits: Path, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--stop-rule", "mean"), "--stop-rule: workers with sync step together in any case"),
+        (("--stop-rule", "mean"), "--stop-rule: workers with sync always step together"),
         (("--strategy", "shm-easgd", "--stop-rule", "last"), "--stop-rule: got 'last'; choose one of: mean, master"),
         (("--strategy", "hogwild-sgd", "--record"), "--record: hogwild-sgd cannot be repeated"),
-        (("--strategy", "async-easgd", "--trace", "steps=1-2"), "--trace: shows how workers meet at a step"),
-        (("--strategy", "shm-easgd", "--replay", "nowhere"), "--replay nowhere: is no folder of a run with --record"),
+        (("--strategy", "async-easgd", "--trace", "steps=1-2"), "--trace: shows how workers wait for each other"),
+        (
+            ("--strategy", "shm-easgd", "--replay", "nowhere"),
+            "--replay nowhere: is not the folder of a run with --record",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_made(

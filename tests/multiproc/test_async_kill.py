@@ -1,4 +1,4 @@
-"""Workers that wait for nobody and die or stand still: the others go on, and who was killed comes back.
+"""Workers that wait for nobody and die or stand still: the others continue, and who was killed comes back.
 
 Several kills and stops happen in one run, one after the other; progress is read from the run's own board.
 """
@@ -25,9 +25,9 @@ STRATEGIES = ("async-easgd", "shm-easgd", "async-sgd", "hogwild-easgd", "async-m
 LEARNED, ACCURACY = (1, 2, 3), 0.93
 STOP_S, STOPS = 10.0, 10  # in one run
 TOLD_OF_GROUPS = re.compile(
-    r"rank (\d+) was killed by signal 9 .* the other groups go on, and its own, .*, starts again"
+    r"rank (\d+) was killed by signal 9 .* the other groups continue, and its own, .*, starts again"
 )
-TOLD = re.compile(r"rank (\d+) was killed by signal 9 \(SIGKILL\).* after step (\d+); the others go on, and (.*)")
+TOLD = re.compile(r"rank (\d+) was killed by signal 9 \(SIGKILL\).* after step (\d+); the others continue, and (.*)")
 
 trials = pytest.mark.parametrize(("seed", "strategy"), list(enumerate(STRATEGIES)))
 
@@ -243,5 +243,5 @@ def test_a_group_that_gets_nowhere_leaves_whole_and_the_other_goes_on(endless: P
         command.until(lambda: sorted(command.ranks()) == [2, 3], "ranks 0 and 1 are gone")
         wait_for_steps(command, box, [2, 3], 30)
         warnings = stop(command, out, [*processes, *command.ranks().values()])
-    assert "the other groups go on, and its own, ranks 0 and 1, does not come back" in warnings
+    assert "the other groups continue, and its own, ranks 0 and 1, does not come back" in warnings
     assert [worker["is_gone"] for worker in result_of(out)["by_worker"]] == [True, True, False, False]

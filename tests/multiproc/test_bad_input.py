@@ -225,7 +225,7 @@ def out_is_a_file(place: Place) -> Bad:
 def out_of_a_run_that_has_ended(place: Place) -> Bad:
     (place.folder / "ended").mkdir()
     (place.folder / "ended" / "result.json").write_text("{}")
-    return train(place, "--out", "ended"), r"^--out ended: holds a run that has ended .*; give another folder, or go on"
+    return train(place, "--out", "ended"), r"^--out ended: has a finished run .*; give another folder, or continue"
 
 
 @case

@@ -1,5 +1,6 @@
 """`samovar data images` as a user runs it."""
 
+import json
 from pathlib import Path
 
 import cv2
@@ -38,6 +39,17 @@ def test_a_database_and_its_mean(folder: Path) -> None:
     ]
     assert sorted(path.name for path in (folder / "data").iterdir()) == ["flowers_lmdb", "mean.binaryproto"]
     assert "3 x 16 x 24 uint8" in succeed("inspect", "data/flowers_lmdb", folder=folder).output
+    again = succeed("data", "images", *flags, "--shuffle", "--seed", 2, "--json", folder=folder)
+    assert json.loads(again.output) == {
+        "databases": [{"folder": "data/flowers_lmdb", "num_records": 3, "already_there": True}],
+        "mean": {"path": "data/mean.binaryproto", "already_there": True},
+        "image_shape": [3, 16, 24],
+        "classes": ["roses", "tulips"],
+    }
+    quiet = succeed(
+        "data", "images", "--folder", "flowers", "--out", "data/more", "--quiet", "--resize", "8x8", folder=folder
+    )
+    assert (quiet.output, quiet.errors) == ("", "")
 
 
 @pytest.mark.parametrize(

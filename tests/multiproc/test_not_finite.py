@@ -60,7 +60,7 @@ def test_a_rate_that_is_too_high_ends_the_run(
     assert "after step" in last
     assert "learning rate" in last
     assert "lower base_lr" in last
-    assert ("no snapshot was written" in last) != ("go on with --snapshot" in last)
+    assert ("no snapshot was written" in last) != ("resume with --snapshot" in last)
     assert not (tmp_path / "run" / "result.json").exists()
     assert "test accuracy" not in ended.output
     assert_all_finite(tmp_path / "run")
@@ -106,7 +106,7 @@ def test_a_worker_that_is_refused_too_often_is_lost(tmp_path: Path, digits: Path
     ended = train(tmp_path, bad, "0.0001", "async-easgd", 4, "--sync-period", 2, "--max-refused-pushes", 1, hidden=SLOW)
 
     assert ended.return_code == 0, ended.errors
-    assert "the others go on, and it does not come back" in ended.errors
+    assert "the others continue, and it does not come back" in ended.errors
     assert [worker["is_gone"] for worker in result_of(tmp_path / "run")["by_worker"]].count(True) == 1
 
 

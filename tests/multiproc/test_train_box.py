@@ -113,7 +113,7 @@ def test_what_is_refused_before_anything_is_made(
     make_key(wrong_key)
     LocalBox(served.name).create(there_already, BufferShape(8512), Deadline.after(TIMEOUT_S)).close()
     for where, name, more, message in [
-        (served.here, buffer, ("--join",), f"--join: box '{served.name}' has no buffer '{buffer}'; there are: "),
+        (served.here, buffer, ("--join",), f"--join: box '{served.name}' has no buffer '{buffer}' (there are: "),
         (served.here, there_already, (), f"box '{served.name}' has a buffer '{there_already}' already; give --join"),
         (("--box", "nobody"), buffer, (), "--box nobody: nobody serves box 'nobody' on this host; start it with"),
         ((*served.there[:2], "--key-file", wrong_key), buffer, (), "does not hold the same key"),

@@ -132,16 +132,16 @@ def test_on_another_thread_it_takes_no_signal_and_a_killed_rank_is_an_error(tmp_
     assert type(error) is RankFailed
     assert error.exit_code == 3
     assert re.match(
-        r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+; .*go on with snapshot latest", str(error)
+        r"rank 1 was killed by signal 9 \(SIGKILL\).* after step \d+, .*resume with snapshot latest", str(error)
     )
-    assert "go on with --snapshot latest" in (out / "samovar.log").read_text()
+    assert "resume with --snapshot latest" in (out / "samovar.log").read_text()
 
 
 @pytest.mark.parametrize(
     ("settings", "flags", "sentence"),
     [
         ({"timeout_s": -1.0}, ("--timeout", -1), "timeout_s: got -1.0 s; give more than 0 and less than a day"),
-        ({"stop_rule": "mean"}, ("--stop-rule", "mean"), "stop_rule: workers with sync step together in any case"),
+        ({"stop_rule": "mean"}, ("--stop-rule", "mean"), "stop_rule: workers with sync always step together"),
         ({"warm_up_steps": 3}, ("--warm-up-steps", 3), "warm_up_steps 3: belongs to large_batch; give that too"),
         ({"device": "cuda:99"}, ("--device", "cuda:99"), "device cuda:99: "),
         ({"snapshot": "gone"}, ("--snapshot", "gone"), "snapshot gone: does not exist; give a snapshot folder"),
@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_refused_in_the_commands_words(
         ({"iterations": "5"}, "iterations: got '5'; give a whole number"),
         ({"workers": "many"}, "workers: got 'many'; give a number or 'auto'"),
         ({"record": "yes"}, "record: got 'yes'; give True or False"),
-        ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one is of"),
+        ({"strategy": "sync-easgd", "moving_rate": "much"}, "strategy sync-easgd: got moving_rate='much'; one has"),
         ({"strategy": "local-sgd", "sync_period_steps": 0}, "sync_period_steps: got 0 steps; give at least 1"),
     ],
 )

@@ -8,9 +8,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import rich.box
-import rich.console
-import rich.table
 import typer
 
 from samovar.box.endpoints import drop_shards, parse_endpoints
@@ -18,9 +15,12 @@ from samovar.box.joining import Endpoint, buffer_names, describe, look_at
 from samovar.box.local import DEFAULT_BOX, BoxServer
 from samovar.box.seats import BufferHost
 from samovar.box.serving import Service, ServingConfig
+from samovar.cli.command import GroupHelpLast, HelpLast
+from samovar.cli.output_flags import OPTIONS, OUTPUT
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.launcher.box_files import Content, Snapshots, load, saved
+from samovar.report.tables import printer, show_table
 from samovar.transports.keys import make_key, read_key
 from samovar.transports.tcp_listen import Listener, listen
 
@@ -29,41 +29,40 @@ _LONGEST_S = 86_400
 _WHO = "samovar box"
 _TIMEOUT_S = 30.0
 _HIGHEST_PORT = 65_535
-_FILE_COLUMNS = 120
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
+_IS_NUMBER = (False, False, False, True, True, True, True, True)
 
-box_app = typer.Typer(help="Serve named centers that workers of several runs change together.", no_args_is_help=True)
+box_app = typer.Typer(
+    cls=GroupHelpLast,
+    help="Serve a box: it holds centers that several runs train together, and that outlive them.",
+    no_args_is_help=True,
+)
 Boxes = Annotated[
     str,
-    typer.Option(
-        "--box", metavar="NAME|HOST:PORT[,...]", help="A box of this user on this host, or elsewhere; or several."
-    ),
+    OPTIONS("BOX", "The box: its name on this host, or HOST:PORT. Several: with commas.", "--box"),
 ]
-KeyFile = Annotated[Path | None, typer.Option(help="Key of the box, where it is at HOST:PORT.")]
-Buffer = Annotated[str, typer.Argument(help="Name of a buffer, as `samovar box list` shows it.")]
+KeyFile = Annotated[Path | None, OPTIONS("FILE", "The key of a box at HOST:PORT.")]
+Buffer = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of a buffer, as in `samovar box list`.")]
 
 
-@box_app.command()
+@box_app.command(cls=HelpLast)
 def serve(
-    box: Annotated[str, typer.Option("--box", metavar="NAME", help="Which of this user's boxes on this host.")] = (
-        DEFAULT_BOX
-    ),
-    keep: Annotated[float, typer.Option(help="Seconds that the memory waits if this server is killed.")] = KEEP_S,
+    box: Annotated[str, OPTIONS("NAME", "Name of the box.", "--box")] = (DEFAULT_BOX),
+    keep: Annotated[float, OPTIONS("SECONDS", "How long the memory stays if this server is killed.")] = KEEP_S,
     listen_at: Annotated[
-        str | None, typer.Option("--listen", metavar="ADDRESS:PORT", help="Also take in members of other hosts there.")
+        str | None,
+        OPTIONS("ADDRESS:PORT", "Also listen here for workers on other hosts.", "--listen"),
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(help="Key that those members must have; made where there is none.")
+        Path | None, OPTIONS("FILE", "The key that these workers need. A missing file is made.")
     ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that a member of another host keeps its place without a connection.")
-    ] = GRACE_S,
+    grace: Annotated[float, OPTIONS("SECONDS", "How long a worker on another host may lose its connection.")] = GRACE_S,
     box_snapshot: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep the buffers in files there, and find them again.")
+        Path | None, OPTIONS("FOLDER", "Save the buffers here, and load them at the start.")
     ] = None,
-    snapshot_every: Annotated[float, typer.Option(help="Seconds between two writings of these files.")] = SNAPSHOT_S,
+    snapshot_every: Annotated[float, OPTIONS("SECONDS", "How often they are saved.")] = SNAPSHOT_S,
 ) -> None:
-    """Hold named buffers for this user's programs until Ctrl-C; members already at work need no server."""
+    """Hold buffers until Ctrl-C. Workers of this user on this host find the box by its name."""
     for flag, seconds in (("--keep", keep), ("--grace", grace), ("--snapshot-every", snapshot_every)):
         if not 0 < seconds <= _LONGEST_S:
             raise InputError(f"{flag} {seconds:g}: give more than 0 and at most {_LONGEST_S:,} seconds")
@@ -138,13 +137,13 @@ def _greeting(server: BoxServer, box: str, place: str) -> str:
     return "\n".join(lines)
 
 
-@box_app.command("list")
+@box_app.command("list", cls=HelpLast)
 def list_buffers(
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: Annotated[bool, OUTPUT("", "Print a list of buffers as JSON.", "--json")] = False,
 ) -> None:
-    """Show buffers, their members, speeds and staleness."""
+    """Show the buffers of a box, and the workers that train there."""
     places = parse_endpoints(box, key_file).boxes
     found = {place: _described(place) for place in places}
     if as_json:
@@ -166,13 +165,12 @@ def _described(place: Endpoint) -> list[dict[str, Any]]:
 
 
 def _show(described: Sequence[dict[str, Any]]) -> None:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = _FILE_COLUMNS
     for each in described:
-        typer.echo(_heading(each))
-        if members := [member for member in each["members"] if _is_told(member)]:
-            console.print(_table(members))
+        heading, members = _heading(each), [member for member in each["members"] if _is_told(member)]
+        if members:
+            show_table(printer(), heading, _COLUMNS, [_row(member) for member in members], _IS_NUMBER)
+        else:
+            typer.echo(heading)
 
 
 def _heading(described: dict[str, Any]) -> str:
@@ -190,16 +188,13 @@ def _is_told(member: dict[str, Any]) -> bool:
     return bool(member["steps"]) or _state(member) != "left"
 
 
-def _table(members: list[dict[str, Any]]) -> rich.table.Table:
-    table = rich.table.Table(*_COLUMNS, box=rich.box.SIMPLE)
-    for member in members:
-        staleness = f"{_number(member['staleness_mean'], '.1f')} / {member['staleness_max']}"
-        table.add_row(
-            *(f"{member['member']}.{member['incarnation']}", _process(member), _state(member)),
-            *(f"{member['steps']:,}", _number(member["samples_per_s"], ",.0f"), _number(member["loss"], ".4f")),
-            *(staleness, f"{_number(member['lock_wait_s'], '.1f')} s"),
-        )
-    return table
+def _row(member: dict[str, Any]) -> list[str]:
+    staleness = f"{_number(member['staleness_mean'], '.1f')} / {member['staleness_max']}"
+    return [
+        *(f"{member['member']}.{member['incarnation']}", _process(member), _state(member)),
+        *(f"{member['steps']:,}", _number(member["samples_per_s"], ",.0f"), _number(member["loss"], ".4f")),
+        *(staleness, f"{_number(member['lock_wait_s'], '.1f')} s"),
+    ]
 
 
 def _number(value: float | None, form: str) -> str:
@@ -226,14 +221,14 @@ def _state(member: dict[str, Any]) -> str:
     return "gone" if member["host"] else "left"
 
 
-@box_app.command()
+@box_app.command(cls=HelpLast)
 def snapshot(
     buffer: Buffer,
-    out: Annotated[Path, typer.Option(help="File to write (safetensors).")],
+    out: Annotated[Path, OPTIONS("FILE", "File to write (safetensors).")],
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
 ) -> None:
-    """Write a buffer to a file while others change it: each chunk whole; of several boxes the whole center."""
+    """Write a buffer to a file, also while workers train there."""
     content = saved(parse_endpoints(box, key_file), buffer)
     try:
         mark = content.write(out)
@@ -242,27 +237,30 @@ def snapshot(
     typer.echo(f"{out}: {content}, {mark.size_bytes:,} bytes, sha256 {mark.sha256}")
 
 
-@box_app.command("load")
+@box_app.command("load", cls=HelpLast)
 def load_files(
     buffer: Buffer,
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="FILE",
-            help="What `samovar box snapshot` wrote, or any with a float32 `center`; several: the parts of one center.",
+            help="A file of `samovar box snapshot`, or any safetensors file with a float32 `center`.",
         ),
     ],
     box: Boxes = DEFAULT_BOX,
     key_file: KeyFile = None,
 ) -> None:
-    """Fill a buffer from a file while nobody is at work there; it is made where there is none, cut over the boxes."""
+    """Fill a buffer from a file, while no worker trains there. A missing buffer is made.
+
+    With several boxes the center is divided among them. Several files are the parts of one center.
+    """
     content = Content.read_all(files)
     is_new = load(content, parse_endpoints(box, key_file), buffer)
     typer.echo(f"{buffer}: {'made and ' if is_new else ''}filled with {content} of {' and '.join(map(str, files))}")
 
 
-@box_app.command()
+@box_app.command(cls=HelpLast)
 def drop(buffer: Buffer, box: Boxes = DEFAULT_BOX, key_file: KeyFile = None) -> None:
-    """Delete a buffer; members at work keep theirs until they end."""
+    """Delete a buffer. Workers that train there keep it until they end."""
     drop_shards(parse_endpoints(box, key_file), buffer, _WHO, Deadline.after(_TIMEOUT_S))
     typer.echo(f"{buffer}: dropped")

@@ -29,16 +29,21 @@ from samovar.strategies.traits import AUTO
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _HELP = ("-h", "-help", "--help")
 _GPUS = Path("/proc/driver/nvidia/gpus")
-_USAGE = """samovar caffe COMMAND -FLAG VALUE | -FLAG=VALUE ... (one dash or two)
+_USAGE = """samovar caffe COMMAND -FLAG VALUE ...   (or -FLAG=VALUE; one dash or two)
 
-  train         -solver FILE [-weights FILE,FILE | -snapshot FILE.solverstate] [-level N] [-stage A,B] [-gpu N]
-                [-sigint_effect stop|snapshot|none] [-sighup_effect stop|snapshot|none]
-  test          -model FILE -weights FILE,FILE [-iterations 50] [-level N] [-stage A,B] [-gpu N]
-  time          -model FILE [-iterations 50] [-phase TRAIN|TEST] [-level N] [-stage A,B] [-gpu N]
+  train         -solver FILE [-weights FILE,FILE | -snapshot FILE.solverstate]
+                [-level N] [-stage A,B] [-gpu N]
+                [-sigint_effect stop|snapshot|none]
+                [-sighup_effect stop|snapshot|none]
+  test          -model FILE -weights FILE,FILE [-iterations 50]
+                [-level N] [-stage A,B] [-gpu N]
+  time          -model FILE [-iterations 50] [-phase TRAIN|TEST]
+                [-level N] [-stage A,B] [-gpu N]
   device_query  [-gpu all]
 
-Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME and its settings, say -sync_period N (train).
-Snapshots go where the solver's snapshot_prefix says. See docs/caffe.md.
+Flags that Caffe does not have: -workers N and -threads_per_worker N, and for
+train also -strategy NAME and its settings, such as -sync_period N.
+Snapshots go to the solver's snapshot_prefix.
 """
 
 
@@ -59,7 +64,7 @@ def caffe(
 def _train(given: CaffeFlags, log: CaffeLog) -> int:
     path = given.require("solver", "solver to train, samovar caffe train -solver solver.prototxt")
     if given.snapshot is not None:
-        given.require("snapshot", ".solverstate to go on from")
+        given.require("snapshot", ".solverstate to resume from")
         if given.weights:
             raise InputError("-snapshot and -weights exclude each other: a snapshot holds weights; give one")
     solver = load_solver(path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from samovar.cli.flags import own_strategy, written_type
+from samovar.cli.strategy_flags import own_strategy, written_type
 from samovar.config import PHASES, parse_weights
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
@@ -21,7 +21,7 @@ _OF_GLOG_ON_OFF = ("logtostderr", "alsologtostderr", "colorlogtostderr", "log_pr
 
 @dataclass(frozen=True, slots=True)
 class CaffeFlags:
-    """What was given; names, meanings and defaults are Caffe's, except for the last four, which are Samovar's."""
+    """The given flags, with Caffe's names, meanings and defaults, except for the last four, which are Samovar's."""
 
     command: str
     solver: Path | None = None
@@ -122,14 +122,14 @@ def _number(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise InputError(f"-{name} {value}: is no whole number; give one") from None
+        raise InputError(f"-{name} {value}: is not a whole number; give one") from None
 
 
 def _real(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"-{name} {value}: is no number; give one") from None
+        raise InputError(f"-{name} {value}: is not a number; give one") from None
 
 
 def _truth(name: str, value: str) -> bool:

@@ -1,7 +1,6 @@
 """The command `samovar`: which commands there are; of these the one that is given is loaded, and no other."""
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,8 +9,10 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import samovar
+from samovar.cli.command import GroupHelpLast, HelpLast
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.requirements import explained
+from samovar.launch.completion import words_to_complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,11 @@ class Command:
             app.add_typer(loaded, name=name)
         else:
             settings = getattr(module, "SETTINGS", None)
-            app.command(name, context_settings=settings, add_help_option=self.has_help)(loaded)
+            app.command(name, cls=HelpLast, context_settings=settings, add_help_option=self.has_help)(loaded)
 
 
 COMMANDS = {
+    "init": Command("samovar.cli.init", "init"),
     "train": Command("samovar.cli.train", "train", takes_words=True),
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),
@@ -51,17 +53,22 @@ COMMANDS = {
     "data": Command("samovar.cli.data", "data_app"),
     "box": Command("samovar.cli.box", "box_app"),
 }
-_WITHOUT_COMMAND = ("--version",)
+_EXIT_CODES = (
+    "Exit codes: 0 done, 2 wrong input, 3 failed, 4 weights are not finite, 75 stopped with a snapshot to resume from, "
+    "128 + N ended by signal N."
+)
+_WITHOUT_COMMAND = ("--version", "--install-completion", "--show-completion")
 
 
 def app_of(words: Sequence[str]) -> typer.Typer:
-    """The command line for these words: with the command that they begin with, or with all, to tell of them."""
+    """The command line for these words: with the command that they begin with, else with all commands."""
     app = typer.Typer(
         help="Train deep networks on several workers, and choose how they share what they learn.",
+        epilog=_EXIT_CODES,
         no_args_is_help=True,
-        add_completion=False,
+        cls=GroupHelpLast,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode="rich",
     )
     app.callback()(options)
     for name in _needed(words[0] if words else ""):
@@ -83,7 +90,7 @@ def _print_version(wanted: bool) -> None:
 
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", metavar="", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -91,17 +98,19 @@ def options(
 
 def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
     """Load the command that these words begin with, call `on_loaded`, and run the command; the exit code."""
+    asked = words_to_complete()
     try:
-        app = app_of(words)
+        # To complete a command line is to load its command, but to run nothing that it names.
+        app = app_of(words if asked is None else asked[:1])
         on_loaded()
         code = app(standalone_mode=False)
     except Abort as error:
         raise KeyboardInterrupt from error
     except TyperException as error:
         # Without arguments the help was shown, and there is nothing to say.
-        if message := error.format_message():
+        if message := " ".join(error.format_message().split()).rstrip("."):
             command = getattr(getattr(error, "ctx", None), "command_path", None) or "samovar"
-            sys.stderr.write(f"samovar: error: {message.rstrip('.')}; see `{command} --help`\n")
+            _told(InputError(f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"))
         return InputError.exit_code
     except SamovarError as error:
         return _told(error)
@@ -113,5 +122,5 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
 
 
 def _told(error: SamovarError) -> int:
-    typer.secho(f"samovar: error: {error}", fg="red", bold=True, err=True)
+    importlib.import_module("samovar.report.console").show_error(f"samovar: error: {error}")
     return error.exit_code

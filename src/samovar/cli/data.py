@@ -1,5 +1,6 @@
 """`samovar data`: databases in Caffe's format."""
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from samovar.cli.command import GroupHelpLast, HelpLast
+from samovar.cli.output_flags import OPTIONS, OUTPUT, Quiet
 from samovar.core.errors import InputError
 from samovar.data.databases import (
     Conversion,
@@ -21,34 +24,43 @@ from samovar.data.databases import (
     write_image_files,
 )
 from samovar.data.digits import write_digits
-from samovar.data.published import FASHION_MNIST, write_cifar10, write_mnist
+from samovar.data.published import FASHION_MNIST, WrittenMean, write_cifar10, write_mnist
+from samovar.report.document import print_json
 
 _TELL_EVERY_S = 10.0
 _NUM_NAMED = 8
+_LIST = "Or a list of lines 'path label', as for convert_imageset."
+_ROOT = "Where the paths of --list start. Default: here, else where the list is."
+_STORE = "raw (pixels), files (unchanged files), png or jpg (compressed pixels)."
+
+Json = Annotated[bool, OUTPUT("", "Print folders and numbers of records as JSON.", "--json")]
 
 
 def images(
-    out: Annotated[Path, typer.Option(help="The database's own folder, for example data/flowers_train_lmdb.")],
-    list_file: Annotated[
-        Path | None, typer.Option("--list", help="Lines 'path label', as Caffe's convert_imageset takes them.")
-    ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where its paths start; default: here, or beside it.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Has a folder of images for each class.")] = None,
-    resize: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of every image; default: as it is.")] = None,
-    gray: Annotated[bool, typer.Option("--gray", help="One channel; default: blue, green, red.")] = False,
-    store: Annotated[
-        str, typer.Option(help="raw: pixels; files: the files as they are; png, jpg: written anew, compressed.")
-    ] = "raw",
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="In random order; default: as listed.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of that order.")] = 0,
-    mean: Annotated[Path | None, typer.Option(help="Write the mean image to this file (.binaryproto).")] = None,
+    out: Annotated[Path, OPTIONS("FOLDER", "The database to write, such as data/train_lmdb.")],
+    folder: Annotated[Path | None, OPTIONS("FOLDER", "A folder for each class.")] = None,
+    list_file: Annotated[Path | None, OPTIONS("FILE", _LIST, "--list")] = None,
+    root: Annotated[Path | None, OPTIONS("FOLDER", _ROOT)] = None,
+    resize: Annotated[str | None, OPTIONS("HEIGHTxWIDTH", "New size. Default: as it is.")] = None,
+    gray: Annotated[bool, OPTIONS("", "One channel. Default: blue, green, red.", "--gray")] = False,
+    store: Annotated[str, OPTIONS("FORM", _STORE)] = "raw",
+    shuffle: Annotated[bool, OPTIONS("", "In random order.", "--shuffle")] = False,
+    seed: Annotated[int, OPTIONS("N", "Seed of that order.", min=0)] = 0,
+    mean: Annotated[Path | None, OPTIONS("FILE", "Also write the mean image (.binaryproto).")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
-    """Images of your own, by a list, or in a folder for each class."""
+    """Make a database from images of your own."""
     conversion = Conversion(None if resize is None else _size(resize), gray, store)
     found, classes = _found(list_file, root, folder)
-    written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, _Copying())
-    for line in _lines(written, classes, mean):
-        typer.echo(line)
+    progress = _Copying(quiet)
+    written = write_image_files(out, shuffled(found, seed) if shuffle else found, conversion, mean, progress)
+    if as_json:
+        found_mean = None if mean is None else WrittenMean(mean, bool(written.mean_already_there))
+        _print_json([written.database], found_mean, image_shape=written.shape, classes=classes)
+    elif not quiet:
+        for line in _lines(written, classes, mean):
+            typer.echo(line)
 
 
 def _found(
@@ -83,10 +95,10 @@ def _lines(written: WrittenImages, classes: Sequence[str], mean: Path | None) ->
 
 
 class _Copying:
-    """Tells how far it is, now and then."""
+    """Says now and then how far it is, unless it is to be quiet."""
 
-    def __init__(self) -> None:
-        self._told_s = time.monotonic()
+    def __init__(self, quiet: bool) -> None:
+        self._told_s = math.inf if quiet else time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() - self._told_s > _TELL_EVERY_S:
@@ -94,53 +106,70 @@ class _Copying:
             typer.echo(f"{done:,} of {total:,} images", err=True)
 
 
-data_app = typer.Typer(help="Make data sets as Caffe databases (LMDB).", no_args_is_help=True)
-IdxSource = Annotated[Path, typer.Option(help="Folder with the four published IDX files (.gz or not).")]
-Out = Annotated[Path, typer.Option(help="Folder to put the databases into.")]
-data_app.command()(images)
+data_app = typer.Typer(
+    cls=GroupHelpLast,
+    help="Make data sets as Caffe databases (LMDB).",
+    no_args_is_help=True,
+)
+IdxSource = Annotated[Path, OPTIONS("FOLDER", "Folder with the four published IDX files, .gz or not.")]
+Out = Annotated[Path, OPTIONS("FOLDER", "Folder to put the databases into.")]
+data_app.command(cls=HelpLast)(images)
 
 
-@data_app.command()
-def digits(out: Out) -> None:
-    """scikit-learn's bundled handwritten digits, brought to 28x28: needs nothing from outside."""
-    _tell(write_digits(out))
+@data_app.command(cls=HelpLast)
+def digits(out: Out, as_json: Json = False) -> None:
+    """Make the handwritten digits that come with scikit-learn, 28x28, without a download."""
+    _tell(write_digits(out), as_json)
 
 
-@data_app.command()
-def mnist(source: IdxSource, out: Out) -> None:
-    """MNIST from its published files, checksums verified."""
-    _tell(write_mnist(source, out))
+@data_app.command(cls=HelpLast)
+def mnist(source: IdxSource, out: Out, as_json: Json = False) -> None:
+    """Make MNIST from its published files; checksums are verified."""
+    _tell(write_mnist(source, out), as_json)
 
 
-@data_app.command()
-def fashion_mnist(source: IdxSource, out: Out) -> None:
-    """Fashion-MNIST from its published files, checksums verified."""
-    _tell(write_mnist(source, out, FASHION_MNIST))
+@data_app.command(cls=HelpLast)
+def fashion_mnist(source: IdxSource, out: Out, as_json: Json = False) -> None:
+    """Make Fashion-MNIST from its published files; checksums are verified."""
+    _tell(write_mnist(source, out, FASHION_MNIST), as_json)
 
 
-@data_app.command()
+@data_app.command(cls=HelpLast)
 def cifar10(
-    source: Annotated[Path, typer.Option(help="Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not).")],
+    source: Annotated[
+        Path,
+        OPTIONS("FOLDER", "Folder with data_batch_1.bin to data_batch_5.bin (.xz, .gz or not)."),
+    ],
     out: Out,
+    as_json: Json = False,
 ) -> None:
-    """CIFAR-10: batches 1-4 to train on, 5 held out, and the mean image; checksums verified."""
+    """Make CIFAR-10: batches 1 to 4 to train on, 5 held out, and the mean image; checksums are verified."""
     databases, mean = write_cifar10(source, out)
-    _tell(databases)
-    typer.echo(f"{mean.path}: mean of the training images, {_state(mean.already_there)}")
+    _tell(databases, as_json, mean)
 
 
-@data_app.command()
+@data_app.command(cls=HelpLast)
 def leveldb(
-    source: Annotated[Path, typer.Option(help="The LevelDB's folder.")],
-    out: Annotated[Path, typer.Option(help="The new database's own folder, for example data/flowers_lmdb.")],
+    source: Annotated[Path, OPTIONS("FOLDER", "The LevelDB's folder.")],
+    out: Annotated[Path, OPTIONS("FOLDER", "The database to write, such as data/flowers_lmdb.")],
+    as_json: Json = False,
 ) -> None:
-    """The records of a LevelDB, as they are: needs `pip install 'samovar[leveldb]'`."""
-    _tell([copy_leveldb(source, out)])
+    """Copy the records of a LevelDB, unchanged. It needs the package rocksdict."""
+    _tell([copy_leveldb(source, out)], as_json)
 
 
-def _tell(databases: Sequence[WrittenDatabase]) -> None:
+def _tell(databases: Sequence[WrittenDatabase], as_json: bool, mean: WrittenMean | None = None) -> None:
+    if as_json:
+        _print_json(databases, mean)
+        return
     for database in databases:
         typer.echo(f"{database.folder}: {database.num_records:,} records, {_state(database.already_there)}")
+    if mean is not None:
+        typer.echo(f"{mean.path}: mean of the training images, {_state(mean.already_there)}")
+
+
+def _print_json(databases: Sequence[WrittenDatabase], mean: WrittenMean | None, **more: object) -> None:
+    print_json({"databases": databases, "mean": mean, **more})
 
 
 def _state(already_there: bool) -> str:

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import rich.box
-import rich.console
-import rich.table
 import typer
 
+from samovar.cli.output_flags import OUTPUT
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
@@ -18,21 +15,20 @@ from samovar.launcher.placing import torch_devices
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
+from samovar.report.tables import printer, show_facts, show_lines
 from samovar.report.wording import cpu_ranges
 
 Row = tuple[str, str]
 
 _GIB = 1 << 30
-_MARKS = {"error": "error  ", "warning": "warning", "hint": "hint   "}
+_SAVE = "Also save the measurements, for `samovar train --calibration`."
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
-    save: Annotated[
-        Path | None, typer.Option(help="Write what was measured to this file, for `train --calibration`.")
-    ] = None,
+    save: Annotated[Path | None, OUTPUT("FILE", _SAVE)] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print host, devices, calibration and findings as JSON.", "--json")] = False,
 ) -> None:
-    """Measure this machine, tell what is here and what is wrong."""
+    """Show and measure this machine, and say what is wrong with it."""
     if save is not None:
         _require_writable(save)
     host = read_host()
@@ -50,7 +46,7 @@ def doctor(
 def _require_writable(path: Path) -> None:
     """Refuse now what would be refused after measuring."""
     if not path.parent.is_dir() or path.is_dir():
-        raise InputError(f"--save {path}: is no place for a file; give a file in a folder that is there")
+        raise InputError(f"--save {path}: is not a place for a file; give a file in a folder that exists")
 
 
 def _save(record: CalibrationRecord, path: Path) -> None:
@@ -72,31 +68,21 @@ def _as_json(host: HostFigures, devices: str, record: CalibrationRecord | None, 
 
 
 def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> None:
-    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    _show_rows(console, "What is here", [*host_rows(host), ("devices", devices)])
+    console = printer()
+    show_facts(console, "What is here", [*host_rows(host), ("devices", devices)])
     if record is not None:
-        _show_rows(console, "Measured", record_rows(record))
-    console.print("What is wrong" if findings else "Nothing is wrong.")
-    for finding in findings:
-        console.print(f"  {_MARKS[finding.level]}  {finding.text}", soft_wrap=True)
-        console.print(f"           {finding.next_step}", soft_wrap=True)
-
-
-def _show_rows(console: rich.console.Console, title: str, rows: list[Row]) -> None:
-    """A table on a terminal, lines elsewhere."""
-    if not console.is_terminal:
-        width = max(len(name) for name, _ in rows)
-        lines = [f"  {name:<{width}}  {value}" for name, value in rows]
-        console.print("\n".join([title, *lines, ""]), soft_wrap=True)
+        show_lines(console, "")
+        show_facts(console, "Measured", record_rows(record))
+    show_lines(console, "")
+    if not findings:
+        show_lines(console, "Nothing is wrong.")
         return
-    table = rich.table.Table(title=title, title_justify="left", show_header=False, box=rich.box.ROUNDED)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
+    show_facts(console, "What is wrong", told)
 
 
 def host_rows(host: HostFigures) -> list[Row]:
-    """The machine in words."""
+    """The machine as text."""
     allowed = f"{len(host.cpus_allowed)} of {host.cores_present} (cpu {cpu_ranges(host.cpus_allowed)})"
     quota = f", time of {host.cpu_quota_cores:g}" if host.cpu_quota_cores is not None else ""
     limit = f", limit {_gib(host.memory_limit_bytes)}" if host.memory_limit_bytes is not None else ""
@@ -117,7 +103,7 @@ def host_rows(host: HostFigures) -> list[Row]:
 
 
 def record_rows(record: CalibrationRecord) -> list[Row]:
-    """The figures in words."""
+    """The figures as text."""
     rows = [
         ("copy, one process", f"{record.copy_bandwidth_one_bytes_per_s / 1e9:.1f} GB/s read + written"),
         ("copy, all cores", f"{record.copy_bandwidth_all_bytes_per_s / 1e9:.1f} GB/s read + written"),

@@ -6,22 +6,29 @@ from typing import Annotated
 
 import typer
 
-_DRAW_HELP = "Of a net: draw its graph into this file, .dot (text), or .svg or .png by Graphviz's program dot."
+from samovar.cli.output_flags import OPTIONS, OUTPUT
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A net, solver, weights, solver state, mean, LMDB, snapshot or run.")],
-    phase: Annotated[str, typer.Option(help="Of a net: the layers of TEST or TRAIN.")] = "TEST",
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A net, solver, weights, solver state, mean image, LMDB, snapshot or run."),
+    ],
+    phase: Annotated[str, OPTIONS("TRAIN|TEST", "For a net: the layers of this phase.")] = "TEST",
     shape: Annotated[
-        list[str] | None, typer.Option(help="Of a net: an input's shape, NAME=N,C,H,W; may be repeated.")
+        list[str] | None,
+        OPTIONS("NAME=N,C,H,W", "For a net: the shape of an input. May be repeated."),
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Of arrays: mean, deviation, least, largest.")] = False,
-    records: Annotated[int, typer.Option(help="Of an LMDB: how many records to look into.")] = 1000,
-    draw: Annotated[Path | None, typer.Option(help=_DRAW_HELP)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a drawing that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as one JSON object.")] = False,
+    values: Annotated[bool, OPTIONS("", "For arrays: mean, standard deviation, minimum, maximum.", "--values")] = False,
+    records: Annotated[int, OPTIONS("N", "For an LMDB: how many records to read.")] = 1000,
+    draw: Annotated[
+        Path | None,
+        OPTIONS("FILE", "For a net: draw its graph as .dot, or as .svg or .png (needs Graphviz)."),
+    ] = None,
+    force: Annotated[bool, OPTIONS("", "Replace an existing drawing.", "--force")] = False,
+    as_json: Annotated[bool, OUTPUT("", "Print kind, facts, tables and notes as JSON.", "--json")] = False,
 ) -> None:
-    """Tell what a file is and what it holds."""
+    """Show what a file is and what it contains."""
     # What needs torch is imported when it is asked for: other commands do without.
     inspection = importlib.import_module("samovar.files.inspection")
     wanted = inspection.Wanted(phase, tuple(shape or ()), values, records, draw, force)
@@ -29,17 +36,15 @@ def inspect(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="What to read; what it is shows in its content.")],
-    target: Annotated[Path, typer.Argument(help="What to write; what it becomes shows in its suffix.")],
-    model: Annotated[
-        Path | None, typer.Option(help="The net (prototxt): for ONNX, and for files that name no layer types.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a target that is there.")] = False,
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file to read.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The file to write. Its suffix says the format.")],
+    model: Annotated[Path | None, OPTIONS("FILE", "The net (prototxt). ONNX and HDF5 files need it.")] = None,
+    force: Annotated[bool, OPTIONS("", "Replace an existing target.", "--force")] = False,
 ) -> None:
     """Convert weights, solver states and mean images.
 
-    Weights: .caffemodel, .caffemodel.h5, .safetensors, .pt or .pth (torch state_dict), and to .onnx; solver states:
-    .solverstate, .solverstate.h5; mean images: .binaryproto, .npy.
+    Weights: .caffemodel, .caffemodel.h5, .safetensors, .pt or .pth (torch state_dict), and to .onnx.
+    Solver states: .solverstate, .solverstate.h5. Mean images: .binaryproto, .npy.
     """
     # What needs torch is imported when it is asked for: other commands do without.
     conversion = importlib.import_module("samovar.files.conversion")

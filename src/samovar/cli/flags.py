@@ -1,208 +1,101 @@
-"""The flags of commands: those that several share, those that come to one as one value, and strategies' settings."""
+"""The flags that several commands share, and those of `samovar train` that come to it as one value."""
 
-import inspect
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple
 
-import typer
-
-from samovar.core.device import DEVICES
-from samovar.core.errors import InputError
+from samovar.cli.output_flags import OUTPUT, Panel
+from samovar.config import BATCH_MODES
+from samovar.core.device import AUTO, CPU, CUDA, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
 from samovar.launch.limits import MOST_THREADS_PER_CORE
 from samovar.strategies.box_terms import MEAN, STOP_RULES
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES
-from samovar.strategies.own import declared_as
-from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import KINDS, Setting, Value, declared_settings
 
-Strategy = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME|MODULE:NAME|FILE.py:NAME",
-        help=f"How workers share what they learn: {', '.join(STRATEGIES)}; or one of your own.",
-    ),
-]
-Collective = Annotated[str, typer.Option(help=f"How gradients are summed: {', '.join(COLLECTIVES)}.")]
-Exact = Annotated[
-    int | None,
-    typer.Option(
-        help="Share the batch in so many slices, summed in one order: the same bits for any workers up to it."
-    ),
-]
-Precision = Annotated[
-    str,
-    typer.Option(help="Of convolutions and inner products: fp32, or bf16 with fp32 weights, statistics and update."),
-]
-Device = Annotated[
-    str, typer.Option(help=f"Where nets compute: {DEVICES}; auto: CUDA where it is there, else the CPU.")
-]
-Trace = Annotated[
-    str | None, typer.Option(help="Record these steps of all ranks as a timeline, for example steps=20-30.")
-]
-HoldData = Annotated[
-    bool,
-    typer.Option("--hold-data", help="Read and decode the training set once, into the memory of all workers together."),
-]
-BatchMode = Annotated[
-    str, typer.Option(help="Whose batch_size the net gives: per-worker (as Caffe's multi-GPU) or global.")
-]
-Oversubscribe = Annotated[
-    bool,
-    typer.Option("--oversubscribe", help=f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."),
-]
+DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How workers share")
+
+_HOLD = "Decode the training set once, into the memory of all workers."
+_WORKERS = "Worker processes; auto: as many as are fastest. Default: 1."
+_MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core."
+_DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
+_TIMEOUT = "How long a worker waits for another before it gives up."
+_BATCH = "global: all workers share the net's batch_size. Default: per-worker."
+_EXACT = "Sum the batch in K slices, in one order: the same bits with any number of workers up to K."
+_LARGE = "Larger steps: N samples, of all workers together."
+_RATE = f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALINGS)}. Default: firecaffe."
+_WARM_UP = "Steps in which the learning rate rises with --large-batch. Default: a tenth of all."
+_STRATEGY = f"{', '.join(STRATEGIES)}; or your own, as FILE.py:NAME or MODULE:NAME. Default: sync."
+_COLLECTIVE = f"How gradients are summed: {', '.join(COLLECTIVES)}."
+_CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`. Default: a nominal machine."
+_STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
+_RECORD = "Record the order of updates at the center, for --replay."
+_REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
+_BUFFER = "The buffer in the box. Default: the net's name."
+
+Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
+Device = Annotated[str, WORKERS("NAME", _DEVICE, choices=(AUTO, CPU, CUDA), show_default=False)]
+Oversubscribe = Annotated[bool, WORKERS("", _MANY, "--oversubscribe", hidden=True)]
+Timeout = Annotated[float, WORKERS("SECONDS", _TIMEOUT, hidden=True)]
+Threads = Annotated[int | None, WORKERS("N", "Compute threads of each. Default: cores / workers.")]
+Strategy = Annotated[str, SHARING("NAME", _STRATEGY, choices=STRATEGIES, show_default=False)]
+Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")]
+
+
+class DataFlags(NamedTuple):
+    """How long a run is, and in which order it reads."""
+
+    iterations: Annotated[int | None, DATA("N", "Steps in all. Default: the solver's.")] = None
+    seed: Annotated[int | None, DATA("N", "Of weights and data order.")] = None
+    shuffle: Annotated[bool, DATA("", "Use a new sample order every epoch.", "--shuffle")] = False
+    hold_data: Annotated[bool, DATA("", _HOLD, "--hold-data", hidden=True)] = False
 
 
 class OnMachine(NamedTuple):
     """How much of this machine a run takes."""
 
-    workers: Annotated[
-        str, typer.Option(metavar="N|auto", help="Worker processes on this machine; auto: as many as are fastest.")
-    ] = "1"
-    threads_per_worker: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Compute threads of each worker; auto (default): cores / workers."),
-    ] = None
+    workers: Annotated[str, WORKERS("N|auto", _WORKERS, choices=(AUTO,), show_default=False)] = "1"
+    threads_per_worker: Annotated[str | None, WORKERS("N|auto", "Compute threads of each. Default: auto.")] = None
     oversubscribe: Oversubscribe = False
 
 
-class Async(NamedTuple):
-    """Of workers that wait for nobody."""
+class BatchFlags(NamedTuple):
+    """How the samples of a step are divided."""
 
-    stop_rule: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Whose steps end a run of workers that wait for nobody: {', '.join(STOP_RULES)}; default: {MEAN}."
-        ),
-    ] = None
-    record: Annotated[
-        bool, typer.Option("--record", help="Write down in which order the center took its updates, for --replay.")
-    ] = False
-    replay: Annotated[
-        Path | None, typer.Option(help="Repeat the run in this folder, made with --record, with the same bits.")
-    ] = None
-
-
-class Boxed(NamedTuple):
-    """Of a center that outlives the run."""
-
-    box: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|HOST:PORT[,...]",
-            help="Train at this box (`samovar box serve`), where other runs can join, or at several, which hold a part "
-            "of the center each; default: one of its own.",
-        ),
-    ] = None
-    join: Annotated[
-        bool, typer.Option("--join", help="Train with those who are at the box already, from what they have learned.")
-    ] = False
-    key_file: Annotated[Path | None, typer.Option(help="The key of a box at HOST:PORT.")] = None
-    buffer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The buffer in the box; default: the net's name.")
-    ] = None
+    batch_mode: Annotated[str, WORKERS("MODE", _BATCH, choices=BATCH_MODES, show_default=False)] = BATCH_MODES[0]
+    exact: Annotated[int | None, WORKERS("K", _EXACT, hidden=True)] = None
 
 
 class LargeBatchFlags(NamedTuple):
     """The recipe for large batches."""
 
-    large_batch: Annotated[
-        int | None,
-        typer.Option(help="Samples of a step, all workers together, by the large-batch recipe; same epochs."),
-    ] = None
-    rate_scaling: Annotated[
-        str | None,
-        typer.Option(help=f"How the rate grows with --large-batch: {', '.join(RATE_SCALINGS)}; default: firecaffe."),
-    ] = None
-    warm_up_steps: Annotated[
-        int | None,
-        typer.Option(help="Steps over which it rises to that, with --large-batch; default: a tenth of all."),
-    ] = None
+    large_batch: Annotated[int | None, WORKERS("N", _LARGE, hidden=True)] = None
+    rate_scaling: Annotated[str | None, WORKERS("NAME", _RATE, choices=tuple(RATE_SCALINGS), hidden=True)] = None
+    warm_up_steps: Annotated[int | None, WORKERS("N", _WARM_UP, hidden=True)] = None
 
 
-def own_strategy(words: Sequence[str], flags: tuple[str, ...] = ("--strategy",)) -> None:
-    """Import the strategy of the user's own that these words ask for, if any: its settings are flags, too."""
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        flag, equals, value = word.partition("=")
-        if flag in flags and ":" in (given := value if equals else following):
-            declared_as(given)
+class PlanFlags(NamedTuple):
+    """By which plan gradients are summed."""
+
+    collective: Annotated[str, SHARING("NAME", _COLLECTIVE, choices=COLLECTIVES, hidden=True)] = AUTO
+    calibration: Annotated[Path | None, SHARING("FILE", _CALIBRATION, hidden=True)] = None
 
 
-def settings_of_strategies() -> list[inspect.Parameter]:
-    """A flag for each setting of all strategies; None is the strategy's default."""
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[written_type(own[0]) | None, typer.Option(own[0].flag, help=_help(name, own))],
-        )
-        for name, own in declared_settings().items()
-        if own[0].has_flag
-    ]
+class Async(NamedTuple):
+    """Of workers that each go at their own speed."""
+
+    stop_rule: Annotated[str | None, SHARING("NAME", _STOP, choices=STOP_RULES, hidden=True)] = None
+    record: Annotated[bool, SHARING("", _RECORD, "--record", hidden=True)] = False
+    replay: Annotated[Path | None, SHARING("FOLDER", _REPLAY, hidden=True)] = None
 
 
-def written_type(setting: Setting) -> type[Value]:
-    """Of what is written after the flag: --bucket takes words, too."""
-    return str if setting.name == BUCKET.name else setting.kind
+class Boxed(NamedTuple):
+    """Of a center that outlives the run."""
 
-
-def _help(name: str, declared: Sequence[Setting]) -> str:
-    """What it means, what it may be, and whose it is."""
-    by_choices: dict[tuple[str, ...], list[str]] = {}
-    for strategy, kind in KINDS.items():
-        if (setting := kind.traits.setting(name)) is not None:
-            by_choices.setdefault(setting.choices, []).append(strategy)
-    if len(by_choices) > 1:
-        parts = [f"{', '.join(names)}: {', '.join(choices)}" for choices, names in by_choices.items()]
-        return f"{declared[0].help} {'; '.join(parts)}. Default: {_default(declared)}."
-    ((choices, owners),) = by_choices.items()
-    others = [strategy for strategy in KINDS if strategy not in owners]
-    whose = ", ".join(owners) if len(owners) <= len(others) else f"all but {', '.join(others)}"
-    allowed = f" One of: {', '.join(choices)}." if choices else ""
-    return f"{declared[0].help}{allowed} For {whose}; default: {_default(declared)}."
-
-
-def _default(declared: Sequence[Setting]) -> str:
-    words = {setting.default_words.replace("`", "") for setting in declared}
-    return words.pop() if len(words) == 1 else "by strategy"
-
-
-def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:
-    """A command: in place of each parameter that is in `groups`, a flag for each field of its named tuple, or for each
-    of its parameters, which come as a dictionary. Types and defaults are the flags'.
-    """
-    flags = {name: _flags(group) if isinstance(group, type) else list(group) for name, group in groups.items()}
-
-    def command(**values: Any) -> None:
-        for name, group in groups.items():
-            given = {flag.name: values.pop(flag.name) for flag in flags[name]}
-            values[name] = group(**given) if isinstance(group, type) else given
-        function(**values)
-
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [flag for one in own for flag in flags.get(one.name, [one])]
-    _require_different(parameters)
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _flags(group: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    fields = inspect.signature(group).parameters
-    return [fields[name].replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY) for name in fields]
-
-
-def _require_different(parameters: Sequence[inspect.Parameter]) -> None:
-    names = [parameter.name for parameter in parameters]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"--strategy: its setting {twice[0]} is called as another flag; give it another name")
+    box: Annotated[str | None, SHARING("BOX", "The box to train at: a name or HOST:PORT.")] = None
+    join: Annotated[bool, SHARING("", "Join those who train at the box already.", "--join")] = False
+    key_file: Annotated[Path | None, SHARING("FILE", "The key of a box at HOST:PORT.")] = None
+    buffer: Annotated[str | None, SHARING("NAME", _BUFFER, hidden=True)] = None
 
 
 def trace_of(written: str | None) -> TraceWindow | None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from samovar.cli.flags import Oversubscribe
+from samovar.cli.output_flags import OPTIONS, HelpAll, Panel
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
@@ -20,36 +21,33 @@ from samovar.report.script_output import ScriptOutput, end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
 _MAX_PORT = 65_535
+_SCRIPT = "The script that each rank runs, and its arguments."
+_WORKERS = "Ranks on this host. auto: one for each core."
+_TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
+_ALL_LINES = "Show a line that several ranks print once for each."
+_ADDRESS = "Name or address of host 0, as the others see it."
+_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
+_HOSTS = Panel("Several hosts")
 
 
 def run_script(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENTS]...", help="What each rank runs.")],
-    workers: Annotated[
-        str, typer.Option("-n", "--workers", help="Ranks on this host: a number, or auto: one a core.")
-    ] = AUTO,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
-    nodes: Annotated[int, typer.Option(help="Hosts; start the same command on each.")] = 1,
-    node_rank: Annotated[int | None, typer.Option(help="Which of the hosts this is, from 0.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Name or address of host 0, as the others see it.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="A free port of host 0.")] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that ranks get to end after a signal was passed on to them.")
-    ] = 30.0,
-    transport: Annotated[
-        str, typer.Option(help="How ranks reach each other: auto, shm, gloo, nccl, or tcp (encrypted).")
-    ] = AUTO,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="The job's key for tcp and for a center between hosts: the same file on all of them; host 0 makes it."
-        ),
-    ] = None,
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT", help=_SCRIPT)],
+    workers: Annotated[str, OPTIONS("N|auto", _WORKERS, "-n", "--workers")] = AUTO,
+    module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
+    transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
+    grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
+    all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
+    nodes: Annotated[int, _HOSTS("N", "Number of hosts. Start this command on each.")] = 1,
+    node_rank: Annotated[int | None, _HOSTS("K", "Number of this host, from 0.")] = None,
+    master_addr: Annotated[str | None, _HOSTS("HOST", _ADDRESS)] = None,
+    master_port: Annotated[int | None, _HOSTS("PORT", "A free port of host 0.")] = None,
+    key_file: Annotated[Path | None, _HOSTS("FILE", _KEY)] = None,
     oversubscribe: Oversubscribe = False,
-    all_lines: Annotated[bool, typer.Option("--all-lines", help="Show what several ranks print of each.")] = False,
+    _help_all: HelpAll = False,
 ) -> None:
     """Run a script on several ranks of this host, or of several hosts.
 
-    Each rank finds itself by torchrun's variables. Lines come with their rank; a line that several print comes once.
+    A rank finds the others by torchrun's variables. Each line of output has its rank in front.
     """
     _require_script(command[0], module)
     num_ranks = _num_ranks(workers)
@@ -110,7 +108,6 @@ def _hosts(num_hosts: int, number: int | None, address: str | None, port: int | 
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
-    """The ranks' variables."""
     settings = {} if checked_transport("--transport", transport) == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
@@ -127,7 +124,7 @@ def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[
 
 
 def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts: Hosts | None) -> None:
-    """What the user would wonder about; nothing where all is as usual."""
+    """Warn of shared cores, and say which ranks of several hosts these are."""
     if launch.oversubscribed:
         output.say(f"samovar: warning: {num_ranks} ranks share {num_available_cpus()} cores")
     if hosts is not None:

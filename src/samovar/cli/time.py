@@ -1,28 +1,22 @@
 """`samovar time`: how long each layer of a net takes."""
 
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import rich.box
-import rich.console
-import rich.table
-import typer
-
 from samovar.cli import flags
+from samovar.cli.output_flags import OUTPUT
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
 from samovar.launcher.job import run_without_folder
 from samovar.launcher.placing import on_device, placed
-from samovar.report.console import Console
-from samovar.report.plain import json_line, to_plain
-from samovar.report.records import READING, LayerTime, Record, Timed
-from samovar.report.run_folder import write_atomic
+from samovar.report.document import AnswerDisplay, print_json
+from samovar.report.records import READING, LayerTime, Timed
+from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
 
@@ -34,48 +28,23 @@ _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
 
 def time_net(
-    model: Annotated[Path | None, typer.Option(help="Caffe net (prototxt).")] = None,
-    solver: Annotated[Path | None, typer.Option(help="Caffe solver: its training net is timed.")] = None,
-    iterations: Annotated[int, typer.Option(help="Passes that are measured.")] = 50,
-    phase: Annotated[str, typer.Option(help="TRAIN or TEST: which of the net's layers.")] = "TRAIN",
-    threads_per_worker: Annotated[int | None, typer.Option(help="Compute threads; default: all cores.")] = None,
+    model: Annotated[Path | None, flags.DATA("FILE", "Caffe net (prototxt).")] = None,
+    solver: Annotated[Path | None, flags.DATA("FILE", "Or a solver: its training net.")] = None,
+    phase: Annotated[str, flags.DATA("TRAIN|TEST", "Time the layers of this phase.")] = "TRAIN",
+    iterations: Annotated[int, flags.DATA("N", "Number of passes.")] = 50,
+    threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
-    out: Annotated[Path | None, typer.Option(help="Also write the figures to this file, as JSON lines.")] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print the milliseconds as JSON.", "--json")] = False,
 ) -> None:
-    """Mean time of each layer of a net, forward and backward."""
+    """Measure how long each layer of a net takes, forward and backward."""
     path = model or solver
     if path is None or (model and solver):
-        raise InputError("give --model with a net's prototxt or --solver with a solver's, one of the two")
-    if out is not None and (not out.parent.is_dir() or out.is_dir()):
-        raise InputError(f"--out {out}: is no place for a file; give a file in a folder that is there")
+        raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
-    run_without_folder(placed(config, 1, threads_per_worker), TimeDisplay(out), _EFFECTS)
-
-
-class TimeDisplay:
-    """Shows the figures as a table and writes them to `out`; anything else as other commands show it."""
-
-    def __init__(self, out: Path | None) -> None:
-        self._out = out
-        self._console = Console(sys.stdout, sys.stderr)
-
-    def show(self, record: Record) -> None:
-        """Show one record; raises InputError where the file cannot be written."""
-        if not isinstance(record, Timed):
-            self._console.show(record)
-            return
-        _print(record)
-        if self._out is not None:
-            write_atomic(self._out, as_json_lines(record))
-
-
-def as_json_lines(timed: Timed) -> bytes:
-    """A line for each layer, and one of the whole net."""
-    layers = [json_line({"kind": "layer", **to_plain(layer)}) for layer in timed.layers]
-    whole = {name: value for name, value in to_plain(timed).items() if name != "layers"}
-    return b"".join([*layers, json_line({"kind": "net", **whole})])
+    answer = print_json if as_json else _print
+    run_without_folder(placed(config, 1, threads_per_worker), AnswerDisplay(Timed, answer), _EFFECTS)
 
 
 def rows(timed: Timed) -> list[Row]:
@@ -92,29 +61,8 @@ def _row(layer: LayerTime, total_ms: float) -> Row:
 
 
 def _print(timed: Timed) -> None:
-    """A table on a terminal, aligned lines elsewhere."""
-    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     head = (
         f"{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, {timed.precision}, "
         f"mean of {timed.iterations} passes; {timed.forward_ms + timed.backward_ms:.3f} ms a pass without reading"
     )
-    found = rows(timed)
-    if not console.is_terminal:
-        widths = [max(len(row[column]) for row in (_HEAD, *found)) for column in range(len(_HEAD))]
-        lines = [_aligned(row, widths) for row in (_HEAD, *found)]
-        console.print("\n".join([head, *lines]), soft_wrap=True)
-        return
-    table = rich.table.Table(*_HEAD[:2], title=head, title_justify="left", box=rich.box.ROUNDED)
-    for name in _HEAD[2:]:
-        table.add_column(name, justify="right")
-    for row in found[:-1]:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*found[-1])
-    console.print(table)
-
-
-def _aligned(row: Row, widths: list[int]) -> str:
-    words = [f"{cell:<{width}}" for cell, width in zip(row[:2], widths, strict=False)]
-    numbers = [f"{cell:>{width}}" for cell, width in zip(row[2:], widths[2:], strict=True)]
-    return "  " + "  ".join([*words, *numbers])
+    show_table(printer(), head, _HEAD, rows(timed), (False, False, True, True, True), total=1)

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
-from samovar.cli.flags import Async, Boxed, LargeBatchFlags, OnMachine, gathered
+from samovar.cli.command import gathered
+from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
+from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.machine import NOMINAL, CalibrationRecord
@@ -17,85 +19,79 @@ from samovar.launcher.job import exit_code_of, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
+from samovar.report.document import AnswerDisplay, print_json
+from samovar.report.records import Tested
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import AUTO
-
-Workers = Annotated[int, typer.Option(help="Worker processes on this machine.")]
-Threads = Annotated[int | None, typer.Option(help="Compute threads of each worker; default: cores / workers.")]
-Calibration = Annotated[
-    Path | None,
-    typer.Option(help="What auto stands on: a file by `samovar doctor --save`; default: a nominal machine."),
-]
-Snapshot = Annotated[
-    str | None,
-    typer.Option(help="Go on from a snapshot folder or a .solverstate, or from the 'latest' one of the run."),
-]
-Timeout = Annotated[float, typer.Option(help="Seconds that any rank waits for another before it gives up.")]
 
 
 def _train(
     *,
-    solver: Annotated[Path, typer.Option(help="Caffe solver (prototxt).")],
-    weights: Annotated[
-        str | None, typer.Option(help="Start from .caffemodel files, by layer name; several with commas.")
-    ] = None,
-    snapshot: Snapshot = None,
-    on: OnMachine,
+    solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
+    weights: Annotated[str | None, flags.DATA("FILE", "Start from these .caffemodel files.")] = None,
+    snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, or from 'latest'.")] = None,
+    data: flags.DataFlags,
+    on: flags.OnMachine,
+    device: flags.Device = CPU,
+    precision: flags.Precision = FP32,
+    batch: flags.BatchFlags,
+    large: flags.LargeBatchFlags,
+    timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
     strategy: flags.Strategy = "sync",
     settings: Mapping[str, object],
-    collective: flags.Collective = AUTO,
-    calibration: Calibration = None,
-    asynchronous: Async,
-    boxed: Boxed,
-    batch_mode: flags.BatchMode = "per-worker",
-    exact: flags.Exact = None,
-    large: LargeBatchFlags,
-    seed: Annotated[int | None, typer.Option(help="Seed of fillers and data order; default: the solver's.")] = None,
-    shuffle: Annotated[bool, typer.Option("--shuffle", help="A new sample order every epoch.")] = False,
-    hold_data: flags.HoldData = False,
-    iterations: Annotated[int | None, typer.Option(help="Steps in all; default: the solver's max_iter.")] = None,
-    precision: flags.Precision = FP32,
-    device: flags.Device = CPU,
+    plan: flags.PlanFlags,
+    asynchronous: flags.Async,
+    boxed: flags.Boxed,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.")] = None,
     trace: flags.Trace = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/<time>-<net>-<strategy>.")] = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, OUTPUT("", "Print result.json; progress goes to stderr.", "--json")] = False,
+    _help_all: HelpAll = False,
 ) -> None:
-    """Train a Caffe solver's net."""
-    sharing = asked_for(strategy, collective, settings)
-    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=_record(calibration))
-    config = replace(config, batch_mode=batch_mode, exact=exact, seed=seed, shuffle=shuffle, iterations=iterations)
-    config = replace(config, large_batch=large_batch_of(*large), precision=precision, timeout_s=timeout)
-    config = replace(
-        config, hold_data=hold_data, trace=flags.trace_of(trace), **asynchronous._asdict(), **boxed._asdict()
-    )
-    config = replace(config, device=device)
-    raise typer.Exit(exit_code_of(run_training(config, *on, snapshot, out)))
+    """Train a Caffe solver's net on one or several workers."""
+    calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
+    sharing = asked_for(strategy, plan.collective, settings)
+    config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
+    config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
+    config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
+    config = replace(config, trace=flags.trace_of(trace), timeout_s=timeout)
+    result = run_training(config, *on, snapshot, out, quiet=quiet, output=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print_json(result)
+    raise typer.Exit(exit_code_of(result))
+
+
+_GROUPS = {
+    "data": flags.DataFlags,
+    "on": flags.OnMachine,
+    "batch": flags.BatchFlags,
+    "large": flags.LargeBatchFlags,
+    "plan": flags.PlanFlags,
+    "asynchronous": flags.Async,
+    "boxed": flags.Boxed,
+}
 
 
 def train(words: Sequence[str]) -> Callable[..., None]:
-    """The command, with a flag for each setting of the strategies that there are; `words` may bring one more."""
-    flags.own_strategy(words)
-    settings = flags.settings_of_strategies()
-    return gathered(_train, on=OnMachine, settings=settings, asynchronous=Async, boxed=Boxed, large=LargeBatchFlags)
-
-
-def _record(calibration: Path | None) -> CalibrationRecord:
-    """What `auto` stands on."""
-    return NOMINAL if calibration is None else CalibrationRecord.load(calibration)
+    """The command, with a flag for each setting of the known strategies; `words` may bring one more strategy."""
+    own_strategy(words)
+    return gathered(_train, settings=settings_of_strategies(), **_GROUPS)
 
 
 def test(
-    model: Annotated[Path, typer.Option(help="Caffe net (prototxt) with a TEST phase.")],
-    weights: Annotated[str, typer.Option(help="A .caffemodel, or several with commas.")],
-    iterations: Annotated[int | None, typer.Option(help="Test batches; default: 50, as Caffe.")] = None,
-    workers: Workers = 1,
-    threads_per_worker: Threads = None,
+    model: Annotated[Path, flags.DATA("FILE", "Caffe net (prototxt) with a TEST phase.")],
+    weights: Annotated[str, flags.DATA("FILE", "A .caffemodel, or several with commas.")],
+    iterations: Annotated[int | None, flags.DATA("N", "Test batches. Default: 50.")] = None,
+    workers: Annotated[int, flags.WORKERS("N", "Worker processes on this machine.")] = 1,
+    threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
-    out: Annotated[Path | None, typer.Option(help="Folder for what HDF5Output layers write.")] = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
+    out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.")] = None,
+    as_json: Annotated[bool, OUTPUT("", "Print the outputs and the loss as JSON.", "--json")] = False,
+    _help_all: HelpAll = False,
 ) -> None:
-    """Mean outputs of a net over a number of test batches."""
+    """Test a net: the mean of its outputs over several batches."""
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
     config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
-    run_without_folder(placed(config, workers, threads_per_worker), Console(sys.stdout, sys.stderr))
+    display = AnswerDisplay(Tested, print_json) if as_json else Console(sys.stdout, sys.stderr)
+    run_without_folder(placed(config, workers, threads_per_worker), display)

@@ -1,15 +1,10 @@
 """What `samovar inspect` says of what a run leaves: its folder, its result, its snapshots."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
-
-import rich.box
-import rich.console
-import rich.table
 
 from samovar.checkpoint.manifest import MANIFEST_NAME
 from samovar.checkpoint.reading import read_manifest, verify
@@ -17,6 +12,7 @@ from samovar.core.errors import InputError
 from samovar.report.plain import to_plain
 from samovar.report.result import RunResult, WorkerFigures, read_result
 from samovar.report.run_folder import RunFolder
+from samovar.report.tables import printer, show_facts, show_lines, show_table
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
 
@@ -46,39 +42,15 @@ class Description:
 
 
 def show(description: Description) -> None:
-    """Print it: tables with lines on a terminal, columns of plain text elsewhere."""
-    console = rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    width = max((len(name) for name, _ in description.facts), default=0)
-    lines = [description.kind, *(f"  {name:<{width}}  {_text(value)}" for name, value in description.facts)]
-    console.print("\n".join(map(_printable, lines)), soft_wrap=True)
+    """Print it: tables that fit the terminal, columns of plain text elsewhere."""
+    console = printer()
+    show_facts(console, description.kind, [(name, _text(value)) for name, value in description.facts])
     for table in description.tables:
         console.print()
-        if console.is_terminal:
-            console.print(_rich_table(table))
-        else:
-            console.print("\n".join(_plain_lines(table)), soft_wrap=True)
-    for note in description.notes:
-        console.print(_printable(note), soft_wrap=True)
-
-
-def _rich_table(table: TextTable) -> rich.table.Table:
-    shown = rich.table.Table(title=table.title, title_justify="left", box=rich.box.ROUNDED)
-    for index, name in enumerate(table.columns):
-        shown.add_column(name, justify="right" if _is_number(table, index) else "left", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*(_printable(_text(value)) for value in row))
-    return shown
-
-
-def _plain_lines(table: TextTable) -> list[str]:
-    cells = [table.columns, *(tuple(_printable(_text(value)) for value in row) for row in table.rows)]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
-    right = [_is_number(table, index) for index in range(len(table.columns))]
-    lines = [
-        "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in cells
-    ]
-    return [table.title, *(f"  {line}" for line in lines)]
+        rows = [[_text(value) for value in row] for row in table.rows]
+        right = [_is_number(table, column) for column in range(len(table.columns))]
+        show_table(console, table.title, table.columns, rows, right)
+    show_lines(console, *description.notes)
 
 
 def _is_number(table: TextTable, index: int) -> bool:
@@ -95,11 +67,6 @@ def _text(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else " x ".join(map(str, value)) or "()"
-
-
-def _printable(line: str) -> str:
-    """Names come from files: what could steer a terminal is shown as it would be written."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 _SHOWN_SETTINGS = ("box", "buffer", "stop_rule", "workers", "threads_per_worker", "batch_mode", "seed")

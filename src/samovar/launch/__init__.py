@@ -1,1 +1,1 @@
-"""Who am I, who are the others; starting and ending ranks. The only room that reads the environment."""
+"""This process's rank and the others; starting and ending ranks. Only this room reads the environment."""

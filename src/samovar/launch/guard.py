@@ -1,8 +1,8 @@
-"""A small process that outlives its launcher by a moment: it kills what a killed launcher could not.
+"""A small process that outlives its launcher by a moment, to kill the processes that a killed launcher left.
 
-The kernel kills ranks with their launcher (see launch/script_rank.py), but not what ranks have started, such as
-the workers of a data loader. The launcher tells the guard each rank's process group over a pipe; when
-the pipe ends and groups are left, nobody else can end them any more. Run as a program: `python -I -S guard.py`.
+The kernel kills ranks with their launcher (see launch/script_rank.py), but not the processes of ranks, such as the
+workers of a data loader. The launcher tells the guard each rank's process group over a pipe. When the pipe ends and
+groups are left, only the guard can end them. Run as a program: `python -I -S guard.py`.
 """
 
 import os
@@ -32,7 +32,7 @@ class Guard:
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """The group has been ended; its number may be somebody else's soon."""
+        """The group has ended; another process may get its number soon."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
@@ -51,7 +51,7 @@ class Guard:
 
 
 def main() -> None:
-    """Keep the list until the pipe ends, then kill what is on it."""
+    """Keep the list until the pipe ends, then kill all on it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

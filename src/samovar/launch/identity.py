@@ -1,4 +1,4 @@
-"""Which rank this process is, told from the variables that launchers set."""
+"""The rank of this process, from the variables that launchers set."""
 
 import os
 import re
@@ -18,10 +18,10 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK",
 class Identity:
     """This process among `world_size` ranks, and where they meet.
 
-    They meet at `address`:`port`, which rank 0 serves (a launcher's agent does where `agent_store`, and where rank 0
-    inherited the listening socket, `listen_descriptor` is that). Without an address all ranks run on this node
-    and rank 0 chooses a port; `job` is what they have in common then (None: only the launcher as ancestor).
-    `local_*` are None where the launcher does not tell. `transport` is one of TRANSPORTS, `key_file` its job's key.
+    They meet at `address`:`port`. Rank 0 serves it, or with `agent_store` a launcher's agent; `listen_descriptor` is a
+    listening socket that rank 0 inherited. Without an address all ranks run on this node and rank 0 chooses a port.
+    Then `job` is what they have in common; None is only the launcher as ancestor. `local_*` are None if the launcher
+    does not say. `transport` is one of TRANSPORTS, `key_file` its job's key.
     """
 
     rank: int = 0
@@ -41,7 +41,7 @@ class Identity:
 
 
 def own_identity() -> Identity:
-    """Who this process is by its environment."""
+    """The identity of this process, from its environment."""
     return identity(os.environ)
 
 
@@ -52,10 +52,10 @@ def identity_in_group(rank: int, world_size: int) -> Identity:
 
 
 def identity(variables: Mapping[str, str]) -> Identity:
-    """The first that applies of torchrun's variables, SLURM's, MPI's; else a single process.
+    """The first that applies of torchrun's variables, SLURM's and MPI's; else a single process. A pure function.
 
-    WORLD_SIZE alone only confirms what another launcher says. A pure function. Raises InputError where variables are
-    half set, no numbers or contradict each other.
+    WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are incomplete, not
+    numbers, or contradict each other.
     """
     given = {name: value for name, value in variables.items() if value != ""}
     if "RANK" in given:
@@ -73,9 +73,9 @@ def identity(variables: Mapping[str, str]) -> Identity:
 
 
 def launcher_process() -> str:
-    """The nearest ancestor that is no part of a rank itself, by its number and the time of its start.
+    """The nearest ancestor that is not part of a rank itself: its process number and start time.
 
-    All ranks of one node share it. Ancestors that carry a rank's variables are wrappers (a shell, a profiler).
+    All ranks of a node share it. Ancestors with a rank's variables are wrappers, such as a shell or a profiler.
     """
     own = os.getpid()
     while (parent := _parent(own)) > 1 and _is_rank(parent):
@@ -84,7 +84,7 @@ def launcher_process() -> str:
 
 
 def checked_transport(what: str, name: str) -> str:
-    """Raises InputError, about `what`, where it is none."""
+    """Raises InputError about `what` if `name` is not a transport."""
     if name not in TRANSPORTS:
         raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(TRANSPORTS)}")
     return name
@@ -173,7 +173,7 @@ def _innermost(slurm: Identity | None, mpi: Identity | None) -> Identity | None:
 
 
 def _checked(found: Identity, given: Mapping[str, str]) -> Identity:
-    """With the address and interface that the user chose; refused where it cannot be."""
+    """`found`, refused where a rank or a size is impossible."""
     who = f"{found.launcher}'s variables"
     if found.world_size < 1 or found.rank >= found.world_size:
         raise InputError(f"{who}: rank {found.rank} of {found.world_size} ranks; ranks count from 0 to one less")
@@ -269,4 +269,4 @@ def tasks_on_node(counts: str, node: int) -> int:
         if position < repeated:
             return int(found[1])
         position -= repeated
-    raise InputError(f"SLURM_STEP_TASKS_PER_NODE is {counts!r}, which does not tell the tasks of node {node}")
+    raise InputError(f"SLURM_STEP_TASKS_PER_NODE is {counts!r}, which does not say the tasks of node {node}")

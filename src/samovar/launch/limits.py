@@ -1,4 +1,4 @@
-"""How many workers this machine bears: more are refused before one is started."""
+"""How many workers this machine can run: a larger number is refused before any starts."""
 
 import contextlib
 import os
@@ -19,10 +19,10 @@ RANK_BYTES: Final = 176 << 20
 
 
 def require_room(flag: str, workers: int, threads_per_worker: int | None, oversubscribe: bool | None) -> None:
-    """Raises InputError where so many workers or threads are too many for cores, memory, or what may be started.
+    """Raises InputError for more workers or threads than cores, memory or the limit of processes allow.
 
-    `flag` is what the user gave. `oversubscribe` lifts the limit of the cores (None: the command has no such flag);
-    nothing lifts the others.
+    `flag` is the user's. `oversubscribe` lifts the limit of the cores (None: the command has no such flag), and only
+    that.
     """
     threads = threads_per_worker or 1
     if not oversubscribe:
@@ -38,7 +38,7 @@ def _require_cores(flag: str, workers: int, threads: int, way_out: str) -> None:
         fitting = f"{most // threads:,} workers" if workers > 1 and threads <= most else f"{most:,} threads"
         raise InputError(
             f"{flag}: {workers:,} workers x {threads:,} threads are more than {MOST_THREADS_PER_CORE} threads for each "
-            f"of {cores} cores; at most {fitting} fit; give fewer{way_out}"
+            f"of {cores} cores. At most {fitting} fit; give fewer{way_out}"
         )
 
 
@@ -47,7 +47,7 @@ def _require_memory(flag: str, workers: int) -> None:
     if free_bytes is not None and workers * RANK_BYTES > free_bytes:
         raise InputError(
             f"{flag}: {workers:,} workers need at least {workers * RANK_BYTES / 1e9:,.1f} GB, and "
-            f"{free_bytes / 1e9:,.1f} GB are free; at most {free_bytes // RANK_BYTES:,} fit; give fewer"
+            f"{free_bytes / 1e9:,.1f} GB are free. At most {free_bytes // RANK_BYTES:,} fit; give fewer"
         )
 
 
@@ -55,16 +55,15 @@ def _require_processes(flag: str, workers: int, threads: int) -> None:
     left, needed = processes_left(), workers * (1 + threads)
     if left is not None and needed > left:
         raise InputError(
-            f"{flag}: {workers:,} workers of {threads:,} threads are at least {needed:,} processes and threads, and "
-            f"{left:,} more may be started here; at most {left // (1 + threads):,} workers fit; give fewer, or raise "
-            "the limit (ulimit -u, or the control group's)"
+            f"{flag}: {workers:,} workers of {threads:,} threads are at least {needed:,} processes and threads, but "
+            f"only {left:,} more may start. At most {left // (1 + threads):,} workers fit; give fewer, or raise the "
+            "limit (ulimit -u, or the control group's)"
         )
 
 
 def processes_left(root: Path = Path("/")) -> int | None:
-    """Processes and threads that may still be started: by the control groups, and by the user's limit; None: no limit.
-
-    The system does not hold root to its own limit.
+    """Processes and threads that may still start, by the control groups and the user's limit; None: no limit. Root has
+    no limit of its own.
     """
     found = [control_groups.processes_left(root), _left_to_user()]
     known = [value for value in found if value is not None]
@@ -79,7 +78,7 @@ def _left_to_user() -> int | None:
 
 
 def _num_threads(process: Path) -> int:
-    """Of a process of this user; 0 of others, and of one that is gone."""
+    """Threads of a process of this user; 0 for others, and for one that has ended."""
     with contextlib.suppress(OSError):
         return len(list((process / "task").iterdir())) if process.stat().st_uid == os.getuid() else 0
     return 0
@@ -89,7 +88,7 @@ _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_
 
 
 def allocator_is_chosen(variables: Mapping[str, str] | None = None) -> bool:
-    """Whether the environment says what malloc does with freed memory, or puts another in its place."""
+    """Whether the environment configures malloc, or replaces it."""
     given = os.environ if variables is None else variables
     tunes = "glibc.malloc." in given.get("GLIBC_TUNABLES", "")
     return tunes or "malloc" in given.get("LD_PRELOAD", "") or any(given.get(name) for name in _MALLOC_VARIABLES)

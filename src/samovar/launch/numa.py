@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine: which cpus have which memory near."""
+"""The NUMA nodes of this machine: which memory is near to which cpus."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def numa_nodes(folder: Path = NODES) -> tuple[Cpus, ...]:
-    """The cpus that this process may use, by node, nodes without any left out.
+    """The cpus that this process may use, by node; nodes without any are left out.
 
-    All in one where the kernel does not tell of every one of them where it lies (as in some containers).
+    All are in one node if the kernel does not know the node of each, as in some containers.
     """
     available = os.sched_getaffinity(0)
     paths = sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
@@ -32,7 +32,7 @@ def numa_nodes(folder: Path = NODES) -> tuple[Cpus, ...]:
 
 
 def spread(cpus: Sequence[Cpus], nodes: Sequence[Cpus]) -> str:
-    """How workers with these cpus lie on the nodes, in words; nothing on a machine with one node."""
+    """How workers with these cpus are placed on the nodes, as text; "" on a machine with one node."""
     if len(nodes) < 2:
         return ""
     used = [tuple(number for number, node in enumerate(nodes) if set(own) & set(node)) for own in cpus]
@@ -49,7 +49,6 @@ def spread(cpus: Sequence[Cpus], nodes: Sequence[Cpus]) -> str:
 
 
 def _cpus(path: Path) -> set[int]:
-    """Those of a list such as 0-3,8-11; none where there is none."""
     with contextlib.suppress(OSError, ValueError):
         found = [_RANGE.fullmatch(part) for part in path.read_text(encoding="ascii").strip().split(",")]
         return {cpu for match in found if match for cpu in range(int(match[1]), int(match[2] or match[1]) + 1)}
@@ -71,12 +70,12 @@ def place(
     with_spare: bool = False,
     nodes: Sequence[Cpus] | None = None,
 ) -> Placement:
-    """Spread the workers over the cores this process may use; by default cores / workers threads each.
+    """Place the workers on the cores that this process may use; by default with cores / workers threads each.
 
-    Workers get neighbouring cores of their own while there are enough, one a thread, or all that there are for each
-    (`with_spare`: for exchanges behind the computation); else all share all cores. A worker's cores lie in one NUMA
-    node where there is room for it, workers are spread evenly over the nodes, and neighbours in rank share one.
-    `nodes` None: those of this machine.
+    While there are enough cores, each worker gets neighbouring cores of its own: one for each thread, or its share of
+    all (`with_spare`, for exchanges behind the computation). Else all workers share all cores. A worker's cores are in
+    one NUMA node if they fit. Workers are spread evenly over the nodes, and neighbours in rank share one. `nodes` None:
+    those of this machine.
     """
     nodes = numa_nodes() if nodes is None else nodes
     available = tuple(sorted(cpu for node in nodes for cpu in node))
@@ -93,12 +92,12 @@ def num_available_cpus() -> int:
 
 
 def num_inside(width: int, node_sizes: Sequence[int]) -> int:
-    """How many workers of `width` cores each find room inside one node."""
+    """How many workers of `width` cores fit inside nodes."""
     return sum(size // width for size in node_sizes)
 
 
 def _with_spare(num_workers: int, threads: int, nodes: Sequence[Cpus]) -> int:
-    """All cores that there are for each worker, but for those that would draw it out of its node."""
+    """An equal share of all cores for each worker, without cores that would take it out of its node."""
     sizes = [len(node) for node in nodes]
     most = sum(sizes) // num_workers
     inside = [width for width in range(threads, most + 1) if num_inside(width, sizes) >= num_workers]
@@ -106,7 +105,7 @@ def _with_spare(num_workers: int, threads: int, nodes: Sequence[Cpus]) -> int:
 
 
 def _shares(num_workers: int, width: int, nodes: Sequence[Cpus]) -> tuple[Cpus, ...]:
-    """`width` cores for each worker: of the node with most left, or of several where no node has so many."""
+    """`width` cores for each worker, from the node with most left, or from several if no node has enough."""
     left = [len(node) for node in nodes]
     counts = [0] * len(nodes)
     for _ in range(num_workers):
@@ -136,13 +135,12 @@ _TURN_S, _POLL_S = 2.0, 0.005
 def apart(
     planned: tuple[Cpus, ...], prefix: str = _PREFIX, nodes: Sequence[Cpus] | None = None
 ) -> Iterator[tuple[Cpus, ...]]:
-    """Cores for ranks that shall have as many as `planned`: those that the fewest other runs have; for the block.
+    """Cores for ranks, as many as `planned`: those that the fewest other runs have; for the block.
 
-    Ranks that share cores by plan, or are not pinned, stay so. A run's cores are abstract sockets, one each, of the
-    name `samovar-cpu-CORE-PROCESS`: they end with the process, however that ends, and all who share its network
-    namespace see them listed, of any user. One process at a time chooses, so that of two that start at once the
-    second sees what the first has. How many cores a rank has never depends on others. Cost: a socket a core.
-    `nodes` None: those of this machine.
+    Ranks that share cores by plan, or are not pinned, stay so. A run marks its cores by abstract sockets, one each,
+    named `samovar-cpu-CORE-PROCESS`. They end with the process, and all users of its network namespace see them. One
+    process at a time chooses, so that a second one sees the choice of the first. The number of a rank's cores never
+    depends on other runs. Cost: a socket a core. `nodes` None: those of this machine.
     """
     width = min(map(len, planned), default=0)
     if width == 0 or len({core for own in planned for core in own}) < width * len(planned):
@@ -158,7 +156,7 @@ def apart(
 
 
 def least_taken(nodes: Sequence[Cpus], num_runs: Mapping[int, int], num_cores: int) -> tuple[Cpus, ...]:
-    """The cores of each node that no more runs have than is needed for `num_cores` in all, the least taken first."""
+    """The cores of each node with the fewest runs, `num_cores` in all."""
     taken = {core: num_runs.get(core, 0) for node in nodes for core in node}
     most = sorted(taken.values())[num_cores - 1]
     fit = [[core for core in node if taken[core] <= most] for node in nodes]
@@ -173,7 +171,7 @@ def _turn(prefix: str) -> Iterator[None]:
 
 
 def _num_runs(prefix: str) -> Mapping[int, int]:
-    """How many runs have each core; nothing where the kernel does not list sockets."""
+    """How many runs have each core; empty if the kernel does not list sockets."""
     claim = re.compile(rf"@{re.escape(prefix)}-([0-9]{{1,6}})-[0-9]+")
     try:
         lines = _SOCKETS.read_text(encoding="ascii", errors="replace").splitlines()
@@ -184,12 +182,11 @@ def _num_runs(prefix: str) -> Mapping[int, int]:
 
 
 def _socket() -> socket.socket:
-    """For a name alone: a stream that does not listen takes nothing from anybody, as datagrams would be taken."""
+    """A socket for its name alone: a stream that does not listen takes nothing from other programs."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _bind(given: socket.socket, name: str) -> bool:
-    """Whether the name was free."""
     try:
         given.bind(f"\0{name}")
     except OSError:

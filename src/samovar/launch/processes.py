@@ -1,4 +1,4 @@
-"""Ranks that work for a launcher of ours: a pipe for records each, a log file, signals passed on over the board."""
+"""Ranks that work for our launcher: each has a pipe for records and a log file, and signals reach it over the board."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class SignalEffect(Enum):
-    """What a signal asks for: to stop after the step, a snapshot, to end at once, or nothing."""
+    """The effect of a signal: stop after the step, write a snapshot, end at once, or nothing."""
 
     STOP = "stop"
     SNAPSHOT = "snapshot"
@@ -34,7 +34,7 @@ DEFAULT_EFFECTS: Mapping[int, SignalEffect] = {signal.SIGHUP: SignalEffect.SNAPS
 
 @dataclass(slots=True)
 class Signals:
-    """What has been asked by signals so far; one that `effects` does not have stops."""
+    """The requests of signals so far; a signal that is not in `effects` stops the job."""
 
     effects: Mapping[int, SignalEffect] = field(default_factory=lambda: DEFAULT_EFFECTS)
     stop_signal: int = 0
@@ -58,10 +58,10 @@ class Signals:
 
 
 class Launch:
-    """Runs one process for each of `log_paths` until all are done or one fails, as `policy` has it; then none is left.
+    """Runs one process for each of `log_paths` until all are done or one fails, as `policy` says; then none is left.
 
-    `command(rank, pipe)` gives the argument vector of a rank that writes to descriptor `pipe`; `inherited`
-    descriptors are passed on under their numbers. `on_output(rank, data)` gets what a rank wrote to its pipe.
+    `command(rank, pipe)` gives the arguments of a rank that writes to descriptor `pipe`; `inherited` descriptors keep
+    their numbers. `on_output(rank, data)` gets the bytes that a rank wrote to its pipe.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Launch:
         self._watch = RankWatch(self._start, len(log_paths), _SIGNALS, act, policy or EndPolicy())
 
     def run(self) -> list[RankEnd]:
-        """How each rank ended, in the order of their ends; the first one that failed ended the others.
+        """How each rank ended, in the order of their ends; the first failure ended the others.
 
-        Raises InputError where a process cannot be started.
+        Raises InputError if a process cannot be started.
         """
         return self._watch.run()
 

@@ -1,4 +1,4 @@
-"""What a rank process begins with: its command line, and its life bound to the launcher's."""
+"""The command line of a rank process, and the binding of its life to the launcher's."""
 
 import argparse
 import os
@@ -18,8 +18,7 @@ SNAPSHOT_SIGNAL = signal.SIGHUP
 class RankArguments:
     """The command line of a rank: numbers of inherited descriptors, and the run's configuration.
 
-    `board` and `center` are those of the run's own box, -1 where it has none. `life` is how often the rank was started
-    again.
+    `board` and `center` are those of the run's own box, -1 if it has none. `life` counts the rank's restarts.
     """
 
     rank: int

@@ -1,8 +1,7 @@
-"""Ranks that run a user's own script: who each is told to be, where the first two meet, how they are ended.
+"""Ranks that run a user's own script: their variables, the place where they meet, and their end.
 
-Ranks get torchrun's variables, so that a script finds itself under both in the same way. On one host rank 0
-also inherits a socket that is bound to a free loopback port and listens already: no other program
-can take the port between choosing it and using it.
+Ranks get torchrun's variables, so that a script works under both launchers. On one host rank 0 also inherits a socket
+that listens on a free loopback port. So no other program can take the port in between.
 """
 
 import os
@@ -29,7 +28,7 @@ _LISTEN_BACKLOG = 128
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Which of how many hosts this one is, and where rank 0 of them all can be met."""
+    """The number of this host among how many, and the place where rank 0 of all can be met."""
 
     num_hosts: int
     number: int
@@ -39,7 +38,7 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnd:
-    """How a rank ended: `return_code` as of RankEnd, or None where the launcher ended it.
+    """How a rank ended: `return_code` as in RankEnd, or None if the launcher ended it.
 
     It lasted `seconds`, until `ended_s` on the monotonic clock.
     """
@@ -60,10 +59,10 @@ class _Running:
 class ScriptLaunch(EndPolicy):
     """Runs `command(rank, cpus)` once for each of `num_ranks` ranks of this host, and passes signals on.
 
-    `hosts` is None where this host is the only one. `on_output(rank, stream, data)` gets what ranks write,
-    stream 1 or 2; ranks wait while `outlet` is blocked. `await_others_s(end)` tells how long to wait
-    for others, whose failure may be the cause, when a rank has failed. `grace_s` is what ranks may take to end
-    after a signal was passed on, or one has ended with code 75 (pre-empted). `settings` are variables for all ranks.
+    `hosts` is None if this host is the only one. `on_output(rank, stream, data)` gets the bytes that ranks write,
+    stream 1 or 2; ranks wait while `outlet` is blocked. When a rank has failed, `await_others_s(end)` says how long to
+    wait for other ranks, whose failure may be the cause. `grace_s` is the time for ranks to end after a signal, or
+    after one ended with code 75 (pre-empted). `settings` are variables for all ranks.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class ScriptLaunch(EndPolicy):
 
     @property
     def kill_signal(self) -> int:
-        """The signal, a second one, by which the ranks were ended at once; 0 if there was none."""
+        """The second signal, which ended the ranks at once; 0 if there was none."""
         return self._kill_signal
 
     @property
@@ -115,9 +114,9 @@ class ScriptLaunch(EndPolicy):
         return self._placement.oversubscribed
 
     def run(self) -> list[ScriptEnd]:
-        """How each rank of this host ended: failed ones first, in their order, those that were ended last.
+        """How each rank of this host ended: failed ones first, in their order, and those that were ended last.
 
-        Raises InputError where a process cannot be started or no port is free.
+        Raises InputError if a process cannot be started or no port is free.
         """
         with ExitStack() as stack:
             self._guard = stack.enter_context(Guard())
@@ -204,7 +203,7 @@ class ScriptLaunch(EndPolicy):
         return {name: os.environ.get(name, value) for name, value in defaults.items()} | self._variables | chosen
 
     def _pass_on(self, number: int) -> bool:
-        """Hand a signal on to the ranks; a second one that asks to end ends them."""
+        """Pass a signal on to the ranks; a second one that asks to end ends them."""
         if number in _ENDING and any(earlier in _ENDING for earlier in self._signals):
             self._kill_signal = number
             return True
@@ -232,7 +231,7 @@ class ScriptLaunch(EndPolicy):
 
 
 def _unignored(numbers: Sequence[int]) -> list[int]:
-    """Those that are not ignored: who started this with nohup or in the background wants that to stay so."""
+    """Those that are not ignored: nohup, or a shell in the background, ignores some on purpose."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
@@ -243,9 +242,8 @@ def _environment() -> dict[str, str]:
 
 
 def describe_route(address: str, port: int, is_own: bool) -> str:
-    """Words for where the ranks meet and how this host gets there; nothing is sent.
-
-    `is_own`: the address should be one of this host's own.
+    """Where the ranks meet and how this host gets there, as text; nothing is sent. `is_own`: the address should be this
+    host's.
     """
     meeting = f"they meet at {address} port {port}"
     try:
@@ -263,10 +261,10 @@ _VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
 
 @contextmanager
 def raised_nccl_errors() -> Iterator[None]:
-    """Groups made inside raise an operation's error where it is waited for, instead of ending the process.
+    """Groups made inside raise an operation's error at its wait, instead of ending the process.
 
-    A group asks for this variable when it is made, and has no option that says the same; groups that a script makes
-    before or after stay as they are. Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; see ADR 19.
+    A group reads this variable when it is made, and has no option for it. Groups that a script makes before or after
+    stay as they are. Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; see ADR 19.
     """
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = "1"

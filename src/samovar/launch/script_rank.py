@@ -1,7 +1,7 @@
 """Becomes a rank's script: `python -P -m samovar.launch.script_rank LAUNCHER CPUS COMMAND...`.
 
-Binds this process's life to the launcher's and pins it to cores; both outlast the exec. The script then
-runs as if it had been started by hand: its tracebacks, `__main__` and `sys.argv` are its own.
+Binds this process's life to the launcher's and pins it to cores; both outlast the exec. The script then runs as if a
+user had started it: tracebacks, `__main__` and `sys.argv` are its own.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Rank processes of this machine: what they write, how they end, what signals ask; at the end none is left.
+"""Rank processes of this machine: their output, their ends, and signals; at the end none is left.
 
-Each rank leads a session of its own: a terminal's Ctrl-C reaches the launcher alone, and
-whatever a rank has started can be killed with it.
+Each rank leads a session of its own. So a terminal's Ctrl-C reaches only the launcher, and the launcher can kill a rank
+with all processes that it started.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class RankEnd:
 
 @dataclass(slots=True)
 class RankProcess:
-    """A started rank; `pipes` are the read ends of what it writes to, each with who takes it."""
+    """A started rank; `pipes` are the read ends of its output, each with a function that takes the bytes."""
 
     rank: int
     process: "subprocess.Popen[bytes]"
@@ -52,7 +52,7 @@ class RankProcess:
 
 
 class Outlet(Protocol):
-    """Where the output of ranks goes on to, if that may be slow."""
+    """Where the output of ranks continues to, if that may be slow."""
 
     def blocked(self) -> Sequence[int]:
         """Descriptors that must become writable before more is read from the ranks."""
@@ -63,7 +63,7 @@ class Outlet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """What follows a rank's end: whether that counts (not where the rank comes back), who else is ended, who starts."""
+    """The effects of a rank's end: whether it counts (not if the rank comes back), which ranks end or start."""
 
     counts: bool = True
     ended: Sequence[int] = ()
@@ -71,16 +71,16 @@ class Consequence:
 
 
 class EndPolicy:
-    """What a rank's end means for the others; by this one the first that fails ends them all, at once."""
+    """The effect of a rank's end on the others. With this policy the first failure ends them all, at once."""
 
     stopped_s: float = math.inf  # one that a signal has stopped for so long is ended
 
     def consequence(self, _end: RankEnd) -> Consequence:
-        """Asked once, when the rank has ended."""
+        """Called once, when the rank has ended."""
         return Consequence()
 
     def patience_s(self, _end: RankEnd) -> float:
-        """How long others may take to end by themselves after the first failure; asked again at every news."""
+        """How long others may take to end by themselves after the first failure; called again at every event."""
         return 0.0
 
     def stood_still(self, rank: int) -> None:
@@ -88,10 +88,10 @@ class EndPolicy:
 
 
 class RankWatch:
-    """Runs one process per rank until all are done or one fails, as `policy` has it; then none is left.
+    """Runs one process per rank until all are done or one fails, as `policy` says; then none is left.
 
-    `start(rank)` starts a rank; `on_signal(number)` acts on a signal to the launcher and tells whether the ranks are to
-    be ended at once. Signals reach the main thread alone: on another one none is taken.
+    `start(rank)` starts a rank. `on_signal(number)` acts on a signal to the launcher, and returns whether to end the
+    ranks at once. Only the main thread gets signals.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class RankWatch:
         self.ranks: list[RankProcess] = []
 
     def run(self) -> list[RankEnd]:
-        """How each rank ended by itself, in the order of their ends, those that failed first.
+        """How each rank ended by itself, in the order of their ends, failed ones first.
 
-        A rank that is missing was ended by the launcher. Whatever `start` raises ends all.
+        A missing rank was ended by the launcher. An exception of `start` ends all.
         """
         with self._selector, _wakeup_on_signals(self._signals, self._waiting) as wakeup:
             self._selector.register(wakeup, selectors.EVENT_READ, wakeup)
@@ -159,7 +159,7 @@ class RankWatch:
         return taken
 
     def _next_ends(self, timeout_s: float | None) -> list[RankEnd]:
-        """Wait for news and take it in; the ranks that have ended."""
+        """Wait for events and handle them; return the ranks that have ended."""
         ends = []
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, socket.socket):
@@ -179,7 +179,7 @@ class RankWatch:
         return ends
 
     def _hold_back(self) -> None:
-        """While the outlet is blocked, wait for it and let ranks wait, rather than fill memory."""
+        """While the outlet is blocked, wait for it and let ranks wait, so that memory stays bounded."""
         blocked = set() if self._outlet is None else set(self._outlet.blocked())
         for descriptor in self._blocked - blocked:
             self._selector.unregister(descriptor)
@@ -241,14 +241,16 @@ class RankWatch:
 
 
 class StoppedRanks:
-    """Which ranks a signal has stopped (SIGSTOP, SIGTSTP) for `most_s`; one that computes, reads or waits is not."""
+    """The ranks that a signal has stopped (SIGSTOP, SIGTSTP) for `most_s`. A rank that computes, reads or waits is not
+    one.
+    """
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
         self._since_s: dict[int, float] = {}
 
     def next_look_s(self, deadline: Deadline | None) -> float | None:
-        """How long a wait for news may last; None: for ever."""
+        """How long to wait for an event; None: without limit."""
         own_s = min(_LOOK_S, self._most_s) if math.isfinite(self._most_s) else math.inf
         wait_s = min(own_s, math.inf if deadline is None else deadline.remaining_s())
         return wait_s if math.isfinite(wait_s) else None
@@ -263,7 +265,7 @@ class StoppedRanks:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped the process; one that a debugger holds is not."""
+    """Whether a signal has stopped the process. A process that a debugger holds is not."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -272,9 +274,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def kill_session(pid: int) -> None:
-    """Kill a rank and whatever it started: it leads a process group of its own.
+    """Kill a rank and all processes of its group.
 
-    To be called before the rank is waited for: until then its number is nobody else's.
+    Call it before the rank is waited for: until then no other process can get its number.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -282,10 +284,10 @@ def kill_session(pid: int) -> None:
 
 @contextlib.contextmanager
 def _wakeup_on_signals(numbers: Sequence[int], waiting: list[int]) -> Iterator[socket.socket]:
-    """Handlers that only note the signal; the socket becomes readable so that the watching loop sees it.
+    """Handlers that only note the signal; the socket becomes readable, so that the watching loop sees it.
 
-    On another thread than the main one, where Python allows no handlers, it stays silent. A handler that is not
-    Python's could not be put back, and stays.
+    Python allows handlers only on the main thread; on another one nothing happens. A handler that is not Python's could
+    not be restored, and stays.
     """
     is_main = threading.current_thread() is threading.main_thread()
     taken = [number for number in numbers if is_main and signal.getsignal(number) is not None]

@@ -1,8 +1,8 @@
-"""Buffers of boxes as files: what one says, saved from boxes and loaded into them, and kept by a box of all it has.
+"""Buffers of boxes as files: saved from boxes, loaded into them, and kept by a box for all that it has.
 
-A buffer, or a part of one, is a safetensors file, which holds its own SHA-256.
-Beside `center` (float32) and, where there is one, `velocity`, a file holds the `versions` of the chunks, the `words` of
-the board, the `shape` that the buffer was made with, and the `sha256` of all these. To fill a buffer, `center` will do.
+A buffer, or a part of one, is a safetensors file with its own SHA-256. It has `center` (float32) and, if the buffer has
+one, `velocity`. It also has the `versions` of the chunks, the `words` of the board, the `shape` of the buffer, and the
+`sha256` of all these. To fill a buffer, `center` is enough.
 """
 
 import fcntl
@@ -43,21 +43,21 @@ _BY_PART: Final = ("center", "velocity", "versions")  # what follows one part af
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file says of a buffer. Without a shape, one is made of `center` and `velocity`; without `words`, none."""
+    """The content of a buffer's file. Without `shape`, one is made from `center` and `velocity`."""
 
     shape: BufferShape
     arrays: dict[str, Array]
 
     @classmethod
     def of(cls, shape: BufferShape, arrays: dict[str, Array]) -> "Content":
-        """What `samovar.box.joining.read_buffer` gave."""
+        """From the result of `samovar.box.joining.read_buffer`."""
         return cls(shape, arrays | {"shape": np.array(astuple(shape), np.int64)})
 
     @classmethod
     def joined(cls, found: Mapping[str, "Content"]) -> "Content":
-        """The center whose parts these are, in any order, by where they were found; of one alone, that one.
+        """The center whose parts these are, in any order. The words are those of the first part.
 
-        Its words are those of the first part. Raises InputError where parts are missing or not of one center.
+        Raises InputError if parts are missing or belong to different centers.
         """
         if len(found) == 1:
             return next(iter(found.values()))
@@ -70,14 +70,14 @@ class Content:
 
     @classmethod
     def read_all(cls, files: Sequence[Path]) -> "Content":
-        """What is in one file, or in those of the parts of one center; raises InputError as `read` and `joined`."""
+        """Read one file, or those of the parts of one center; raises InputError as `read` and `joined`."""
         if twice := [file for file in files if files.count(file) > 1]:
             raise InputError(f"{twice[0]}: is given twice; give each part once")
         return cls.joined({str(file): cls.read(file) for file in files})
 
     @classmethod
     def read(cls, path: Path) -> "Content":
-        """Raises InputError where the file is no snapshot of a buffer, or not as it was written."""
+        """Raises InputError if the file is not a snapshot of a buffer, or is damaged."""
         try:
             arrays = parse(path.read_bytes())
         except OSError as error:
@@ -88,11 +88,11 @@ class Content:
             raise InputError(f"{path}: {error}; give a file of `samovar box snapshot`") from error
         written = arrays.pop("sha256", None)
         if written is not None and written.tobytes() != _digest(arrays):
-            raise InputError(f"{path}: is damaged, its SHA-256 is another; take an earlier snapshot")
+            raise InputError(f"{path}: is damaged: its SHA-256 differs; use an earlier snapshot")
         return cls(_shape_in(path, arrays), arrays)
 
     def write(self, path: Path, digest: bytes | None = None) -> FileMark:
-        """Whole, or not at all; raises OSError. `digest` is its own, where it is known already."""
+        """Write it, whole or not at all; raises OSError. Give `digest` if it is known."""
         digest = digest or self.digest()
         return publish_file(path, chunks(self.arrays | {"sha256": np.frombuffer(digest, np.uint8)}))
 
@@ -101,7 +101,7 @@ class Content:
 
     @property
     def part(self) -> CenterShard | None:
-        """Which part of a center it is; None: a whole one."""
+        """Which part of a center this is; None: a whole one."""
         return CenterShard.among(self.arrays["words"].tolist()) if "words" in self.arrays else None
 
     def __str__(self) -> str:
@@ -118,15 +118,15 @@ class Content:
 
 
 def _in_order(found: Mapping[str, Content]) -> list[str]:
-    """Where the parts are, the first one first."""
+    """Places of the parts, the first one first."""
     parts: dict[int, str] = {}
     (first, like), *_ = found.items()
     for where, content in found.items():
         part = content.part
         if part is None or like.part is None:
-            raise InputError(f"{where if part is None else first} is a whole center, and no part of one; give it alone")
+            raise InputError(f"{where if part is None else first} is a whole center, not a part of one; give it alone")
         if part.set_number != like.part.set_number or _cut(content.shape) != _cut(like.shape):
-            raise InputError(f"{where} is {part} of another center than {first}; give those of one center")
+            raise InputError(f"{where} is {part} of a different center than {first}; give the parts of one center")
         if part.index in parts:
             raise InputError(f"{where} is {part}, and so is {parts[part.index]}; give each part once")
         parts[part.index] = where
@@ -137,7 +137,6 @@ def _in_order(found: Mapping[str, Content]) -> list[str]:
 
 
 def _cut(shape: BufferShape) -> BufferShape:
-    """What parts of one center have in common."""
     return replace(shape, num_elements=1)
 
 
@@ -161,7 +160,6 @@ def _shape_in(path: Path, arrays: dict[str, Array]) -> BufferShape:
 
 
 def _digest(arrays: dict[str, Array]) -> bytes:
-    """Of the arrays, by name."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -174,9 +172,9 @@ _WHO: Final = "samovar box"
 
 
 def saved(places: Endpoints, name: str) -> Content:
-    """What the boxes have of buffer `name`: of one whatever it has, of several the whole center.
+    """Read buffer `name` from the boxes: from several boxes, the whole center.
 
-    Raises InputError where these are not the parts of one center, or a box has none.
+    Raises InputError if these are not the parts of one center, or a box has none.
     """
     deadline = Deadline.after(TIMEOUT_S)
     found = {
@@ -186,10 +184,10 @@ def saved(places: Endpoints, name: str) -> Content:
 
 
 def load(content: Content, places: Endpoints, name: str) -> bool:
-    """Put it into buffer `name`, which is made where there is none; whether it was made.
+    """Fill buffer `name`, which is made if it is missing; returns whether it was made.
 
-    A whole center is cut over several boxes, a part goes into one. Raises InputError where there is another buffer of
-    this name, or somebody is at work there.
+    A whole center is divided among several boxes. A part goes into one box. Raises InputError if there is a different
+    buffer of this name, or a worker trains there.
     """
     deadline = Deadline.after(TIMEOUT_S)
     if content.part is not None and len(places.boxes) > 1:
@@ -209,7 +207,7 @@ def load(content: Content, places: Endpoints, name: str) -> bool:
 
 
 def _make(content: Content, places: Endpoints, name: str, deadline: Deadline) -> bool:
-    """Whether the buffer, or its parts, were made by this call; InputError where some boxes alone have one."""
+    """Whether this call made the buffer or its parts; InputError if only some boxes have one."""
     there = [place for place in places.boxes if name in buffer_names(place, _WHO, deadline)]
     if len(places.boxes) == 1:
         return not there and create_buffer(places.boxes[0], name, content.shape, _WHO, deadline)
@@ -233,7 +231,7 @@ def _check_free(content: Content, places: Endpoints, name: str, deadline: Deadli
 
 
 def _check_part(there: CenterShard | None, given: CenterShard | None, where: str) -> None:
-    """A part is no whole center, and no other part, even where it has as many elements."""
+    """A part differs from a whole center and from other parts, even with the same number of elements."""
     if (there and (there.index, there.count)) == (given and (given.index, given.count)):
         return
     has, gets = (f"{part} of a center" if part else "a whole center" for part in (there, given))
@@ -253,11 +251,11 @@ _SUFFIX: Final = ".safetensors"
 
 
 class Snapshots:
-    """Keeps the files of a box's `buffers` in `folder`, every `every_s` on a thread of its own.
+    """Keeps the files of a box's `buffers` in `folder`, written every `every_s` on its own thread.
 
-    A context manager: at its beginning buffers that only the folder has are made and filled, at its end everything is
-    written once more. `tell` is what people are told by. Raises InputError where the folder cannot be used, or another
-    box has it.
+    A context manager. At its beginning it makes and fills the buffers that only the folder has. At its end it writes
+    everything again. `tell` shows a line to people. Raises InputError if the folder cannot be used, or another box uses
+    it.
     """
 
     def __init__(self, buffers: NamedBuffers, folder: Path, every_s: float, tell: Callable[[str], None]) -> None:
@@ -281,7 +279,7 @@ class Snapshots:
         os.close(self._lock)
 
     def write(self) -> None:
-        """Those that changed are written, the files of those that were dropped go. Raises OSError, SamovarError."""
+        """Write the buffers that changed, and delete the files of dropped ones. Raises OSError, SamovarError."""
         names = self._buffers.names()
         for name in names:
             with self._buffers.held(name) as buffer:

@@ -1,4 +1,4 @@
-"""What can be said about a run at a box before it starts: whether boxes and buffer are what the flags say."""
+"""Checks of a run at a box before it starts: whether the boxes and the buffer fit the flags."""
 
 import re
 from dataclasses import replace
@@ -16,15 +16,15 @@ _MOST_WAIT_S: Final = 10.0  # before anything has begun
 
 
 def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
-    """`config` with the name of its buffer, which the box has or has not, as --join says; raises InputError."""
+    """`config` with the name of its buffer. With --join the box must have it, else it must not; raises InputError."""
     buffer = config.buffer or buffer_name(net_name)
     for place in parse_endpoints(box, config.key_file).boxes:
         there = buffer_names(place, f"--box {box}", Deadline.after(min(config.timeout_s, _MOST_WAIT_S)))
         if config.join and buffer not in there:
             names = ", ".join(there) or "none"
             raise InputError(
-                f"--join: {place} has no buffer {buffer!r}; there are: {names}; give --buffer NAME, or begin without "
-                "--join"
+                f"--join: {place} has no buffer {buffer!r} (there are: {names}); give --buffer NAME, or begin "
+                "without --join"
             )
         if not config.join and buffer in there:
             raise InputError(there_already(place, buffer))
@@ -32,7 +32,7 @@ def at_box(config: RunConfig, box: str, net_name: str) -> RunConfig:
 
 
 def there_already(place: Endpoint, buffer: str) -> str:
-    """That a buffer cannot be made, in words."""
+    """Why a buffer cannot be made, as a sentence."""
     return (
         f"{place} has a buffer {buffer!r} already; give --join to train with those who use it, --buffer NAME for "
         f"another, or delete it with `{drop_command(Endpoints((place,)), buffer)}`"
@@ -40,7 +40,7 @@ def there_already(place: Endpoint, buffer: str) -> str:
 
 
 def drop_command(places: Endpoints, buffer: str) -> str:
-    """What deletes a buffer."""
+    """The command that deletes a buffer."""
     boxes = ",".join(map(_as_given, places.boxes))
     key_files = [place.key_file for place in places.boxes if place.key_file is not None]
     box = "" if boxes == DEFAULT_BOX else f" --box {boxes}"
@@ -55,5 +55,5 @@ def _as_given(place: Endpoint) -> str:
 
 
 def buffer_name(net_name: str) -> str:
-    """The net's, made one that a buffer can have."""
+    """The net's name, changed so that a buffer can have it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", net_name)[:_MOST_NAME_CHARACTERS].strip("-._") or "net"

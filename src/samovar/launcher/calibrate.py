@@ -1,4 +1,4 @@
-"""Measuring this machine with a process on every core; what they measured, as one calibration record."""
+"""Measures this machine with a process on every core, and makes a calibration record of the results."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ _MEMORY_SHARE = 8
 def calibrate(host: HostFigures) -> CalibrationRecord:
     """Measure for some seconds, on every core that this process may use.
 
-    Raises RankFailed where a process ends early, InputError where memory is short, EndedBySignal.
+    Raises RankFailed if a process ends early, InputError if memory is short, EndedBySignal.
     """
     cpus = host.cpus_allowed[:_MAX_RANKS]
     return _record(host, _measure(cpus * 2 if len(cpus) == 1 else cpus, _copy_bytes(host, len(cpus))))
@@ -40,7 +40,7 @@ def _copy_bytes(host: HostFigures, num_ranks: int) -> int:
 
 
 def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
-    """What each rank wrote; rank r ran on `cpus[r]`."""
+    """The results of each rank; rank r ran on `cpus[r]`."""
     world_size = len(cpus)
     output = [bytearray() for _ in cpus]
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""One of the processes that `samovar doctor` measures with: `python -m samovar.launcher.doctor_rank`.
+"""A process that measures for `samovar doctor`: `python -m samovar.launcher.doctor_rank`.
 
-Every figure is the best of a few short blocks: what the machine can do, not what its neighbours left of it.
+Every figure is the best of a few short blocks. It shows the machine, not the load of the moment.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def round_trip(rank: int, world_size: int) -> Plan:
 
 
 class Pair:
-    """What ranks 0 and 1 measure between them, where both sleep while they wait and where both spin."""
+    """Measurements between ranks 0 and 1, while both sleep as they wait, and while both spin."""
 
     def __init__(self, rank: int, sleeping: ShmTransport, spinning: ShmTransport, cpus: list[int]) -> None:
         self._rank = rank
@@ -85,7 +85,7 @@ class Pair:
         self._spinning_trip = self._channel(round_trip, spinning) if cpus[0] != cpus[1] else self._trip
 
     def measure(self) -> dict[str, object]:
-        """Every figure, each on the rank that can tell it; both ranks call this together."""
+        """Every figure, on the rank that can measure it; both ranks call this together."""
         figures: dict[str, object] = {
             "spinning_latency_s": best_s(self._spinning_trip, _NUM_TRIPS) / 2,
             "sleeping_latency_s": self._sleeping_latency_s(),
@@ -104,9 +104,9 @@ class Pair:
         return lambda: channel.run(Deadline.after(_TIMEOUT_S))
 
     def _sleeping_latency_s(self) -> float:
-        """Median of letters that tell when they were sent, each to a rank that had time to fall asleep.
+        """Median time of a letter with its send time, to a rank that had time to fall asleep.
 
-        Half a round trip would not do: a quick answer finds the other still on its way to sleep.
+        Half a round trip would be wrong: a quick answer finds the other rank still awake.
         """
         letter = np.zeros(_TRIP_BYTES // 8)
         seconds = []

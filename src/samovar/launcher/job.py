@@ -1,4 +1,4 @@
-"""The launcher's part of a job: run folder, ranks, what they tell, the result or the error that it came to."""
+"""The launcher's part of a job: the run folder, the ranks, their reports, and the result or the error."""
 
 import fcntl
 import glob
@@ -45,7 +45,7 @@ class EndedBySignal(SamovarError):
 
 @dataclass(slots=True)
 class Told:
-    """What the ranks told: the result (rank 0's), failures and their reasons, topics of notices, the last snapshot."""
+    """The reports of ranks: the result (rank 0's), failures, topics of notices, the last snapshot."""
 
     result: RunResult | None = None
     failures: dict[int, Failed] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Told:
     snapshot: Path | None = None
 
     def take(self, rank: int, record: Record) -> bool:
-        """Keep what it says; whether it is to be shown now: the end is later, and no news is not."""
+        """Keep the report; return whether to show it now. The result is shown at the end, and news once."""
         match record:
             case Finished():
                 self.result = record.result
@@ -64,7 +64,7 @@ class Told:
         return not isinstance(record, Failed | Finished) and self.is_news(record)
 
     def is_news(self, record: Record) -> bool:
-        """Whether no rank has told the same."""
+        """Whether no rank has reported the same."""
         topic = record.topic if isinstance(record, Notice) else ""
         is_known = topic in self.topics
         self.topics |= {topic} - {""}
@@ -72,7 +72,7 @@ class Told:
 
 
 class Display(Protocol):
-    """Who shows what ranks tell."""
+    """Shows the reports of ranks."""
 
     def show(self, record: Record) -> None: ...
 
@@ -80,10 +80,11 @@ class Display(Protocol):
 def run_job(
     config: RunConfig, folder: RunFolder, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
 ) -> RunResult | None:
-    """Start the ranks of `config` with their files in `folder`, show what they tell; what a training run came to.
+    """Start the ranks of `config` with their files in `folder`, show their reports, and return the run's result.
 
-    Ranks that are pinned get the cores that other runs leave. `effects` are those of signals that do not stop the job.
-    Raises the error of the first rank that failed, with its exit code, RankFailed, or EndedBySignal.
+    Pinned ranks get the cores that other runs leave. `effects` are those of signals that do not stop the job. Raises
+    the error of the first rank that failed, with its exit code, RankFailed, or EndedBySignal. Raises InputError if
+    PyTorch is not installed.
     """
     require_packages()
     with ExitStack() as stack:
@@ -93,14 +94,14 @@ def run_job(
 
 
 def exit_code_of(result: RunResult | None) -> int:
-    """Of a job that ended well, or as it was asked to."""
+    """The exit code of a job that ended well, or as it was asked to."""
     return EXIT_PREEMPTED if result is not None and result.stopped_by in _PREEMPTING else 0
 
 
 def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
-    """Descriptors of what ranks share, by their names on a rank's command line; `stack` closes them.
+    """Descriptors of the memory that ranks share, by their names on a rank's command line; `stack` closes them.
 
-    The launcher keeps it, so that a rank that is started again finds it, and nothing is left when the launcher ends.
+    The launcher keeps the memory. A restarted rank finds it, and nothing is left when the launcher ends.
     """
     memory = {"segment": create_segment(config.workers)}
     stack.callback(os.close, memory["segment"])
@@ -112,7 +113,7 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
 
 
 class _RunningJob:
-    """Ranks that share `memory`, what they told, and what their ends mean."""
+    """Ranks that share `memory`, their reports, and the effect of their ends."""
 
     def __init__(self, config: RunConfig, folder: RunFolder, display: Display, memory: Mapping[str, int]) -> None:
         self._config = config
@@ -172,14 +173,13 @@ class _RunningJob:
         return replace(result, run_folder=self._folder.path)
 
     def _fail(self, ends: Sequence[RankEnd]) -> NoReturn:
-        """Raise what the first rank of `ends` failed by."""
         rank = ends[0].rank
         step, log = self._board.read(rank, BoardWord.STEPS_DONE), self._folder.rank_log(rank)
         failure = self._told.failures.get(rank)
         if failure is None:
             raise RankFailed(
-                f"rank {rank} {self._policy.how(ends[0])} after step {step}; the other ranks were ended; "
-                f"see {log}, go on with --snapshot latest if a snapshot was written"
+                f"rank {rank} {self._policy.how(ends[0])} after step {step}, and the other ranks were ended; "
+                f"see {log}. If there is a snapshot, resume with --snapshot latest"
             )
         reason = failure.message.removeprefix(f"rank {rank}: ")
         sentence = f"rank {rank}: {reason} (last step {step}; log {log})"
@@ -198,7 +198,7 @@ class _RunningJob:
 def run_without_folder(
     config: RunConfig, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
 ) -> RunResult | None:
-    """`run_job` with files in a folder that goes away with the job, unless a rank failed: its log tells why."""
+    """`run_job` in a folder that is deleted afterwards, unless a rank failed and its log says why."""
     with passing_folder(config.job) as passing:
         folder = RunFolder(passing.path)
         try:
@@ -210,24 +210,22 @@ def run_without_folder(
 
 
 def _have_content(folder: RunFolder, workers: int) -> bool:
-    """Whether any rank's log says something."""
     logs = [folder.rank_log(rank) for rank in range(workers)]
     return any(log.exists() and log.stat().st_size for log in logs)
 
 
 def remove_if_unused(folder: RunFolder) -> None:
-    """Take back a new run folder in which no training began: it would only hold a configuration."""
+    """Delete a new run folder in which no training began: it would only hold a configuration."""
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _remove_unfinished(folder: RunFolder) -> None:
-    """Remove what a killed rank was just writing."""
     SnapshotStore(folder.snapshots).clean()
     _unlink(folder.path, ".tmp-*")
 
 
 def remove_unfinished(prefix: Path) -> None:
-    """The same beside a snapshot_prefix."""
+    """The same next to a snapshot_prefix."""
     _unlink(prefix.parent, f".tmp-{glob.escape(prefix.name)}_iter_*")
 
 
@@ -238,11 +236,11 @@ def _unlink(folder: Path, pattern: str) -> None:
 
 
 def _without_result(signals: Signals) -> SamovarError:
-    """All ranks ended well, and none told what the run came to."""
+    """All ranks ended well, but no result came."""
     if number := signals.stop_signal:
         name = signal.Signals(number).name
-        return EndedBySignal(f"ended by {name} before there was a result to tell", number)
-    return RankFailed("all ranks ended, and none told a result; go on with --snapshot latest if a snapshot was written")
+        return EndedBySignal(f"ended by {name} before there was a result", number)
+    return RankFailed("all ranks ended without a result; if there is a snapshot, resume with --snapshot latest")
 
 
 def _killed_by(signals: Signals) -> EndedBySignal:
@@ -256,11 +254,11 @@ def _killed_by(signals: Signals) -> EndedBySignal:
 def _last_snapshot(path: Path | None) -> str:
     if path is None:
         return "no snapshot was written"
-    return f"the last snapshot, whose weights are finite, is {path}: go on with --snapshot {path}"
+    return f"the last snapshot has finite weights; resume with --snapshot {path}"
 
 
 def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:
-    """Who made the others wait: each gives up on its neighbour, but only those that hang say nothing."""
+    """The ranks for which the others waited. All give up on a neighbour, but only those that hang are silent."""
     ranks = sorted(set(range(num_ranks)) - {end.rank for end in ends})
     if not ranks:
         return ""
@@ -269,7 +267,7 @@ def _silent(ends: Sequence[RankEnd], num_ranks: int) -> str:
 
 
 def _placement(config: RunConfig) -> Notice | None:
-    """That workers share cores, or how they lie on several NUMA nodes."""
+    """A line if workers share cores, or on which NUMA nodes they are."""
     if config.oversubscribed:
         return Notice(level="warning", text=_oversubscribed(config))
     if config.num_taken_cpus:
@@ -284,7 +282,7 @@ def _placement(config: RunConfig) -> Notice | None:
 def _left_alone(config: RunConfig) -> str:
     taken, threads = counted(config.num_taken_cpus, "core"), counted(config.threads_per_worker, "thread")
     return (
-        f"other programs compute on {taken}, so each worker has {threads}; with another number the bits differ: "
+        f"other programs use {taken}, so each worker has {threads}. Results depend on this number: "
         "--threads-per-worker fixes it"
     )
 
@@ -301,7 +299,7 @@ _PREFIX, _LOCK = "samovar-", ".running"
 
 
 class PassingFolder:
-    """A new folder in the temporary one; `keep` it, or it goes away at the end of the `with` block."""
+    """A new folder in the temporary one; `keep` it, or it is deleted at the end of the `with` block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -329,7 +327,7 @@ def passing_folder(name: str) -> Iterator[PassingFolder]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove this user's folders whose owners died; one that was kept has no lock, and stays."""
+    """Delete this user's folders whose owners died. A folder that was kept has no lock, and stays."""
     for path in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = path.lstat()
@@ -338,7 +336,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _is_abandoned(lock: Path) -> bool:
-    """Raises OSError where there is no lock, or another process holds it."""
+    """Raises OSError if there is no lock, or another process holds it."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,12 +12,11 @@ _WITH_MOMENTUM = ("SGD", "Nesterov")  # of others a center can keep none
 def with_momentum(
     strategy: StrategyConfig, solver: SolverConfig, num_workers: int, are_all: bool = True
 ) -> tuple[StrategyConfig, SolverConfig, tuple[str, ...]]:
-    """Both with the momentum where the strategy keeps it, and what to tell of that; before the strategy is resolved.
+    """The strategy and the solver's settings, with momentum where the strategy keeps it, and what to tell the user.
 
-    A center that many workers move keeps less of it than one worker's solver: see `default_center_momentum`. Where
-    these workers `are_all` that move it, the solver's rate changes as `shared_momentum` has it.
-
-    Raises InputError where the strategy is named for a momentum that is not there.
+    Call it before the strategy is resolved. A center that many workers move keeps less momentum than one worker's
+    solver: see `default_center_momentum`. If only these workers move it (`are_all`), the solver's rate changes as in
+    `shared_momentum`. Raises InputError if the strategy needs a momentum and the solver has none.
     """
     if solver.type not in _WITH_MOMENTUM:
         return shared_momentum(strategy, 0.0, num_workers).config, solver, ()

@@ -23,12 +23,11 @@ _MOST_S = 120.0  # on a busy machine PyTorch loads for long
 def placed(
     config: RunConfig, workers: int, threads_per_worker: int | None, oversubscribe: bool | None = None
 ) -> RunConfig:
-    """`config` with so many workers; they get cores to spare where an exchange is to run behind the computation.
+    """`config` with this number of workers. They get spare cores if an exchange is to run behind the computation.
 
-    Where nobody says how many threads, cores on which other programs compute are left to these.
-
-    Where other runs may train beside this one (--box), workers are not pinned: who joins later needs cores, too.
-    Raises InputError for more workers than this machine bears, unless that is asked for.
+    Without a number of threads, workers leave alone the cores on which other programs compute. At a box (--box) workers
+    are not pinned, because workers that join later need cores too. Raises InputError for more workers than this machine
+    can run.
     """
     flag = f"--workers {workers}" if workers > 1 else f"--threads-per-worker {threads_per_worker}"
     require_room(flag, max(1, workers), threads_per_worker, oversubscribe)
@@ -49,7 +48,7 @@ def placed(
 
 
 def _taken(workers: int) -> tuple[int, ...]:
-    """The cores that other programs compute on, where a worker would have several and each still has one without."""
+    """The cores on which other programs compute, if a worker would have several and keeps at least one."""
     cpus = sorted(os.sched_getaffinity(0))
     taken = taken_cpus(cpus) if len(cpus) >= 2 * workers else ()
     return taken[: len(cpus) - workers]
@@ -57,7 +56,7 @@ def _taken(workers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What PyTorch sees: how many CUDA devices, all in words, and why the one asked for cannot be had ("": it can)."""
+    """PyTorch's devices: the number of CUDA devices, all as text, and why the requested one cannot be used, or ""."""
 
     count: int
     described: str
@@ -65,7 +64,7 @@ class Devices:
 
 
 def torch_devices(device: str | None = None) -> Devices:
-    """What a process that loads PyTorch says: that takes a second, and with a GPU memory for as long as it lives.
+    """Ask a process that loads PyTorch, which takes a second; this process never holds a GPU's memory.
 
     Raises InputError if a package is missing, SamovarError if it does not answer.
     """
@@ -77,16 +76,16 @@ def torch_devices(device: str | None = None) -> Devices:
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as error:
         reason = getattr(error, "stderr", None) or str(error).encode()
         last = reason.decode(errors="replace").strip().rpartition("\n")[2]
-        raise SamovarError(f"PyTorch cannot be asked which devices are here: {last}; is it installed whole?") from error
+        raise SamovarError(f"PyTorch does not say which devices there are: {last}; check its installation") from error
 
 
 def on_device(
     config: RunConfig, device: str, devices: Path = Path("/dev"), ask: Callable[[str], Devices] = torch_devices
 ) -> RunConfig:
-    """`config` on the device that --device names, `auto` settled; InputError where it is not here.
+    """`config` on the device of --device, with `auto` settled; InputError if it does not exist here.
 
-    `auto` is CUDA where PyTorch has it and the run asks for nothing that only the CPU gives, else the CPU. PyTorch is
-    asked only where a driver shows a device, or one was asked for.
+    `auto` is CUDA if PyTorch has it and the run needs nothing that only the CPU gives. PyTorch is asked only if a
+    driver shows a device, or one was requested.
     """
     config = replace(config, device=device)
     if device.startswith(CUDA) and (refusal := ask(device).refusal):

@@ -1,4 +1,4 @@
-"""What a rank's end means for its run: the end of it, or of a worker that the others can do without."""
+"""The effect of a rank's end on its run: the run ends, or the others continue."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +12,16 @@ from samovar.report.result import RunResult
 from samovar.report.script_output import how
 from samovar.transports.shm import BoardWord, RunBoard
 
-STOOD_STILL = "stood still, stopped by a signal, and was ended"
+STOOD_STILL = "was stopped by a signal for too long, and was ended"
 MOST_FRUITLESS_LIVES = 2  # of a rank in a row; one that dies without a step once more would do so for ever
 _STOPPED_SHARE = 0.8  # of the timeout: before those of its group give up, who can only say whom they waited for
 _LEAST_PATIENCE_S = 3.0  # on a busy machine those that wait in vain do not give up in the same second
 
 
 class InStepPolicy(EndPolicy):
-    """Ranks wait for each other: the first that fails ends the run, once it is clear that it is the one to blame.
+    """Ranks wait for each other: the first failure ends the run, as soon as it is clear which rank caused it.
 
-    One that stands still is told of by those that wait for it within `timeout_s`. `failures` are the reasons that ranks
-    told.
+    If a rank is stopped, the ranks that wait for it report it within `timeout_s`. `failures` are the reasons of ranks.
     """
 
     def __init__(self, failures: Mapping[int, Failed], timeout_s: float) -> None:
@@ -30,32 +29,31 @@ class InStepPolicy(EndPolicy):
         self._timeout_s = timeout_s
 
     def patience_s(self, end: RankEnd) -> float:
-        """A rank that waited in vain is not the one to blame: the others show it by giving up too, or not."""
+        """A rank that waited without success did not cause the failure: the others give up too."""
         failure = self._failures.get(end.rank)
         if failure is None or failure.kind != DeadlineExceeded.__name__:
             return 0.0
         return max(_LEAST_PATIENCE_S, 0.1 * self._timeout_s)
 
     def how(self, end: RankEnd) -> str:
-        """How the rank came to its end, for people."""
+        """How the rank ended, for people."""
         return how(end.return_code)
 
     def life(self, _rank: int) -> int:
-        """How often the rank was started again."""
+        """How often the rank was restarted."""
         return 0
 
     def counted(self, result: RunResult) -> RunResult:
-        """`result` with how often each worker was started again."""
+        """`result` with the number of restarts of each worker."""
         return result
 
 
 class RestartPolicy(InStepPolicy):
-    """Ranks wait for nobody: most deaths concern no other rank.
+    """Workers do not wait for each other: most deaths affect no other rank.
 
-    Where it `may_restart`, a rank that a signal killed is started again, as long as it gets on: two lives in a row
-    without a step are enough. One that gave up itself or got nowhere is gone, which `board` tells the others. The ranks
-    of a group, `group_size` of them, step together: they come back together, when all have ended, or go together.
-    `show` shows a record.
+    If it `may_restart`, a rank that a signal killed is restarted, unless it made no step in two lives in a row. A rank
+    that gave up, or that makes no progress, is gone, and `board` tells the others. The `group_size` ranks of a group
+    step together: they come back together, when all have ended, or not at all. `show` shows a record.
     """
 
     def __init__(
@@ -83,15 +81,15 @@ class RestartPolicy(InStepPolicy):
         self.stopped_s = _STOPPED_SHARE * timeout_s
 
     def how(self, end: RankEnd) -> str:
-        """How the rank came to its end, for people."""
+        """How the rank ended, for people."""
         return STOOD_STILL if end.rank in self._stopped else super().how(end)
 
     def stood_still(self, rank: int) -> None:
-        """It stood still for too long, and is about to be ended."""
+        """It was stopped for too long, and is about to be ended."""
         self._stopped.add(rank)
 
     def consequence(self, end: RankEnd) -> Consequence:
-        """Whether the rank comes back, at once or with its group; tells what becomes of it."""
+        """Whether the rank comes back, at once or with its group; shows a notice about it."""
         group = self._group_of(end.rank)
         if group in self._awaited:
             self._awaited[group].discard(end.rank)
@@ -121,29 +119,28 @@ class RestartPolicy(InStepPolicy):
         return Consequence(counts=False, started=group)
 
     def _others_gone(self, end: RankEnd) -> Sequence[int]:
-        """Those of its group that cannot go on without it."""
+        """The ranks of its group that cannot continue without it."""
         return [rank for rank in self._group_of(end.rank) if rank != end.rank and end.rank in self._gone]
 
     def life(self, rank: int) -> int:
-        """How often the rank was started again."""
+        """How often the rank was restarted."""
         return self._num_restarts[rank]
 
     def counted(self, result: RunResult) -> RunResult:
-        """`result` with how often each worker was started again."""
+        """`result` with the number of restarts of each worker."""
         workers = zip(result.by_worker, self._num_restarts, strict=False)
         return replace(result, by_worker=tuple(replace(worker, restarts=count) for worker, count in workers))
 
     def patience_s(self, _end: RankEnd) -> float:
-        """How long others may go on: for ever, while some are left and what they were given can be used."""
+        """How long the others may continue: without limit, while some are left and the center can be used."""
         return math.inf if self._are_left and not self._is_input_wrong else 0.0
 
     def _may_come_back(self, group: range) -> bool:
-        """Not without those of it that have finished."""
+        """Whether its group has no rank that has finished."""
         is_whole = self._finished.isdisjoint(group)
         return self._may_restart and is_whole and not self._is_stopping and self._gets_on(group)
 
     def _gets_on(self, group: range) -> bool:
-        """Whether one more life is worth it."""
         first, steps = group.start, max(self._board.read(rank, BoardWord.STEPS_DONE) for rank in group)
         is_fruitless = steps <= self._steps_at_start[first]
         self._num_fruitless_lives[first] = self._num_fruitless_lives[first] + 1 if is_fruitless else 0
@@ -172,7 +169,7 @@ class RestartPolicy(InStepPolicy):
         own = f"rank {end.rank}: "
         reason = f" {self.how(end)}" if failure is None else f": {failure.message.removeprefix(own)}"
         has_weights = end.rank not in self._gone or self._has_begun(end)
-        go_on = "go on" if has_weights else "go on if the center has its first weights"
+        go_on = "continue" if has_weights else "continue if the center has its first weights"
         if self._group_size > 1:
             consequence = f"the other groups {go_on}, and its own, {_listed(self._group_of(end.rank))}, {what}"
         else:
@@ -182,7 +179,7 @@ class RestartPolicy(InStepPolicy):
         self._show(Notice(level="warning", text=f"rank {end.rank}{reason}{when}; {consequence}"))
 
     def _has_begun(self, end: RankEnd) -> bool:
-        """Whether the others can do without the rank: the first one's group gives the center its first weights."""
+        """Whether the others can continue without the rank: its group may still owe the center its first weights."""
         steps = [self._board.read(rank, BoardWord.STEPS_DONE) for rank in range(len(self._num_restarts))]
         return any(steps) or 0 not in self._group_of(end.rank)
 
@@ -192,9 +189,8 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def blamed(ends: Sequence[RankEnd], failures: Mapping[int, Failed]) -> Sequence[RankEnd]:
-    """`ends`, those first that ended the run: whose input was wrong, or whose weights were not finite before others'.
-
-    What a rank tells first came first; how long it takes to end says nothing.
+    """`ends`, with the rank first that caused the run's end: wrong input first, then weights that were not finite. The
+    earliest report counts, because ranks need different times to end.
     """
     kinds = (InputError.__name__, NotFinite.__name__)
     order = [rank for kind in kinds for rank, failure in failures.items() if failure.kind == kind]

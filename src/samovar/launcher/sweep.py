@@ -1,4 +1,4 @@
-"""`samovar train --workers auto`: a short run of each setting of workers and threads, and the fastest is kept."""
+"""`samovar train --workers auto`: short runs of several numbers of workers and threads, to keep the fastest."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ Setting = tuple[int, int]  # workers, threads of each
 def sweep_settings(
     node_sizes: Sequence[int], threads_per_worker: int | None = None, most_workers: int | None = None
 ) -> tuple[Setting, ...]:
-    """All workers x threads that fill the cores of NUMA nodes so large, workers rising: 1x16, 2x8, 4x4, 8x2, 16x1.
+    """All workers x threads that fill the cores of NUMA nodes of these sizes, such as 1x16, 2x8, 4x4, 8x2, 16x1.
 
-    But for a single worker, each worker lies inside a node or has whole nodes: where such a setting does not fill all
-    cores (nodes of different sizes) it has as many threads as there is room for. With `threads_per_worker` given:
-    workers that divide what number of them there is room for (at least one). None has more than `most_workers`. No
-    setting has more threads than there are cores, unless a single worker was given them.
+    With several workers, each is inside a node or has whole nodes. If nodes differ in size, a setting has as many
+    threads as there is room for. With `threads_per_worker`, the workers are the divisors of the number that there is
+    room for, at least one. No setting has more than `most_workers`, or more threads than cores, unless a single worker
+    was given them.
     """
     if threads_per_worker is not None:
         counts = _divisors(_room(threads_per_worker, node_sizes))
@@ -40,12 +40,11 @@ def sweep_settings(
 
 
 def _room(threads: int, node_sizes: Sequence[int]) -> int:
-    """How many workers of so many threads there is room for, inside nodes if they fit there; at least one."""
+    """How many workers with this number of threads there is room for, inside nodes if possible; at least one."""
     return max(1, num_inside(threads, node_sizes) or sum(node_sizes) // threads)
 
 
 def _threads(num_workers: int, node_sizes: Sequence[int]) -> int:
-    """The most threads that each of the workers can have."""
     threads = sum(node_sizes) // num_workers
     whole_nodes = len(set(node_sizes)) == 1 and threads % node_sizes[0] == 0
     if num_workers == 1 or whole_nodes:
@@ -67,7 +66,7 @@ def with_fastest_workers(
 ) -> RunConfig:
     """`config` with the workers and threads of the run that saved `snapshot`, else with the fastest of a sweep.
 
-    Raises InputError where settings would not train alike: the batch of a step and the strategy's rule must not depend
+    Raises InputError if settings would train differently: the batch of a step and the strategy's rule must not depend
     on the number of workers.
     """
     if snapshot is not None and (earlier := _as_before(config, threads_per_worker, snapshot)) is not None:
@@ -89,27 +88,27 @@ def with_fastest_workers(
 
 
 def fastest(figures: Sequence[SweptSetting]) -> SweptSetting:
-    """The setting with the most samples per second; of equals the first, which has the fewest workers."""
+    """The setting with the most samples per second; of equal ones the first, with the fewest workers."""
     return max(figures, key=lambda figure: figure.samples_per_second or 0.0)
 
 
 def sweep_lines(figures: Sequence[SweptSetting]) -> list[str]:
-    """The table of a sweep, and what was kept; nothing where there was none."""
+    """The table of a sweep and the setting that was kept, as lines; none without a sweep."""
     return [*map(_row, figures), _kept(fastest(figures))] if figures else []
 
 
 def _require_same_training(config: RunConfig, settings: Sequence[Setting]) -> None:
     if config.strategy.exchanges_weights:
         raise InputError(
-            f"{_FLAG}: with --strategy {config.strategy.name} the number of workers is part of what is learned, not "
-            "only of how fast; give a number"
+            f"{_FLAG}: with --strategy {config.strategy.name} the number of workers changes what is learned; "
+            "give a number"
         )
     if not config.shares_batch and config.large_batch is None:
         counts = ", ".join(str(workers) for workers, _ in settings)
         raise InputError(
-            f"{_FLAG}: with --batch-mode per-worker the batch of a step grows with the workers ({counts} would be "
-            "tried), and other batches train otherwise; give --batch-mode global, --exact K or --large-batch N, with "
-            "which the workers share one batch, or a number of workers"
+            f"{_FLAG}: with --batch-mode per-worker the batch of a step grows with the workers ({counts}), and "
+            "so do the results. Give a number of workers, or share one batch: --batch-mode global, --exact K or "
+            "--large-batch N"
         )
 
 
@@ -125,7 +124,7 @@ def _sweep(config: RunConfig, settings: Sequence[Setting], display: Display) -> 
 
 
 def _rate(config: RunConfig, workers: int, threads: int, is_first: bool) -> float | None:
-    """Samples per second of a setting; None for more workers than can share the batch."""
+    """Samples per second of a setting; None if the batch cannot be shared by this number of workers."""
     strategy = resolved(config.strategy, workers)
     probe = replace(placed(config, workers, threads), job="probe", iterations=None, snapshot=None, strategy=strategy)
     heard = _Listener()
@@ -141,7 +140,7 @@ def _rate(config: RunConfig, workers: int, threads: int, is_first: bool) -> floa
     except SamovarError as error:
         raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: {error}") from error
     if heard.probed is None:
-        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: told nothing")
+        raise SamovarError(f"{_FLAG}: {_named(workers, threads)}: did not answer")
     if number := heard.probed.stop_signal:
         raise EndedBySignal(f"{_FLAG}: ended by {signal.Signals(number).name}, before training began", number)
     return heard.probed.samples_per_second
@@ -149,7 +148,7 @@ def _rate(config: RunConfig, workers: int, threads: int, is_first: bool) -> floa
 
 @dataclass(slots=True)
 class _Listener:
-    """Keeps what a probe tells; whatever else it says, the run itself will say again."""
+    """Keeps the result of a probe; the run itself repeats its warnings."""
 
     probed: Probed | None = None
 
@@ -159,7 +158,7 @@ class _Listener:
 
 
 def _as_before(config: RunConfig, threads_per_worker: int | None, snapshot: Path) -> RunConfig | None:
-    """With workers and threads of the run that saved `snapshot`; None where it does not tell, or they do not fit."""
+    """With the workers and threads of the run that saved `snapshot`; None if it does not say, or they do not fit."""
     if not snapshot.is_dir():
         return None
     saved = read_manifest(snapshot).config
@@ -182,7 +181,7 @@ def _named(workers: int, threads: int) -> str:
 
 def _row(figure: SweptSetting) -> str:
     rate = figure.samples_per_second
-    shown = "the batch cannot be shared so" if rate is None else f"{rate:>10,.1f} samples/s"
+    shown = "this number of workers cannot share the batch" if rate is None else f"{rate:>10,.1f} samples/s"
     return f"  {_named(figure.workers, figure.threads_per_worker):<24}{shown}"
 
 

@@ -1,4 +1,4 @@
-"""`samovar.train`, which the command calls too: what is checked before a run starts, then the run and its result."""
+"""`samovar.train`, which the command calls too: the checks before a run, then the run and its result."""
 
 import importlib
 import os
@@ -50,7 +50,7 @@ _NO_MATTER_TO_REPLAY = (
 
 
 class TrainSettings(Settings, total=False):
-    """The other flags of `samovar train`; one that is left out, or None, is the command's default."""
+    """The other flags of `samovar train`. One that is left out, or None, has the command's default."""
 
     collective: str
     oversubscribe: bool | None
@@ -91,15 +91,16 @@ def train(
 ) -> RunResult:
     """Train a Caffe solver's net on `workers` processes of this machine, as the command `samovar train` does.
 
-    Arguments mean what the command's flags mean (docs/commands.md). Weights, metrics and snapshots lie in the result's
-    `run_folder`. Progress goes to stdout, warnings to stderr; with `quiet` both go to the folder's samovar.log alone.
+    Arguments mean the same as the command's flags (`samovar train --help-all`). Weights, metrics and snapshots are in
+    the result's `run_folder`. Progress goes to stdout, warnings to stderr. With `quiet` both go only to samovar.log in
+    the folder.
 
-    On the main thread signals are taken as by the command, and their handlers are put back: a first Ctrl-C stops the
-    run after a step, with a snapshot and a result that has `stopped_by`; a second one ends it with an error. On another
-    thread no signal is taken. Either way nothing but the folder is left.
+    On the main thread, signals have the same effects as for the command, and their handlers are restored. A first
+    Ctrl-C stops the run after a step, with a snapshot and a result that has `stopped_by`. A second one ends it with an
+    error. On another thread signals are not handled. Only the folder remains.
 
-    Raises InputError for what cannot be used; NotFinite, DeadlineExceeded or RankFailed where a rank failed; another
-    SamovarError else. Each has the command's `exit_code`, and its sentence with arguments in place of flags.
+    Raises InputError for wrong input. Raises NotFinite, DeadlineExceeded or RankFailed if a rank failed, and else
+    another SamovarError. Each has the command's `exit_code`, and its sentence with arguments in place of flags.
     """
     with _errors_in_python():
         given = {name: value for name, value in settings.items() if value is not None}
@@ -120,10 +121,14 @@ def run_training(
     out: Path | None,
     *,
     quiet: bool = False,
+    output: TextIO | None = None,
 ) -> RunResult:
-    """Train as `config` says, on so many workers and threads, numbers or "auto"; see `train`."""
+    """Train as `config` says, on this number of workers and threads, or "auto"; see `train`.
+
+    Progress goes to `output`; None is stdout.
+    """
     with ExitStack() as stack:
-        output, errors = sys.stdout, sys.stderr
+        output, errors = output or sys.stdout, sys.stderr
         if quiet:
             output = errors = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         config = on_device(config, config.device)
@@ -139,7 +144,7 @@ def run_training(
 
 
 def _run(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
-    """A new folder in which no training began, because of what was given, goes again."""
+    """If no training began because of wrong input, delete the new folder."""
     try:
         return _shown(plan, output, errors)
     except BaseException as error:
@@ -169,7 +174,7 @@ def _shown(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
 
 
 def count_of(name: str, given: int | str | None) -> int | None:
-    """A number, or None for `auto` and where nothing is given; InputError for anything else."""
+    """A number, or None for `auto` and None; InputError for anything else."""
     if given in (None, AUTO):
         return None
     if type(given) is int:
@@ -180,7 +185,6 @@ def count_of(name: str, given: int | str | None) -> int | None:
 
 
 def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
-    """What was given, as the command's flags would be."""
     _require_kinds(given)
     run: dict[str, Any] = {name: given.pop(name) for name in list(given) if name in _OWN}
     collective = run.pop("collective", AUTO)
@@ -218,7 +222,6 @@ _NAMES = {f"--{name.replace('_', '-')}": name for name in _OWN} | {"--timeout": 
 
 
 def _require_kinds(given: dict[str, Any]) -> None:
-    """What a command reads as a number cannot be anything else there."""
     for name, value in given.items():
         if name in _WHOLE and value is not None and type(value) is not int:
             raise InputError(f"--{name.replace('_', '-')}: got {value!r}; give a whole number")
@@ -234,11 +237,11 @@ def _strategy(name: str, collective: str, given: dict[str, Any]) -> StrategyConf
         return asked_for(name, collective, by_name(given, "train"))
     except TypeError as error:
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise InputError(f"--strategy {name}: got {shown}; one is of a wrong type") from error
+        raise InputError(f"--strategy {name}: got {shown}; one has a wrong type") from error
 
 
 def large_batch_of(batch_size: int | None, rate_scaling: str | None, warm_up_steps: int | None) -> LargeBatch | None:
-    """The recipe that three flags ask for; InputError where the last two stand alone."""
+    """The recipe of three flags; InputError if the last two are given without the first."""
     if batch_size is None:
         for flag, value in (("--rate-scaling", rate_scaling), ("--warm-up-steps", warm_up_steps)):
             if value is not None:
@@ -255,7 +258,7 @@ def _paths(weights: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...
 
 @contextmanager
 def _errors_in_python() -> Iterator[None]:
-    """Sentences about flags, which the command shares, name the arguments; commands in them stay as they are."""
+    """In errors about flags, which the command shares, name the arguments; commands stay as they are."""
     try:
         yield
     except SamovarError as error:
@@ -305,18 +308,18 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
 
 
 def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
-    """What a run has come to is not written over; but it may go on from a snapshot of its own."""
+    """A finished run is not overwritten; but it may resume from its own snapshot."""
     if out is None or not is_there(out) or not RunFolder(out).result.exists():
         return
     if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
         raise InputError(
-            f"--out {out}: holds a run that has ended (result.json); give another folder, or go on with that run: "
+            f"--out {out}: has a finished run (result.json); give another folder, or continue with that run: "
             "--snapshot latest"
         )
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
-    """What --snapshot names, and sentences about those that cannot be used; InputError where there is none."""
+    """The snapshot of --snapshot, and sentences about damaged ones; InputError if there is none."""
     if snapshot == LATEST:
         return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
     return (None if snapshot is None else _existing(Path(snapshot))), ()
@@ -334,7 +337,7 @@ def _require_same(config: RunConfig, replay: Path) -> None:
     """Refuse to repeat a run with other settings than its own."""
     recorded = RunFolder(replay)
     if not recorded.order(0).is_file():
-        raise InputError(f"--replay {replay}: is no folder of a run with --record; give one")
+        raise InputError(f"--replay {replay}: is not the folder of a run with --record; give one")
     here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
     different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
     if different:

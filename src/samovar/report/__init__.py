@@ -1,1 +1,1 @@
-"""What a run tells: records on the way to the launcher, the terminal, the log and the run folder."""
+"""The reports of a run: records on their way to the launcher, the terminal, the log and the run folder."""

@@ -39,7 +39,7 @@ _VALUE_PLACES = {
 class CaffeLog:
     """Shows records as Caffe's lines on `errors`; places in its source files as in BVLC Caffe 1.0.
 
-    `command` is the sub-command: `test` shows its outputs in another form than `train`.
+    `command` is the sub-command: `test` shows its outputs in a different form than `train`.
     """
 
     def __init__(self, errors: TextIO, command: str, now: Callable[[], datetime] = local_now) -> None:
@@ -161,7 +161,6 @@ class CaffeLog:
 
 
 def _output(name: str, value: float, loss_weights: Mapping[str, float]) -> str:
-    """An output, and what it counts in the loss."""
     text = f"{_blob(name)} = {_number(value)}"
     if weight := loss_weights.get(_blob(name)):
         text += f" (* {_number(weight)} = {_number(weight * value)} loss)"

@@ -1,7 +1,8 @@
-"""What the launcher shows of a run: a live bar on a terminal, plain lines elsewhere, both in the log."""
+"""The display of a run: a live bar on a terminal, plain lines elsewhere, and both in the log."""
 
 import io
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -31,7 +32,7 @@ def local_now() -> datetime:
 
 
 class LogFile:
-    """Appends lines to `path`. A disk that gets full later costs lines, never the run: see `failure`."""
+    """Appends lines to `path`. If the disk gets full later, lines are lost, but the run continues: see `failure`."""
 
     def __init__(self, path: Path, now: Callable[[], datetime] = local_now) -> None:
         self._now = now
@@ -64,9 +65,9 @@ _START_OF_LINE = "\r\x1b[2K"
 
 
 class Screen:
-    """Writes to `stream`. Where that is gone (a closed pipe, a lost terminal) it goes on in silence.
+    """Writes to `stream`. If the stream is gone (a closed pipe, a lost terminal), it continues in silence.
 
-    `terminal` overrides what the stream says of itself; `width` likewise.
+    `terminal` and `width` replace what the stream says of itself.
     """
 
     def __init__(self, stream: TextIO, terminal: bool | None = None, width: int | None = None) -> None:
@@ -83,19 +84,21 @@ class Screen:
         """Columns of the terminal now."""
         return self._rich.width
 
-    def line(self, text: str, style: str = "") -> None:
-        """Show a line for good, above the live one."""
+    def line(self, text: str, style: str = "", lead: str = "") -> None:
+        """Show a line for good, above the live one; `style` is that of `lead`, or of all if there is none."""
         self.erase()
-        self._write(self._rendered(rich.text.Text(text.translate(_CONTROL_CODES), style)) + "\n")
+        shown = rich.text.Text((lead + text).translate(_CONTROL_CODES))
+        shown.stylize(style, 0, len(lead) or None)
+        self._write(self._rendered(shown, wrap=True) + "\n")
 
     def live(self, text: rich.text.Text) -> None:
-        """Show `text`, cut to the width, until the next call of any method here; only on a terminal."""
+        """Show `text`, cut to the width, until the next call of any method; only on a terminal."""
         text.truncate(self.width - 1)
         self._write(_START_OF_LINE + self._rendered(text) + "\r")
         self._live = True
 
     def erase(self) -> None:
-        """Take the live line away, so that something else can be written."""
+        """Remove the live line, so that other lines can be written."""
         if self._live:
             self._write(_START_OF_LINE)
             self._live = False
@@ -106,11 +109,11 @@ class Screen:
             self._write("\n")
             self._live = False
 
-    def _rendered(self, text: rich.text.Text) -> str:
+    def _rendered(self, text: rich.text.Text, *, wrap: bool = False) -> str:
         if not self.is_terminal:
             return text.plain
         with self._rich.capture() as capture:
-            self._rich.print(text, end="", soft_wrap=True)
+            self._rich.print(text, end="", soft_wrap=not wrap)
         return capture.get()
 
     def _write(self, text: str) -> None:
@@ -132,7 +135,7 @@ class Screen:
         return text
 
     def _silence(self) -> None:
-        """Point the descriptor at nothing: or Python fails at exit, when it flushes what is left."""
+        """Connect the descriptor to nothing. Else Python fails at exit, when it flushes the rest."""
         try:
             descriptor = self._stream.fileno()
         except (OSError, io.UnsupportedOperation):
@@ -142,15 +145,21 @@ class Screen:
         os.close(nothing)
 
 
+def show_error(sentence: str) -> None:
+    """The last line of a command that failed, on stderr."""
+    Screen(sys.stderr).line(sentence, "bold red")
+
+
+_WARNING = "samovar: warning: "
 _REDRAW_S = 0.1
 _MAX_BAR_WIDTH = 40
 _END_FILES = ("result.json", "metrics.jsonl", "snapshots")
 
 
 class Console:
-    """Shows records as they come; progress every `display_steps` steps where there is no terminal.
+    """Shows records as they come; without a terminal, progress every `display_steps` steps.
 
-    Results go to `output`, warnings and errors to `errors`. Nothing here raises for an output that is gone.
+    Results go to `output`, warnings and errors to `errors`. No method raises if an output is gone.
     """
 
     def __init__(
@@ -194,7 +203,7 @@ class Console:
                 self._finish(record)
 
     def failed(self, sentence: str) -> None:
-        """The run ends by this error, which its caller shows: the bar goes, the log keeps the sentence."""
+        """The run ends by this error, which the caller shows. Remove the bar, and log the sentence."""
         self._screen.erase()
         self._write_log(f"samovar: error: {sentence}")
 
@@ -237,7 +246,7 @@ class Console:
 
     def _notice(self, level: str, text: str) -> None:
         if level == "warning":
-            self._aside(f"samovar: warning: {text}", "yellow")
+            self._aside(text)
         else:
             self._line(text)
 
@@ -245,10 +254,10 @@ class Console:
         self._screen.line(text, style)
         self._write_log(text)
 
-    def _aside(self, text: str, style: str) -> None:
+    def _aside(self, text: str) -> None:
         self._screen.erase()
-        self._errors.line(text, style)
-        self._write_log(text)
+        self._errors.line(text, "yellow", _WARNING)
+        self._write_log(_WARNING + text)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
@@ -256,11 +265,11 @@ class Console:
         self._log.write(text)
         if self._log.failure is not None and not self._log_failure_shown:
             self._log_failure_shown = True
-            self._errors.line(f"samovar: warning: {self._log.failure}; the run goes on without it", "yellow")
+            self._errors.line(f"{self._log.failure}; the run continues without it", "yellow", _WARNING)
 
 
 def bar(progress: Progress, width: int) -> rich.text.Text:
-    """The live line: step, a bar of what is left of `width`, loss and speed."""
+    """The live line: step, a bar in the rest of `width`, loss and speed."""
     head = wording.step_of(progress) + " "
     tail = " " + " · ".join([f"loss {wording.number(progress.loss)}", *wording.speed(progress)])
     bar_width = max(0, min(_MAX_BAR_WIDTH, width - 1 - len(head) - len(tail)))

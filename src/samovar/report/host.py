@@ -1,4 +1,4 @@
-"""What a machine is, as its kernel describes it, what limits this process has, and what is wrong with them."""
+"""The machine as its kernel describes it, the limits of this process, and the problems with them."""
 
 import contextlib
 import os
@@ -26,10 +26,10 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFigures:
-    """None where the kernel does not tell, or where there is no such limit.
+    """A field is None if the kernel does not say, or if there is no such limit.
 
     `memory_limit_bytes` and `cpu_quota_cores` are those of this process's control group. `limits` are soft limits.
-    `memfd_error` is why an anonymous memory file cannot be made.
+    `memfd_error` is why an anonymous memory file cannot be made. `missing_modules` are not installed.
     """
 
     cpu_model: str
@@ -54,7 +54,7 @@ class HostFigures:
 
 
 def read_host(root: Path = Path("/")) -> HostFigures:
-    """The machine of this process; `root` is where /proc and /sys are looked for."""
+    """The machine of this process; `root` is the parent of /proc and /sys."""
     memory = _memory(root)
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     groups = list(control_groups(root))
@@ -86,7 +86,6 @@ def _cpu_model(root: Path) -> str:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
     rows = re.findall(r"^(\w+):\s+(\d+) kB$", text_of(root / "proc/meminfo"), re.MULTILINE)
     return {name: int(kilobytes) << 10 for name, kilobytes in rows}
 
@@ -109,13 +108,12 @@ def _governors(root: Path, cpus: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _pressure(root: Path) -> float | None:
-    """Share of the last ten seconds in which some process waited for memory, in percent."""
+    """The share of the last ten seconds in which a process waited for memory, in percent."""
     found = re.search(r"^some avg10=([\d.]+)", text_of(root / "proc/pressure/memory"))
     return float(found.group(1)) if found else None
 
 
 def _selected(path: Path) -> str | None:
-    """The word in brackets."""
     found = re.search(r"\[(\w+)\]", text_of(path))
     return found.group(1) if found else None
 
@@ -159,7 +157,7 @@ class Finding:
 
 
 def diagnose(host: HostFigures, record: CalibrationRecord | None = None) -> list[Finding]:
-    """Everything that is wrong, the worst first; `record` adds what only measuring shows."""
+    """All problems, the worst first; `record` adds those that only measuring shows."""
     checks: tuple[Callable[[HostFigures], Iterator[Finding]], ...] = (
         _packages,
         _shared_memory,
@@ -207,7 +205,7 @@ def _cores(host: HostFigures) -> Iterator[Finding]:
         yield Finding(
             "hint",
             f"other programs keep {host.load_average:.1f} of {host.cores_present} cores busy (load average)",
-            "end them, or take the figures below as too low",
+            "end them, or the measured figures are too low",
         )
 
 

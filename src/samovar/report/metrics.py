@@ -2,7 +2,7 @@
 
     {"step": 20, "kind": "train", "loss": 0.41, "learning_rate": 0.01}
 
-Each (step, kind) stands there once, also after a run was stopped and resumed.
+Each (step, kind) occurs once, also after a run was stopped and resumed.
 """
 
 import json
@@ -22,8 +22,8 @@ Line = dict[str, Any]
 class MetricsWriter:
     """Appends to `path`; a run that starts after `start_step` steps first drops the lines beyond it.
 
-    Each line is handed to the system before `append` returns. Raises InputError where the disk refuses, or
-    where `path` holds something else.
+    The system has each line before `append` returns. Raises InputError if the disk refuses, or if `path` is a different
+    file.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -34,7 +34,7 @@ class MetricsWriter:
         self._file = path.open("ab", buffering=0)
 
     def append(self, step: int, kind: str, values: Mapping[str, object]) -> None:
-        """Add a line; one of a step that its kind has passed (a test repeated on resume) is left out."""
+        """Add a line. A line of a step that its kind has passed (a test repeated after resuming) is left out."""
         if step <= self._last_steps.get(kind, -1):
             return
         line = json_line({"step": step, "kind": kind, **values})
@@ -84,12 +84,12 @@ def _parsed(path: Path, number: int, text: bytes) -> Line:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}:{number} is not JSON: {error}; remove that line") from error
     if not isinstance(line, dict) or type(line.get("step")) is not int or not isinstance(line.get("kind"), str):
-        raise InputError(f"{path}:{number} is no metric: it needs a step and a kind; remove that line")
+        raise InputError(f"{path}:{number} is not a metric: it needs a step and a kind; remove that line")
     return {name: as_number(value) for name, value in line.items()}
 
 
 def _kept(path: Path, start_step: int) -> list[Line]:
-    """What a run that starts after `start_step` keeps: nothing of an older run, where it starts anew."""
+    """The lines that a run after `start_step` keeps: none of an older run if it starts from the beginning."""
     if start_step == 0 or not path.exists():
         return []
     return [line for line in read_metrics(path) if line["step"] <= start_step]

@@ -8,6 +8,7 @@ import json
 import math
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ def to_plain(value: object) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -50,6 +53,11 @@ def as_number(value: object) -> object:
 def json_line(data: Mapping[str, object]) -> bytes:
     """One line of JSON; values that JSON does not know raise TypeError."""
     return json.dumps(to_plain(data), separators=(", ", ": "), allow_nan=False).encode() + b"\n"
+
+
+def json_document(value: object) -> str:
+    """`value` as an indented JSON document, for a command's --json."""
+    return json.dumps(to_plain(value), indent=2, allow_nan=False)
 
 
 def _is_required(field: "dataclasses.Field[Any]") -> bool:
@@ -80,7 +88,6 @@ def _scalar(hint: type, value: object, where: str) -> object:
 
 
 def _member(hints: tuple[Any, ...], value: object, where: str) -> Any:
-    """A value of `X | None`."""
     if value is None and type(None) in hints:
         return None
     return _value(next(hint for hint in hints if hint is not type(None)), value, where)

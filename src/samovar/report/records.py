@@ -1,4 +1,4 @@
-"""What ranks tell the launcher, one record at a time, and how it is written to a pipe and read there.
+"""The records that ranks send to the launcher, and their form on a pipe.
 
 On the pipe a record is one line of JSON with the field `record`: {"record": "progress", "step": 20, ...}.
 """
@@ -22,9 +22,9 @@ from samovar.report.result import RunResult
 class Started:
     """Training begins: the plan of the run.
 
-    `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker`
-    counts compute threads. `run_folder` is None for a run that leaves no files. `buckets` says how the model is cut for
-    the exchange ("3 buckets (auto)"), empty where it is not. `joined`: it goes on from what others have learned.
+    `worker_cpus` are the cpus that each rank is pinned to, empty for a rank that is not. `threads_per_worker` counts
+    compute threads. `run_folder` is None for a run without files. `buckets` says how the model is divided for the
+    exchange ("3 buckets (auto)"), or is empty. `joined`: it starts from the center of others.
     """
 
     net_name: str
@@ -53,7 +53,7 @@ class Started:
 class Progress:
     """Steps done so far; `loss` is the smoothed training loss, `samples_per_second` that of all workers.
 
-    `workers` says how they differ, where they may.
+    `workers` says how the workers differ, if they may.
     """
 
     step: int
@@ -69,10 +69,8 @@ class Progress:
 class Tested:
     """Mean outputs of a test pass over test net `net` after `step` steps, by name; value k of several is "name[k]".
 
-    `step` is None where a net was tested that nothing trains.
-
-    `loss` is the mean of the weighted sum of losses, None where it was not asked for. `loss_weights` has the outputs
-    that count as loss.
+    `step` is None for a net that is tested without training. `loss` is the mean of the weighted sum of losses, None if
+    not requested. `loss_weights` has the outputs that count as loss.
     """
 
     step: int | None
@@ -94,8 +92,7 @@ class TestedBatch:
 class Iterated:
     """A step as Caffe displays it: `iteration` counts from 0, `loss` is smoothed, `outputs` are the training net's.
 
-    `seconds` are those since the iteration displayed before, `num_iterations` how many they were for; `display` is
-    how many they should be.
+    `seconds` are those since the iteration displayed before, for `num_iterations`; `display` is the intended number.
     """
 
     iteration: int
@@ -110,7 +107,7 @@ class Iterated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLine:
-    """A line of `Valued`; `kind` says of what: "top", "parameter", "bottom", "gradient" or "all"."""
+    """A line of `Valued`; `kind` is "top", "parameter", "bottom", "gradient" or "all"."""
 
     kind: str
     text: str
@@ -118,7 +115,7 @@ class ValueLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Valued:
-    """Mean absolute values of a pass, which `debug_info` asks for; `is_test`: of a test pass, that is told of later."""
+    """Mean absolute values of a pass, for `debug_info`; `is_test`: of a test pass, which is shown later."""
 
     lines: tuple[ValueLine, ...]
     is_test: bool
@@ -137,7 +134,7 @@ READING = "Data"  # the type under which reading a batch is told, whatever the d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Mean milliseconds of one layer; of type READING: of reading the batch, which is no part of a pass."""
+    """Mean milliseconds of one layer. Type READING means reading a batch, which is not part of a pass."""
 
     name: str
     type: str
@@ -167,9 +164,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """How fast a setting of workers and threads trains: samples of all workers, by the median of `num_steps` steps.
+    """The speed of a setting of workers and threads: samples of all workers, by the median of `num_steps` steps.
 
-    `stop_signal` is what was asked for meanwhile, 0 for nothing.
+    `stop_signal` is the request of a signal meanwhile, 0 for none.
     """
 
     samples_per_second: float
@@ -179,7 +176,7 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotWritten:
-    """The snapshot of `step` stands at `path`."""
+    """The snapshot of `step` is in `path`."""
 
     step: int
     path: str
@@ -187,7 +184,7 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something to know; `level` is "info" or "warning". Of those with one `topic` the first that is told is enough."""
+    """A message; `level` is "info" or "warning". Of messages with the same `topic` only the first is shown."""
 
     level: str
     text: str
@@ -196,14 +193,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Training is over, as asked."""
+    """Training is over, as requested."""
 
     result: RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A rank (None: the launcher itself) cannot go on; `kind` names the error's class."""
+    """A rank (None: the launcher itself) cannot continue; `kind` names the error's class."""
 
     rank: int | None
     message: str
@@ -257,9 +254,9 @@ _SHOWN_BYTES = 80
 
 
 class RecordWriter:
-    """The rank's end: `descriptor` is a pipe that no other process writes to; threads may share the writer.
+    """The rank's end: `descriptor` is a pipe that only this process writes to; threads may share the writer.
 
-    A launcher that reads no more costs `timeout_s` once it has let the pipe fill up.
+    If the launcher stops reading, the pipe fills up, and a call raises after `timeout_s`.
     """
 
     def __init__(self, descriptor: int, timeout_s: float = 30.0) -> None:
@@ -290,14 +287,14 @@ class RecordWriter:
 
 
 class RecordReader:
-    """The launcher's end: bytes in, records out, whatever the bytes are."""
+    """The launcher's end: bytes in, records out, for any bytes."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._skipping = False
 
     def feed(self, data: bytes) -> list[Record]:
-        """The records that `data` completes. What is no record comes out as a warning Notice."""
+        """The records that `data` completes. Bytes that are not a record give a warning Notice."""
         *ends, rest = data.split(b"\n")
         records = [self._ended(end) for end in ends]
         self._take(rest)
@@ -313,11 +310,11 @@ class RecordReader:
         line, self._buffer = bytes(self._buffer), bytearray()
         if self._skipping:
             self._skipping = False
-            return _notice(f"a line of over {MAX_LINE_BYTES:,} bytes is no record", line)
+            return _notice(f"a line of over {MAX_LINE_BYTES:,} bytes is not a record", line)
         return _record(line) if line.strip() else None
 
     def _take(self, piece: bytes) -> None:
-        """Keep a piece of a line, unless the line is too long: then only its beginning."""
+        """Keep a piece of a line. Of a line that is too long keep only the beginning."""
         self._skipping = self._skipping or len(self._buffer) + len(piece) > MAX_LINE_BYTES
         self._buffer += piece
         if self._skipping:

@@ -1,4 +1,4 @@
-"""What a run came to: result.json."""
+"""The result of a run: result.json."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from samovar.report.run_folder import write_json_atomic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptSetting:
-    """How fast a setting of `--workers auto` was: samples of all workers; None where the run cannot be shared so."""
+    """The speed of a setting of `--workers auto`: samples of all workers; None if the batch cannot be shared so."""
 
     workers: int
     threads_per_worker: int
@@ -21,12 +21,11 @@ class SweptSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
-    """How a worker that waits for nobody got on; its last life's speed, and counts over all lives of its rank.
+    """The figures of a worker that does not wait for others: its last life's speed, and counts over all its lives.
 
-    `staleness[k]` of its updates of the center found k updates of others that it had not seen; the last counts all that
-    are more. `lock_wait_s` is what it lost to others at the center; `refused` of its
-    updates were not finite and did not come there. `distance` is ||x - c|| / ||c|| as it was measured
-    last.
+    Of its updates of the center, `staleness[k]` found k updates of others that it had not seen; the last counts all
+    that are more. `lock_wait_s` are seconds lost to others at the center. `refused` updates were not finite, and did
+    not reach the center. `distance` is the last measurement of ||x - c|| / ||c||.
     """
 
     steps: int
@@ -44,21 +43,23 @@ class WorkerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The figures of a finished run; None where the run has no such figure.
+    """The figures of a finished run; None if the run has no such figure.
 
-    `samples` counts all workers' samples, `seconds` the training loop without start-up, `bytes_sent_per_step` what one
-    rank sends on average, to the center alone where workers wait for nobody. `replicas_equal` is None where ranks need
-    not agree. `stopped_by` names the signal that ended the run early. `precision` is that of convolutions and inner
-    products. `buckets` says how sync cut the model ("3 buckets (auto)"), `bucket_sizes_bytes` into what; `sweep` is
-    what `--workers auto` stood on. `data_bytes_fetched_per_step` is what one rank reads of `--hold-data` from others on
-    average, read-ahead included. `stop_rule` and `by_worker` are there for workers that wait for nobody. `compress` is
-    how gradients or differences were to be compressed, `is_compressed` whether they still were at the end.
+    `samples` counts all workers' samples, `seconds` the training loop without start-up. `bytes_sent_per_step` is the
+    mean of one rank; if workers do not wait for each other, to the center alone. `replicas_equal` is None if ranks may
+    differ. `stopped_by` names the signal that ended the run early. `precision` is that of convolutions and inner
+    products.
 
-    `transport` is what weights and gradients went by: "shm" (mapped memory), "tcp", or "shm, tcp" where some did by
-    each. `box` is where the center was, as --box names it, and `buffer` its name there; None: with the run itself.
-    `peak_memory_bytes` is the most memory that each rank had, what it shares with others included; empty where workers
-    wait for nobody, or the system does not tell. `refused_by_rank` counts each rank's updates that were not finite and
-    did not come to the center that ranks in step share. `run_folder` is what `samovar.train` adds; no file has it.
+    `buckets` says how sync divided the model ("3 buckets (auto)"), and `bucket_sizes_bytes` into which parts. `sweep`
+    has the measurements of `--workers auto`. `data_bytes_fetched_per_step` is the mean that one rank reads from others
+    with `--hold-data`, including read-ahead. `stop_rule` and `by_worker` are for workers that do not wait for each
+    other. `compress` is the requested compression, and `is_compressed` says whether it was still on at the end.
+
+    `transport` carried weights and gradients: "shm" (mapped memory), "tcp", or "shm, tcp". `box` is the place of the
+    center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most
+    memory of each rank, including shared memory. It is empty if workers do not wait for each other, or the system does
+    not say. `refused_by_rank` counts each rank's updates that were not finite, and did not reach a center that ranks
+    share in step. `samovar.train` and `--json` add `run_folder`; result.json does not have it.
     """
 
     net: str
@@ -98,7 +99,7 @@ class RunResult:
 
 
 def write_result(path: Path, result: RunResult) -> None:
-    """Put `result` at `path`, whole or not at all; raises InputError where the disk refuses."""
+    """Write `result` to `path`, whole or not at all; raises InputError if the disk refuses."""
     values = to_plain(result)
     del values["run_folder"]  # which may be moved
     write_json_atomic(path, values)
@@ -111,4 +112,4 @@ def read_result(path: Path) -> RunResult:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a run's result.json") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no result of a run: {error}; give a run's result.json") from error
+        raise InputError(f"{path} is not the result of a run: {error}; give a run's result.json") from error

@@ -20,7 +20,7 @@ _MAX_NAME_LENGTH = 60
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where each file of a run lies; the folder exists, the files come one by one."""
+    """The places of a run's files; the folder exists, the files come one by one."""
 
     path: Path
 
@@ -49,11 +49,11 @@ class RunFolder:
         return self.path / "trace.json.gz"
 
     def trace_part(self, rank: int) -> Path:
-        """One rank's part of the trace, under a passing name."""
+        """One rank's part of the trace, under a temporary name."""
         return self.path / f".tmp-trace-rank{rank}"
 
     def order(self, rank: int) -> Path:
-        """In which order a rank met the center (--record)."""
+        """The order in which a rank met the center (--record)."""
         return self.path / f"order_rank{rank}.bin"
 
     def rank_log(self, rank: int) -> Path:
@@ -61,9 +61,9 @@ class RunFolder:
 
 
 def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datetime) -> RunFolder:
-    """Create `out` (it may be there already), or runs/<YYYYMMDD-HHMM>-<net>-<strategy>, never used before.
+    """Create `out` (it may exist already), or runs/<YYYYMMDD-HHMM>-<net>-<strategy>, never used before.
 
-    Raises InputError where the folder cannot be created or written to.
+    Raises InputError if the folder cannot be created or written to.
     """
     try:
         if out is None:
@@ -84,9 +84,9 @@ def run_folders_of(net_name: str) -> list[Path]:
 
 
 def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
-    """Put `data` at `path` as indented JSON: the old file or the new one, never half of one.
+    """Write `data` to `path` as indented JSON: the old file or the new one, never half of one.
 
-    Raises InputError where the disk refuses; the old file then stays.
+    Raises InputError if the disk refuses; the old file then stays.
     """
     text = json.dumps(to_plain(data), indent=2, allow_nan=False) + "\n"
     write_atomic(path, text.encode())
@@ -114,7 +114,7 @@ def _run_name(net_name: str, strategy: str, now: datetime) -> str:
 
 
 def _safe(name: str) -> str:
-    """Only what is a plain file name everywhere, lower-case."""
+    """Only characters that are plain in file names everywhere, lower-case."""
     return re.sub(r"[^a-z0-9._]+", "-", name.lower())[:_MAX_NAME_LENGTH].strip("-.")
 
 
@@ -129,7 +129,7 @@ def _new_folder(parent: Path, name: str) -> Path:
 
 
 def _probe(folder: Path) -> None:
-    """Find out now, not at the first snapshot, whether a file can be created here."""
+    """Check now, not at the first snapshot, whether a file can be created here."""
     probe = folder / f".tmp-probe-{os.getpid()}"
     probe.touch()
     probe.unlink()

@@ -1,7 +1,7 @@
-"""What several ranks print, as one: each line with its rank, what many print only once.
+"""The output of several ranks as one: each line with its rank, and a line of several ranks only once.
 
-Bytes come in any pieces, and become the lines that a terminal would end up showing.
-Stdout goes to stdout, stderr to stderr, in bytes as they are.
+Bytes come in any pieces, and become the lines that a terminal would show in the end. Stdout goes to stdout and stderr
+to stderr, with unchanged bytes.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _SAME_ERROR_S = 5.0
 
 
 class LineSplitter:
-    """Makes lines of pieces; what a carriage return lets a terminal overwrite is left out.
+    """Makes lines of pieces, without text that a carriage return lets a terminal overwrite.
 
     A line longer than MAX_LINE_BYTES comes in several; memory is bounded by that.
     """
@@ -49,17 +49,17 @@ class LineSplitter:
 
     @property
     def unfinished(self) -> bytes:
-        """What the line that is being written shows now."""
+        """The unfinished line as it is now."""
         return _visible(self._rest)
 
     def close(self) -> list[bytes]:
-        """The last line, where its end is missing."""
+        """The last line, if its end is missing."""
         rest, self._rest = _visible(self._rest), b""
         return [rest] if rest else []
 
 
 def _visible(line: bytes) -> bytes:
-    """What is left of a line when carriage returns have let its versions overwrite each other: the last one."""
+    """The last version of a line, after carriage returns."""
     return next((version for version in reversed(line.split(b"\r")) if version), b"")
 
 
@@ -76,9 +76,9 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 class ErrorTail:
-    """The last error in what a rank writes to stderr: from its traceback on (chained ones included).
+    """The last error in a rank's stderr: from its traceback on (including chained ones), else the last lines.
 
-    Where there is none, the last lines. `began_s` is when the traceback came, None without one.
+    `began_s` is when the traceback came, None without one.
     """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -109,19 +109,19 @@ class ErrorTail:
         return list(self._lines)
 
     def _is_chained(self) -> bool:
-        """Whether the line before last, empty ones left out, says that the next traceback belongs to this one."""
+        """Whether the line before last, without empty ones, says that the next traceback belongs to this one."""
         return next((line for line in reversed(self._lines) if line.strip()), b"") in _CHAINED
 
 
 class StoreRefusals:
-    """Makes one line of all that a rank's store says of connections it refuses: anybody can make it say much."""
+    """Makes one line of all that a rank's store says of refused connections: any program can make it say much."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
         self._inside: set[int] = set()
 
     def shown(self, rank: int, line: bytes) -> bytes | None:
-        """What to show for a rank's next line of stderr; None for nothing."""
+        """The text to show for a rank's next line of stderr; None for nothing."""
         if refusal := _REFUSAL.match(line):
             self._inside.add(rank)
             if rank in self._told:
@@ -149,9 +149,9 @@ _SLOWER_TO_END_S, _RECENT_S = 3.0, 30.0
 
 
 class Doubles:
-    """Tells which lines are new: a rank's k-th copy of a line is, unless another rank has printed k already.
+    """Finds new lines: a rank's k-th copy of a line is new, unless another rank has printed k already.
 
-    Remembers the `max_lines` lines seen last, 16 bytes and a count per rank each.
+    Remembers the last `max_lines` lines, with 16 bytes and a count per rank each.
     """
 
     def __init__(self, max_lines: int = _MAX_KNOWN_LINES) -> None:
@@ -159,7 +159,7 @@ class Doubles:
         self._counts: OrderedDict[bytes, dict[int, int]] = OrderedDict()
 
     def is_new(self, rank: int, line: bytes) -> bool:
-        """Count this copy; whether it is to be shown."""
+        """Count this copy; return whether to show it."""
         key = hashlib.blake2b(line, digest_size=16).digest()
         counts = self._counts.setdefault(key, {})
         self._counts.move_to_end(key)
@@ -171,9 +171,9 @@ class Doubles:
 
 
 class RankOutput:
-    """A descriptor that lines are written to, never waiting for a slow reader unless asked to.
+    """A descriptor for lines, which waits for a slow reader only if asked to.
 
-    When the reader has gone, what is written is dropped.
+    If the reader is gone, lines are dropped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -188,13 +188,13 @@ class RankOutput:
         return len(self._pending) > _MAX_BACKLOG_BYTES
 
     def write(self, data: bytes) -> None:
-        """Write now what the reader takes, keep the rest."""
+        """Write as much as the reader takes now; keep the rest."""
         if not self._gone:
             self._pending += data
             self.pump()
 
     def pump(self, wait: bool = False) -> None:
-        """Write what can be written; all of it with `wait`."""
+        """Write as much as possible; all of it with `wait`."""
         while self._pending and self._poll.poll(None if wait else 0):
             try:
                 # Up to PIPE_BUF bytes a writable pipe takes without blocking.
@@ -211,7 +211,7 @@ class RankOutput:
 
 
 class ScriptOutput:
-    """Shows what ranks write; keeps what tells which failed first, and why."""
+    """Shows the output of ranks, and keeps the lines that say which rank failed first, and why."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class ScriptOutput:
         self._refusals = StoreRefusals()
 
     def take(self, rank: int, stream: int, data: bytes) -> None:
-        """Show what `rank` wrote to its stdout (1) or stderr (2), as far as lines are complete."""
+        """Show the complete lines of `rank`'s stdout (1) or stderr (2)."""
         splitter = self._splitters.setdefault((rank, stream), LineSplitter())
         self._show(rank, stream, splitter.feed(data))
         if splitter.unfinished and rank == min(number for number, _ in self._splitters):
@@ -254,7 +254,7 @@ class ScriptOutput:
         return [port.descriptor for port in self._ports.values() if port.is_blocked]
 
     def pump(self) -> None:
-        """Write what readers take by now."""
+        """Write as much as readers take by now."""
         for port in self._ports.values():
             port.pump()
 
@@ -263,18 +263,18 @@ class ScriptOutput:
         self._write(STDERR, sentence.encode(errors="backslashreplace"))
 
     def await_others_s(self, rank: int, ended_s: float) -> float:
-        """How long to wait, when `rank` failed first, for one that met its error earlier and ends more slowly."""
+        """How long to wait, when `rank` failed first, for another that met its error earlier and ends more slowly."""
         began_s = self.error_began_s(rank, ended_s)
         others = [self.error_began_s(other, ended_s) for other in self._errors if other != rank]
         return _SLOWER_TO_END_S if any(ended_s - _RECENT_S < other_s < began_s for other_s in others) else 0.0
 
     def error_began_s(self, rank: int, ended_s: float) -> float:
-        """When the last traceback of a rank came; where there is none, its end."""
+        """When a rank's last traceback came, or else its end."""
         tail = self._errors.get(rank)
         return ended_s if tail is None or tail.began_s is None else tail.began_s
 
     def show_error(self, rank: int) -> None:
-        """The last error of `rank` in full, unless exactly that stands there last already."""
+        """Show the last error of `rank` in full, unless it is the last output already."""
         lines = [_prefixed(rank, line) for line in self._errors[rank].lines()] if rank in self._errors else []
         if lines and list(self._last_on_stderr)[-len(lines) :] != lines:
             self._write(STDERR, f"samovar: error of rank {rank}:".encode())
@@ -287,7 +287,7 @@ class ScriptOutput:
                 self._write(stream, _prefixed(rank, line))
 
     def _sifted(self, rank: int, lines: list[bytes]) -> list[bytes]:
-        """What counts of a rank's lines on stderr, kept for its error too."""
+        """The lines of a rank's stderr to show; they are kept for its error too."""
         sifted = [line for line in (self._refusals.shown(rank, line) for line in lines) if line is not None]
         for line in sifted:
             self._errors.setdefault(rank, ErrorTail(self._monotonic_s)).feed(line)
@@ -301,7 +301,7 @@ class ScriptOutput:
 
 
 class LiveLine:
-    """The line that the first rank is writing (a progress bar, say), below all others on a terminal."""
+    """The unfinished line of the first rank, such as a progress bar, below all others on a terminal."""
 
     def __init__(self, monotonic_s: Callable[[], float]) -> None:
         self._monotonic_s = monotonic_s
@@ -331,7 +331,7 @@ def _prefixed(rank: int, line: bytes) -> bytes:
 
 
 class End(Protocol):
-    """How a rank ended: its exit code, minus a signal's number, or None where the launcher ended it."""
+    """How a rank ended: its exit code, minus a signal's number, or None if the launcher ended it."""
 
     @property
     def rank(self) -> int: ...
@@ -347,14 +347,14 @@ class End(Protocol):
 
 
 def end_sentence(first: End, ends: Sequence[End], host: str, passed_on: Sequence[int]) -> str:
-    """Who failed first, where, how, when, after which signals, and what became of the others."""
+    """The first failure: rank, host, way and time of the end, earlier signals, and the ends of the others."""
     asked = f", {signal_names(passed_on)} having been passed on" if passed_on else ""
     sentence = f"rank {first.rank} (on {host}, process {first.process_id}) {how(first.return_code)}"
     return f"{sentence} after {first.seconds:.1f} s{asked}{_others(first, ends)}"
 
 
 def how(return_code: int | None) -> str:
-    """The way a process ended, in words."""
+    """The way a process ended, as text."""
     if return_code is None:
         return "was ended"
     if return_code >= 0:
@@ -364,7 +364,7 @@ def how(return_code: int | None) -> str:
 
 
 def signal_names(numbers: Sequence[int]) -> str:
-    """SIGINT, SIGTERM; numbers where there are no names."""
+    """SIGINT, SIGTERM; a number if there is no name."""
     names = {known.value: known.name for known in signal.Signals}
     return ", ".join(dict.fromkeys(names.get(number, str(number)) for number in numbers))
 

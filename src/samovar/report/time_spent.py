@@ -14,7 +14,7 @@ _INPUT_SHARE, _COMMUNICATION_SHARE, _STRAGGLER_SHARE = 0.15, 0.15, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The rank that came last to an exchange, how long after the others, and how long the step took."""
+    """The rank that came last to an exchange, how long after the others, and the length of the step."""
 
     rank: int
     late_s: float
@@ -22,14 +22,14 @@ class Arrival:
 
 
 class StragglerWatch:
-    """Names a rank for which the others wait in most of the last steps: once, until it is another one."""
+    """Names a rank for which the others wait in most of the last steps; again only when it changes."""
 
     def __init__(self) -> None:
         self._recent: deque[Arrival] = deque(maxlen=_WINDOW_STEPS)
         self._named: int | None = None
 
     def take(self, arrival: Arrival) -> str | None:
-        """A sentence, where there is something new to say."""
+        """A sentence, if there is news."""
         self._recent.append(arrival)
         own = [one for one in self._recent if one.rank == arrival.rank]
         if len(own) < _MOST_OF_WINDOW or arrival.rank == self._named:
@@ -39,15 +39,15 @@ class StragglerWatch:
             return None
         self._named = arrival.rank
         return (
-            f"rank {arrival.rank} is slower than the others, who wait for it {late_s * 1e3:.3g} ms of a step of "
+            f"rank {arrival.rank} is slower than the others, which wait for it {late_s * 1e3:.3g} ms of a step of "
             f"{step_s * 1e3:.3g} ms; see what else runs on its cpus"
         )
 
 
 class TimeSpent:
-    """Adds up the seconds of a run's steps by what they were spent on, and what others waited for which rank.
+    """Adds up the seconds of a run's steps by kind, and the waits of others for each rank.
 
-    `remedy` is what to try where exchanges take long.
+    `remedy` is the advice if exchanges take long.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -63,7 +63,7 @@ class TimeSpent:
             self._late_s[arrival.rank] = self._late_s.get(arrival.rank, 0.0) + arrival.late_s
 
     def verdict(self) -> str | None:
-        """Shares, what they are bound by, and what to change; None where nothing was done."""
+        """Shares, the bottleneck, and advice; None without any step."""
         total_s = sum(self._seconds.values())
         if total_s <= 0.0:
             return None
@@ -77,7 +77,7 @@ class TimeSpent:
             return "input-bound; try --hold-data, bring the data to a faster disk, or give reading a core"
         if rank is not None and self._late_s[rank] > _STRAGGLER_SHARE * total_s:
             share = self._late_s[rank] / total_s
-            return f"straggler-bound; the others wait {share:.0%} of the time for rank {rank}; see its cpus"
+            return f"straggler-bound, the others wait {share:.0%} of the time for rank {rank}; see its cpus"
         if shares["exchange"] > _COMMUNICATION_SHARE:
             return f"communication-bound; try {self._remedy}"
         return "compute-bound; more cores, or --precision bf16 where the CPU has it, make it faster"

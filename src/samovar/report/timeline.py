@@ -27,7 +27,7 @@ Event: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """A rank's first line; `first_s` is its first moment, on its own clock, None where nothing was recorded."""
+    """A rank's first line; `first_s` is its first moment, on its own clock, None if nothing was recorded."""
 
     rank: int
     clock_offset_s: float
@@ -50,7 +50,7 @@ def write_part(path: Path, header: PartHeader, spans: Sequence[Span]) -> None:
 
 
 def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list[PartHeader]:
-    """Make `target`, a gzipped JSON file, of all parts that are there; what their ranks said of themselves.
+    """Make `target`, a gzipped JSON file, of all existing parts; return what their ranks said of themselves.
 
     `about` goes into its "otherData". Cost: the memory of all exchanges' ends, not of all spans. Raises OSError.
     """
@@ -120,7 +120,7 @@ def _events(part: Path, origin_s: float, arrows: "_Arrows") -> Iterator[Event]:
 
 
 class _Streams:
-    """The rows of a rank: one for each stream, and for what is in flight as many as are needed at once."""
+    """The rows of a rank: one for each stream, and as many as needed at once for exchanges in flight."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -134,7 +134,7 @@ class _Streams:
         )
 
     def place(self, stream: str, start_us: float, stop_us: float) -> tuple[int, list[Event]]:
-        """The row of a span, and what introduces that row where it is new."""
+        """The row of a span, and the events that introduce a new row."""
         row, name = STREAMS.index(stream), stream
         if stream == STREAMS[-1]:
             lane = self._lane(start_us, stop_us)
@@ -162,14 +162,14 @@ class _Streams:
 
 @dataclass(slots=True)
 class _Ends:
-    """Where a run of an exchange begins and ends, on all ranks."""
+    """The begin and the end of a run of an exchange, on all ranks."""
 
     sends: list[Event] = field(default_factory=list)
     takes: list[Event] = field(default_factory=list)
 
 
 class _Arrows:
-    """From where a rank gave its part of an exchange to where the other ranks had what they took from it."""
+    """An arrow from where a rank gave its part of an exchange to where the other ranks had it."""
 
     def __init__(self) -> None:
         self.num_left_out = 0

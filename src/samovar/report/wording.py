@@ -1,4 +1,4 @@
-"""The sentences that a run shows: records to text, nothing else."""
+"""The sentences that a run shows, made from records."""
 
 import math
 
@@ -10,7 +10,7 @@ _SHOWN_RANKS = 4
 
 
 def start_lines(started: Started) -> list[str]:
-    """The plan of the run; the first two lines name the net and how it is trained."""
+    """The plan of the run; the first two lines name the net and its training."""
     lines = [
         " · ".join([started.net_name, counted(started.num_parameters, "parameter"), _data(started)]),
         " · ".join([_workers(started), _batch(started), _rate(started), _strategy(started)]),
@@ -20,7 +20,7 @@ def start_lines(started: Started) -> list[str]:
 
 
 def progress_line(progress: Progress) -> str:
-    """The line of a run without a terminal."""
+    """A line of progress without a terminal."""
     parts = [step_of(progress), f"loss {number(progress.loss)}", f"lr {progress.learning_rate:.4g}"]
     return " · ".join([*parts, *speed(progress), *filter(None, [progress.workers])])
 
@@ -30,7 +30,7 @@ def step_of(progress: Progress) -> str:
 
 
 def speed(progress: Progress) -> list[str]:
-    """Samples per second, and the time that is left while some is."""
+    """Samples per second, and the remaining time if there is some."""
     rate = progress.samples_per_second
     parts = [f"{rate:,.0f} samples/s" if rate >= 10 or not math.isfinite(rate) else f"{rate:.2g} samples/s"]
     if progress.eta_s is not None and progress.step < progress.total_steps:
@@ -48,7 +48,7 @@ def test_line(tested: Tested) -> str:
 
 
 def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> list[str]:
-    """How the run ended; `files` are those that lie in the run folder."""
+    """How the run ended; `files` are those in the run folder."""
     parts = [] if result.stopped_by is None else [f"stopped by {result.stopped_by} after step {result.steps}"]
     parts += [*_quality(result), _weights(result), *_workers_of(result), _took(result.seconds), *_memory(result)]
     lines = [" · ".join(parts)]
@@ -58,7 +58,7 @@ def end_lines(result: RunResult, run_folder: str | None, files: list[str]) -> li
 
 
 def pinning(worker_cpus: tuple[tuple[int, ...], ...]) -> str:
-    """Where ranks run: "rank 0 on cpu 0-3, rank 1 on cpu 4-7"; the middle of many is left out."""
+    """The places of ranks: "rank 0 on cpu 0-3, rank 1 on cpu 4-7"; the middle of many is left out."""
     if not any(worker_cpus):
         return "not pinned to cpus"
     texts = [f"rank {rank} {_on(cpus)}" for rank, cpus in enumerate(worker_cpus)]
@@ -83,7 +83,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits after the point where they say something, powers of ten where they do not."""
+    """Four digits after the point, or powers of ten for very small and large values."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     return f"{value:.4g}" if abs(value) < 0.01 or abs(value) >= 10000 else f"{value:.4f}"
@@ -145,7 +145,7 @@ def _weights(result: RunResult) -> str:
 
 
 def _workers_of(result: RunResult) -> list[str]:
-    """How many steps workers did that waited for nobody: "188 (rank 3) to 212 (rank 0) steps a worker"."""
+    """The steps of workers that do not wait for each other: "188 (rank 3) to 212 (rank 0) steps a worker"."""
     steps = [worker.steps for worker in result.by_worker]
     if len(steps) < 2:
         return []
@@ -156,7 +156,6 @@ def _workers_of(result: RunResult) -> list[str]:
 
 
 def _memory(result: RunResult) -> list[str]:
-    """What the largest worker had: "312 MiB a worker"."""
     return [f"{max(result.peak_memory_bytes) / (1 << 20):,.0f} MiB a worker"] if result.peak_memory_bytes else []
 
 

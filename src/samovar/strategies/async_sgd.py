@@ -35,6 +35,7 @@ CENTER_MOMENTUM = Setting(
     default=lambda _, world_size: center_momentum(WORKERS_MOMENTUM, world_size),
     default_words="max(0, 1 - workers x (1 - the solver's))",
     words="momentum {value:g} at the center",
+    is_advanced=True,
 )
 
 

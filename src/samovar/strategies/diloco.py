@@ -12,8 +12,10 @@ from samovar.strategies.settings import SYNC_PERIOD
 from samovar.strategies.traits import Setting
 from samovar.transports.base import Array
 
-OUTER_RATE = Setting("outer_rate", float, "Rate of the outer step.", above=0, default=0.7)
-OUTER_MOMENTUM = Setting("outer_momentum", float, "Nesterov momentum of the outer step.", least=0, below=1, default=0.9)
+OUTER_RATE = Setting("outer_rate", float, "Rate of the outer step.", above=0, default=0.7, is_advanced=True)
+OUTER_MOMENTUM = Setting(
+    "outer_momentum", float, "Nesterov momentum of the outer step.", least=0, below=1, default=0.9, is_advanced=True
+)
 
 
 @strategy(

@@ -120,6 +120,7 @@ GROUP_SIZE = Setting(
     default_words="up to 4 that divide the workers",
     words="groups of {value}",
     source="Ahn et al. 2018 (ShmCaffe-H)",
+    is_advanced=True,
 )
 
 

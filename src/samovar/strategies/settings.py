@@ -14,13 +14,13 @@ SYNC_PERIOD = Setting(
 MOVING_RATE = Setting(
     "moving_rate",
     float,
-    "How far an elastic strategy pulls a worker and the center to each other.",
+    "How far a worker and the center pull each other.",
     above=0,
     below=1,
     words="{label} {value:.4g}",
     source="Zhang, Choromanska and LeCun 2015",
 )
-OVERLAP = Setting("overlap", str, "Behind what an exchange runs.")
+OVERLAP = Setting("overlap", str, "Behind what an exchange runs.", is_advanced=True)
 MAX_STALENESS = Setting(
     "max_staleness_steps",
     int,
@@ -29,23 +29,26 @@ MAX_STALENESS = Setting(
     unit="updates",
     default_words="any",
     words="staleness up to {value} updates",
+    is_advanced=True,
 )
 MAX_REFUSED = Setting(
     "max_refused_pushes",
     int,
-    "A worker ends as lost when so many of its updates in a row were not finite; the center takes none of them.",
+    "A worker is lost after this number of updates in a row that were not finite.",
     least=1,
     default_words=f"{MAX_REFUSED_PUSHES}",
     words="",
+    is_advanced=True,
 )
 READ_FIRST = Setting(
     "read_first",
     bool,
-    "Read the center before the own push is awaited.",
+    "Read the center before the worker's own push has arrived.",
     default=False,
     default_words="off",
     words=lambda is_first, _: "the center read before the push is awaited" if is_first else "",
     source="Ahn et al. 2018 (ShmCaffe)",
+    is_advanced=True,
 )
 FACTORS = Setting(
     "factors",
@@ -62,8 +65,7 @@ FACTORS = Setting(
 COMPRESS = Setting(
     "compress",
     str,
-    "How gradients are encoded (sync, where the first steps show that it helps), or differences to a center "
-    "(sync-easgd: none, bf16, int8).",
+    "How to compress what workers send.",
     choices=(NONE, *CODECS),
     default_words=NONE,
     words="",
@@ -75,6 +77,7 @@ ALWAYS_COMPRESSES = Setting(
     flag="--compress-always",
     default_words="off",
     words="",
+    is_advanced=True,
 )
 
 

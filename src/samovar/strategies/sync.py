@@ -43,6 +43,7 @@ BUCKET = Setting(
     or_else=", or 'model'",
     default_words="auto",
     words="",
+    is_advanced=True,
 )
 OWNER = Setting(
     "owner",
@@ -54,6 +55,7 @@ OWNER = Setting(
     default_words="see there",
     words="",
     source="Kuehn, Keuper and Pfreundt 2017 (CaffeGPI); Rajbhandari et al. 2020 (ZeRO)",
+    is_advanced=True,
 )
 
 

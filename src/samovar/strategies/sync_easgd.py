@@ -41,6 +41,7 @@ VARIANT = Setting(
     choices=("reduce", "broadcast"),
     default="reduce",
     source="You, Buluc and Demmel 2017",
+    is_advanced=True,
 )
 
 

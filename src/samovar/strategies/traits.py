@@ -55,6 +55,7 @@ class Setting:
     default_words: str = ""
     words: str | Callable[[Any, Chosen], str] = "{label} {value:g}"
     source: str = ""
+    is_advanced: bool = False
 
     def __post_init__(self) -> None:
         bare = next((self.name.removesuffix(unit) for unit in _UNITS if self.name.endswith(unit)), self.name)
@@ -72,6 +73,13 @@ class Setting:
     def has_flag(self) -> bool:
         """Whether commands take it."""
         return self.flag.startswith("--")
+
+    @property
+    def metavar(self) -> str:
+        """What follows the flag, in capitals; "" where nothing does."""
+        if self.kind in (bool, str):
+            return "" if self.kind is bool else "NAME"
+        return self.unit.upper() or ("X" if self.kind is float else "N")
 
     def by_default(self, default: Value | Rule, default_words: str = "") -> "Setting":
         """The same setting with another default."""

@@ -59,7 +59,7 @@ def test_values_may_hold_an_equals_sign() -> None:
         ("train -zzz x", "flags are -solver, -model"),
         ("train -solver", "-solver needs a value"),
         ("train -solver=", "-solver is empty"),
-        ("test -iterations many", "-iterations many: is no whole number"),
+        ("test -iterations many", "-iterations many: is not a whole number"),
         ("test -iterations 0", "-iterations 0: give at least 1"),
         ("time -phase BOTH", "-phase BOTH: give one of: TRAIN, TEST"),
         ("train -sigint_effect quit", "-sigint_effect quit: give one of: stop, snapshot, none"),

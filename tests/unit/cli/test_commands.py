@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from samovar.cli.commands import COMMANDS, app_of
 HEAVY = ("numpy", "torch", "google.protobuf", "cryptography", "PIL", "lmdb", "h5py", "greenlet")
 LOADED = """
 import sys
+from pathlib import Path
 from samovar.cli.commands import app_of
 app_of(sys.argv[2:])
 print(*(name for name in sys.argv[1].split() if name in sys.modules))
@@ -30,8 +32,9 @@ def loaded(*words: str) -> list[str]:
         (("inspect", "a"), HEAVY),
         (("train", "--solver", "a"), ("torch", "PIL", "lmdb", "h5py", "greenlet")),
         (("--help",), ("torch",)),
+        (("--show-completion",), HEAVY),
     ],
-    ids=["version", "convert", "inspect", "train", "help"],
+    ids=["version", "convert", "inspect", "train", "help", "completion"],
 )
 def test_a_command_loads_what_it_needs(words: tuple[str, ...], unneeded: tuple[str, ...]) -> None:
     assert set(unneeded).isdisjoint(loaded(*words))
@@ -48,3 +51,18 @@ def test_one_is_there_where_it_is_given() -> None:
     assert [command.name for command in app_of(["train", "--solver", "a"]).registered_commands] == ["train"]
     assert [group.name for group in app_of(["data", "digits"]).registered_groups] == ["data"]
     assert not app_of(["--version"]).registered_commands
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'? See `samovar --help`"),
+        (["init"], "Missing argument 'kind'. Choose from: caffe, torch; see `samovar init --help`"),
+        (["train"], "Missing option '--solver'; see `samovar train --help`"),
+    ],
+    ids=["command", "argument", "option"],
+)
+def test_what_is_wrong_on_the_command_line_is_one_sentence(words: list[str], sentence: str) -> None:
+    program = str(Path(sys.executable).with_name("samovar"))
+    ended = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"samovar: error: {sentence}\n")

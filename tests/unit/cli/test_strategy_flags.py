@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samovar.cli.caffe_flags import parse_caffe_flags
-from samovar.cli.flags import own_strategy, settings_of_strategies
+from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.cli.train import train
 from samovar.core.errors import InputError
 from samovar.strategies.catalog import asked_for
@@ -20,8 +20,8 @@ def test_every_setting_is_a_flag_but_for_that_of_replicate_alone() -> None:
     flags = {flag.name: flag.annotation.__metadata__[0] for flag in settings_of_strategies()}
     assert set(flags) == declared - {"factors"}
     assert flags["sync_period_steps"].default == "--sync-period"
-    assert "For all but sync; default: by strategy." in flags["sync_period_steps"].help
-    assert flags["center_momentum"].help.startswith("Momentum of async-msgd's center. For async-msgd; default: max(0, ")
+    assert "For all but sync. Default: by strategy." in flags["sync_period_steps"].help
+    assert flags["center_momentum"].help.startswith("Momentum of async-msgd's center. For async-msgd. Default: max(0, ")
     assert set(flags) < set(inspect.signature(train([])).parameters)
 
 
@@ -63,8 +63,8 @@ def test_settings_are_flags_of_caffe_s_command_line(growing: str) -> None:
         "always_compresses": True,
     }
     for wrong, sentence in (
-        (("-sync_period", "x"), "-sync_period x: is no whole number"),
-        (("-moving_rate", "x"), "-moving_rate x: is no number"),
+        (("-sync_period", "x"), "-sync_period x: is not a whole number"),
+        (("-moving_rate", "x"), "-moving_rate x: is not a number"),
         (("-read_first", "yes"), "-read_first yes: give true or false"),
     ):
         with pytest.raises(InputError, match=sentence):

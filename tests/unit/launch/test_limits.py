@@ -21,7 +21,7 @@ def test_as_many_threads_as_cores_bear() -> None:
 @pytest.mark.parametrize(("workers", "threads"), [(MOST + 1, None), (1, MOST + 1), (MOST // 2 + 1, 2)])
 def test_more_are_refused_unless_asked_for(workers: int, threads: int | None) -> None:
     with pytest.raises(
-        InputError, match=r"--workers: .* at most [\d,]+ (workers|threads) fit; give fewer, or --oversubscribe"
+        InputError, match=r"--workers: .* At most [\d,]+ (workers|threads) fit; give fewer, or --oversubscribe"
     ):
         require_room("--workers", workers, threads, False)
     require_room("--workers", workers, threads, True)
@@ -32,7 +32,7 @@ def test_more_are_refused_unless_asked_for(workers: int, threads: int | None) ->
 def test_nothing_lifts_the_limit_of_memory() -> None:
     free_bytes = available_bytes()
     assert free_bytes is not None
-    with pytest.raises(InputError, match=r"need at least .* GB are free; at most [\d,]+ fit"):
+    with pytest.raises(InputError, match=r"need at least .* GB are free. At most [\d,]+ fit"):
         require_room("--workers", free_bytes // RANK_BYTES + 1000, None, True)
 
 
@@ -85,6 +85,6 @@ def test_a_control_group_may_allow_few_processes(tmp_path: Path, group: str, mon
     monkeypatch.setattr(limits, "processes_left", lambda: 30)
     require_room("--workers", 15, None, True)
     with pytest.raises(
-        InputError, match=r"16 workers of 1 threads are at least 32 .* 30 more .* at most 15 workers fit"
+        InputError, match=r"16 workers of 1 threads are at least 32 .* 30 more .* At most 15 workers fit"
     ):
         require_room("--workers", 16, None, True)

@@ -128,9 +128,9 @@ def test_what_cannot_be_put_together(boxes: list[Box], tmp_path: Path) -> None:
     for given, message in [
         (files[:2], "part 3 of 3 is missing; give all parts"),
         ([files[0], files[0]], "is given twice"),
-        ([files[1], other], f"{other} is part 1 of 3 of another center than {files[1]}"),
-        ([whole, files[1]], f"{whole} is a whole center, and no part of one"),
-        ([files[1], whole], f"{whole} is a whole center, and no part of one"),
+        ([files[1], other], f"{other} is part 1 of 3 of a different center than {files[1]}"),
+        ([whole, files[1]], f"{whole} is a whole center, not a part of one"),
+        ([files[1], whole], f"{whole} is a whole center, not a part of one"),
     ]:
         with pytest.raises(InputError, match=message):
             Content.read_all(given)

@@ -49,7 +49,7 @@ def test_other_names_are_refused(written: str) -> None:
     ],
 )
 def test_what_only_the_cpu_gives_is_refused_on_cuda(changes: dict[str, Any], flag: str) -> None:
-    with pytest.raises(InputError, match=f"^{flag}: is shown to hold on the CPU alone, --device cuda:1 may not"):
+    with pytest.raises(InputError, match=f"^{flag}: is only guaranteed on the CPU, not with --device cuda:1"):
         replace(CONFIG, device="cuda:1", **changes)
     assert replace(CONFIG, device="cpu-staged", **changes).needs_cpu == flag
 
@@ -95,7 +95,7 @@ def test_ranks_take_devices_in_turn_and_say_where_they_share(monkeypatch: pytest
 def test_another_process_is_asked_and_says_what_this_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_devices("cuda:99") == asked("cuda:99")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SamovarError, match=r"PyTorch cannot be asked which devices are here: .* exit status 1"):
+    with pytest.raises(SamovarError, match=r"PyTorch does not say which devices there are: .* exit status 1"):
         torch_devices()
 
 

@@ -141,11 +141,11 @@ def test_a_rank_that_gives_up_is_not_started_again(tmp_path: Path) -> None:
     assert sorted(run.ends(), key=lambda end: end.rank) == [RankEnd(0, 0), RankEnd(1, 3)]
     (notice,) = run.shown
     assert isinstance(notice, Notice)
-    assert notice.text == "rank 1: sorry after step 0; the others go on, and it does not come back"
+    assert notice.text == "rank 1: sorry after step 0; the others continue, and it does not come back"
 
 
 def test_others_may_need_the_first_weights_of_the_rank_that_is_gone(tmp_path: Path) -> None:
-    for steps, go_on in ((0, "go on if the center has its first weights"), (1, "go on")):
+    for steps, go_on in ((0, "continue if the center has its first weights"), (1, "continue")):
         run = Run(tmp_path, ["raise SystemExit(3)", ""], {0: failed(0, "DeadlineExceeded")})
         run.board.post(1, BoardWord.STEPS_DONE, steps)
         run.ends()

@@ -85,7 +85,7 @@ def test_the_fastest_is_kept_and_of_equals_the_fewest_workers() -> None:
     assert fastest(swept(10.0, None)).workers == 1
     assert sweep_lines(swept(1234.5, None)) == [
         "  1 worker x 16 threads      1,234.5 samples/s",
-        "  2 workers x 8 threads   the batch cannot be shared so",
+        "  2 workers x 8 threads   this number of workers cannot share the batch",
         "--workers auto: 1 worker x 16 threads",
     ]
     assert sweep_lines([]) == []
@@ -101,10 +101,10 @@ def settle(config: RunConfig) -> RunConfig:
         (
             "sync",
             "per-worker",
-            r"--workers auto: with --batch-mode per-worker the batch of a step grows with the workers \(1, 2, 4 would "
-            "be tried.* give --batch-mode global, --exact K or --large-batch N",
+            r"--workers auto: with --batch-mode per-worker the batch of a step grows with the workers \(1, 2, 4\).* "
+            "share one batch: --batch-mode global, --exact K or --large-batch N",
         ),
-        ("local-sgd", "global", "--workers auto: with --strategy local-sgd the number of workers is part of what"),
+        ("local-sgd", "global", "--workers auto: with --strategy local-sgd the number of workers changes what"),
     ],
 )
 def test_settings_that_would_train_otherwise_are_refused(

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.report.console import Console, LogFile
+from samovar.report.console import Console, LogFile, Screen
 from samovar.report.records import Notice
 from samovar.report.wording import cpu_ranges, duration, number, pinning
 from tests.terminal import read_to_end
@@ -290,7 +291,7 @@ def test_a_log_on_a_full_disk_is_told_once_and_the_run_goes_on() -> None:
     log.close()
     assert len(shown.lines) == 3
     assert shown.errors.getvalue() == (
-        "samovar: warning: /dev/full cannot be written: No space left on device; the run goes on without it\n"
+        "samovar: warning: /dev/full cannot be written: No space left on device; the run continues without it\n"
     )
 
 
@@ -324,3 +325,24 @@ def test_numbers(value: float, expected: str) -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0:00"), (59.6, "1:00"), (3661, "1:01:01")])
 def test_durations(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
+
+
+def test_a_long_line_is_broken_between_words_and_only_its_beginning_has_a_colour() -> None:
+    stream = io.StringIO()
+    Screen(stream, terminal=True, width=24).line(
+        "step 9: rank 0 is slower than the others", "yellow", "samovar: warning: "
+    )
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert [line.rstrip() for line in plain.splitlines()] == [
+        "samovar: warning: step",
+        "9: rank 0 is slower than",
+        "the others",
+    ]
+    assert stream.getvalue().startswith("\x1b[33msamovar: warning: \x1b[0mstep")
+
+
+def test_no_color_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    Screen(stream, terminal=True, width=80).line("it failed", "red")
+    assert stream.getvalue() == "it failed\n"

@@ -167,7 +167,7 @@ def test_a_line_over_the_limit_is_refused_and_not_kept(piece_bytes: int) -> None
     for start in range(0, len(data), piece_bytes):
         records += reader.feed(data[start : start + piece_bytes])
     assert [type(record) for record in records] == [Notice, Progress]
-    assert "a line of over 1,048,576 bytes is no record: 'xxxx" in records[0].text
+    assert "a line of over 1,048,576 bytes is not a record: 'xxxx" in records[0].text
 
 
 def test_a_line_of_exactly_the_limit_is_read() -> None:

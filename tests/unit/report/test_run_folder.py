@@ -121,10 +121,10 @@ def test_a_result_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "is no result of a run: Expecting"),
+        ("{", "is not the result of a run: Expecting"),
         ("[]", "RunResult is .*, not an object"),
         ('{"steps": 1}', "lacks"),
-        ("[" * 100_000, "is no result"),
+        ("[" * 100_000, "is not the result"),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, text: str, complaint: str) -> None:

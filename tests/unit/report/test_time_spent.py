@@ -41,7 +41,7 @@ def test_a_rank_that_is_late_in_most_steps_is_named_once() -> None:
     said = [sentence for sentence in late if sentence is not None]
     assert late.index(said[0]) < 10
     assert len(said) == 1
-    assert "rank 2 is slower than the others, who wait for it 200 ms of a step of 500 ms" in said[0]
+    assert "rank 2 is slower than the others, which wait for it 200 ms of a step of 500 ms" in said[0]
     after = [watch.take(Arrival(1, 0.2, 0.5)) for _ in range(20)]
     assert any(sentence is not None and sentence.startswith("rank 1") for sentence in after)
 

@@ -1,0 +1,86 @@
+"""How a function becomes a command: flags that come as one value, and where its help shows --help."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from samovar.core.errors import InputError
+
+
+class HelpLast(TyperCommand):
+    """A command that shows --help in the last panel of its help, not in one of its own."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """As typer makes it, in the panel of the last flags."""
+        return _placed_last(super().get_help_option(ctx), self.params)
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Print the help so that it can be read on light terminals too."""
+        _without_colours()
+        super().format_help(ctx, formatter)
+
+
+class GroupHelpLast(TyperGroup):
+    """The same for a group of commands."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+        """As typer makes it, in the panel of the last flags."""
+        return _placed_last(super().get_help_option(ctx), self.params)
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Print the help so that it can be read on light terminals too."""
+        _without_colours()
+        super().format_help(ctx, formatter)
+
+
+def _without_colours() -> None:
+    """Bright cyan and yellow, typer's, cannot be read on a light terminal."""
+    styles: Any = importlib.import_module("typer.rich_utils")
+    styles.STYLE_TYPES = ""
+    for name in ("STYLE_OPTION", "STYLE_SWITCH", "STYLE_USAGE", "STYLE_COMMANDS_TABLE_FIRST_COLUMN"):
+        setattr(styles, name, "bold")
+
+
+def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperOption | None:
+    if option is not None:
+        option.metavar = ""
+        option.rich_help_panel = getattr(others[-1], "rich_help_panel", None) if others else None
+    return option
+
+
+def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:
+    """A command of `function`. A parameter in `groups` becomes a flag for each field of its named tuple.
+
+    For a sequence of parameters, it becomes their flags, and their values come as a dictionary.
+    """
+    flags = {name: _flags(group) if isinstance(group, type) else list(group) for name, group in groups.items()}
+
+    def command(**values: Any) -> None:
+        for name, group in groups.items():
+            given = {flag.name: values.pop(flag.name) for flag in flags[name]}
+            values[name] = group(**given) if isinstance(group, type) else given
+        function(**values)
+
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    parameters = [flag for one in own for flag in flags.get(one.name, [one])]
+    _require_different(parameters)
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _flags(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    fields = inspect.signature(group).parameters
+    return [fields[name].replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY) for name in fields]
+
+
+def _require_different(parameters: Sequence[inspect.Parameter]) -> None:
+    names = [parameter.name for parameter in parameters]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"--strategy: its setting {twice[0]} is called as another flag; give it another name")

@@ -1,0 +1,41 @@
+"""How flags are declared, and those of a command's output and of its help; loads nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Makes flags that stand under this title in a command's help; "" is typer's own.
+
+    `metavar` is what follows the flag, "" nothing. Shells complete `choices`. A flag that few would set is `hidden`:
+    --help leaves it out, --help-all shows it.
+    """
+
+    title: str = ""
+
+    def __call__(self, metavar: str, text: str, *names: str, choices: Sequence[str] = (), **more: Any) -> Any:
+        """The flag with this help, and with `names` if they do not follow from the parameter's."""
+        panel = self.title or None
+        return typer.Option(
+            *names, metavar=metavar, help=text, rich_help_panel=panel, autocompletion=lambda: list(choices), **more
+        )
+
+
+OPTIONS, OUTPUT = Panel(), Panel("Output and help")
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_ALL = "Show every flag, also those that few set."
+HelpAll = Annotated[bool, OUTPUT("", _ALL, "--help-all", is_eager=True, callback=_show_all)]
+Quiet = Annotated[bool, OUTPUT("", "Show errors only.", "--quiet")]

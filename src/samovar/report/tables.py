@@ -1,0 +1,91 @@
+"""Facts and tables of commands: wrapped and divided to fit a terminal, plain aligned lines elsewhere."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+Row = Sequence[str]
+
+_GAP = 2  # spaces between columns
+_INDENT = "  "
+
+
+def printer() -> rich.console.Console:
+    """Writes to stdout, and takes text as it is."""
+    return rich.console.Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+
+
+def show_lines(console: rich.console.Console, *lines: str, style: str = "") -> None:
+    """Lines, broken between words on a terminal."""
+    for line in lines:
+        console.print(rich.text.Text(_printable(line), style), soft_wrap=not console.is_terminal)
+
+
+def show_facts(console: rich.console.Console, title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A title, and a name and a value on each line; a long value continues below itself."""
+    show_lines(console, title, style="bold")
+    width = max((len(name) for name, _ in facts), default=0)
+    if not console.is_terminal:
+        show_lines(console, *(f"{_INDENT}{name:<{width}}  {value}" for name, value in facts))
+        return
+    grid = rich.table.Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in facts:
+        grid.add_row(f"{_INDENT}{name}", _printable(value))
+    console.print(grid)
+
+
+def show_table(
+    console: rich.console.Console, title: str, columns: Row, rows: Sequence[Row], right: Sequence[bool], total: int = 0
+) -> None:
+    """A table whose columns are aligned to the `right` or not; the last `total` rows stand apart.
+
+    On a terminal that is too narrow it comes in several parts, each with the first column.
+    """
+    cells = [columns, *([_printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
+    if not console.is_terminal:
+        lines = [_aligned(row, widths, right) for row in cells]
+        show_lines(console, title, *(f"{_INDENT}{line}" for line in lines))
+        return
+    show_lines(console, title, style="bold")
+    for number, part in enumerate(_parts(widths, console.width)):
+        if number:
+            console.print()
+        console.print(_table([[row[column] for column in part] for row in cells], [right[c] for c in part], total))
+
+
+def _printable(line: str) -> str:
+    """Names come from files: a control character is shown as an escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def _aligned(row: Row, widths: Sequence[int], right: Sequence[bool]) -> str:
+    cells = zip(row, widths, right, strict=True)
+    return (" " * _GAP).join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in cells).rstrip()
+
+
+def _parts(widths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Columns that fit side by side, the first one always among them."""
+    part, used = [0], widths[0]
+    for column, width in enumerate(widths[1:], 1):
+        if len(part) > 1 and used + _GAP + width > most:
+            yield part
+            part, used = [0], widths[0]
+        part.append(column)
+        used += _GAP + width
+    yield part
+
+
+def _table(cells: Sequence[Row], right: Sequence[bool], total: int) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, _GAP - 1, 0, 0), show_edge=False)
+    for name, is_right in zip(cells[0], right, strict=True):
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+    for number, row in enumerate(cells[1:], 1):
+        table.add_row(*row, end_section=total > 0 and number == len(cells) - 1 - total)
+    return table

@@ -1,0 +1,29 @@
+"""The commands that `samovar init` prints, run as they stand."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.multiproc.command import Ended, result_of, succeed
+
+
+def followed(told: Ended, folder: Path) -> list[Ended]:
+    """What each command came to that is told of as the next."""
+    commands = told.output.partition("next:\n")[2].splitlines()
+    words = [shlex.split(command) for command in commands]
+    assert words
+    assert all(first == "samovar" for first, *_ in words)
+    return [succeed(*rest, folder=folder) for _, *rest in words]
+
+
+def test_a_solver_and_a_net_that_learn_the_digits(tmp_path: Path) -> None:
+    followed(succeed("init", "caffe", "first", folder=tmp_path), tmp_path)
+    (run,) = tmp_path.glob("runs/*")
+    assert result_of(run)["test_accuracy"] > 0.95
+
+
+def test_a_script_that_trains_on_two_ranks(tmp_path: Path) -> None:
+    (trained,) = followed(succeed("init", "torch", folder=tmp_path), tmp_path)
+    found = re.search(r"2 ranks, accuracy ([0-9.]+)", trained.output)
+    assert found is not None
+    assert float(found[1]) > 0.9
