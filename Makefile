@@ -5,7 +5,7 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables pictures sanitize clean
 
 setup: $(GROUND)
 
@@ -21,6 +21,7 @@ fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
 tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py
+pictures: $(GROUND) ; $(BIN)/python tools/pictures.py
 test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
 coverage: $(GROUND)
