@@ -216,7 +216,7 @@ def _train(
     strategy = build_strategy(setting.config, collectives, steps.buckets, buffers, forever, seat)
     barrier.run(forever())
     start_s, ends_s = transport.now_s, []
-    trace.is_active = isinstance(steps.weights.window, WatchedWindow)
+    trace.is_active = is_watched = isinstance(steps.weights.window, WatchedWindow)
     for number in range(num_steps):
         steps.step(number, strategy, trace)
         ends_s.append(transport.now_s - start_s)
@@ -224,14 +224,12 @@ def _train(
     # A worker that has ended still answers those that need it.
     strategy.drain()
     barrier.run(forever())
-    spans = _told(trace.take(), start_s, ends_s)
+    spans = _told(trace.take(), start_s, ends_s) if is_watched else []
     return Worker(tuple(spans), tuple(ends_s), steps.computed_s)
 
 
 def _told(spans: Sequence[Span], start_s: float, ends_s: Sequence[float]) -> list[Span]:
     """From what was noted to what a worker did: one kind at a time, without gaps; and what travelled behind it."""
-    if not spans:
-        return []
     noted: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         noted[span.stream].append(span._replace(start_s=span.start_s - start_s, stop_s=span.stop_s - start_s))

@@ -58,9 +58,10 @@ def test_what_is_exchanged_behind_the_computation_is_not_waited_for(drawing: Mod
     assert sum(behind) < 0.6 * sum(plain)
 
 
-def test_spans_of_a_worker_follow_each_other_without_gaps(drawing: ModuleType) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_spans_of_a_worker_follow_each_other_without_gaps(drawing: ModuleType, name: str) -> None:
     lines = drawing.timelines
-    for worker in lines.run(lines.STRATEGIES["hybrid-easgd"][0].setting, lines.CLUSTER, lines.NUM_STEPS):
+    for worker in lines.run(lines.STRATEGIES[name][-1].setting, lines.CLUSTER, lines.NUM_STEPS):
         spans = [span for kind in ("compute", "exchange", "wait") for span in worker.during(kind, 1e9)]
         ends = [0.0, *(stop for _, stop in sorted(spans))]
         assert [start for start, _ in sorted(spans)] == pytest.approx(ends[:-1])
