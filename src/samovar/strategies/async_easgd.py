@@ -20,8 +20,8 @@ _SETTINGS = (
 
 @strategy(
     "async-easgd",
-    exchange="each rank by itself, the elastic difference to one center",
-    waits_for="locks of chunks",
+    exchange="the elastic difference to one center, at its own speed",
+    waits_for="locks of the center's chunks",
     settings=(*_SETTINGS, replace(OVERLAP.among("none", "period"), default_words="`none`")),
     is_replayable=True,
 )
@@ -77,7 +77,7 @@ class AsyncEasgd(ElasticSteps):
         self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate)
 
 
-@strategy("async-measgd", exchange="the same, and the optimizer must have momentum", needs_momentum=True)
+@strategy("async-measgd", exchange="the same as `async-easgd`; the optimizer must have momentum", needs_momentum=True)
 class AsyncMeasgd(AsyncEasgd):
     """`AsyncEasgd` whose workers' solver has momentum mu, which stays with its worker:
 
@@ -92,8 +92,8 @@ class AsyncMeasgd(AsyncEasgd):
 
 @strategy(
     "hogwild-easgd",
-    exchange="the same without order: of two exchanges of one weight at once one may be lost",
-    waits_for="nobody",
+    exchange="the same as `async-easgd`, without locks: of two exchanges at once one may be lost",
+    waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
 )
@@ -111,7 +111,7 @@ class HogwildEasgd(AsyncEasgd):
 
 @strategy(
     "round-robin-easgd",
-    exchange="the elastic difference to one center, rank after rank; the bits repeat",
+    exchange="the elastic difference to one center, in the order of ranks",
     waits_for="the rank before",
     settings=_SETTINGS,
     in_turn=True,

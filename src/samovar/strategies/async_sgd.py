@@ -29,7 +29,7 @@ def center_momentum(momentum: float, world_size: int) -> float:
 CENTER_MOMENTUM = Setting(
     "center_momentum",
     float,
-    "Momentum of async-msgd's center.",
+    "Momentum of the center.",
     least=0,
     below=1,
     default=lambda _, world_size: center_momentum(WORKERS_MOMENTUM, world_size),
@@ -40,8 +40,8 @@ CENTER_MOMENTUM = Setting(
 
 @strategy(
     "async-sgd",
-    exchange="what a rank's steps changed, added to the center's weights, which it takes then",
-    waits_for="locks of chunks",
+    exchange="the change that its steps made; it then takes the center's weights",
+    waits_for="locks of the center's chunks",
     settings=_SETTINGS,
     is_replayable=True,
 )
@@ -116,7 +116,7 @@ class AsyncSgd(CenterSteps):
 
 @strategy(
     "async-msgd",
-    exchange="the same, with momentum at the center",
+    exchange="the same as `async-sgd`; the center has momentum",
     settings=(_SETTINGS[0], CENTER_MOMENTUM, *_SETTINGS[1:]),
     has_velocity=True,
 )
@@ -151,8 +151,8 @@ class AsyncMsgd(AsyncSgd):
 
 @strategy(
     "hogwild-sgd",
-    exchange="as `async-sgd`, without order: of two updates of one weight at once one may be lost",
-    waits_for="nobody",
+    exchange="the same as `async-sgd`, without locks: of two updates at once one may be lost",
+    waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
 )

@@ -18,8 +18,8 @@ OUTER_MOMENTUM = Setting("outer_momentum", float, "Nesterov momentum of the oute
 
 @strategy(
     "diloco",
-    exchange="weights, through an outer optimizer",
-    waits_for="all, once a period",
+    exchange="weights, every period, through an outer optimizer",
+    waits_for="all workers, once a period",
     settings=(SYNC_PERIOD.by_default(50), OUTER_RATE, OUTER_MOMENTUM),
 )
 class DiLoCo(LocalSteps):

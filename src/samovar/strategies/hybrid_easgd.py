@@ -113,7 +113,7 @@ def _rate(chosen: Chosen, world_size: int) -> float:
 GROUP_SIZE = Setting(
     "group_size",
     int,
-    "Workers of a group.",
+    "Workers in a group.",
     least=1,
     unit="workers",
     default=_group_size,
@@ -125,8 +125,8 @@ GROUP_SIZE = Setting(
 
 @strategy(
     "hybrid-easgd",
-    exchange="gradients in a group of ranks, every step; between groups as `shm-easgd`",
-    waits_for="its group, at each step",
+    exchange="gradients inside its group, every step; groups exchange as in `shm-easgd`",
+    waits_for="its group, every step",
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(_rate, "0.5 / groups"),

@@ -75,7 +75,12 @@ def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) 
         center[:] = weights
 
 
-@strategy("local-sgd", exchange="weights", waits_for="all, once a period", settings=(SYNC_PERIOD.by_default(8),))
+@strategy(
+    "local-sgd",
+    exchange="weights, every period",
+    waits_for="all workers, once a period",
+    settings=(SYNC_PERIOD.by_default(8),),
+)
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.
 

@@ -14,17 +14,17 @@ SYNC_PERIOD = Setting(
 MOVING_RATE = Setting(
     "moving_rate",
     float,
-    "How far an elastic strategy pulls a worker and the center to each other.",
+    "How far an exchange moves a worker and the center towards each other.",
     above=0,
     below=1,
     words="{label} {value:.4g}",
     source="Zhang, Choromanska and LeCun 2015",
 )
-OVERLAP = Setting("overlap", str, "Behind what an exchange runs.")
+OVERLAP = Setting("overlap", str, "The computation that an exchange runs behind.")
 MAX_STALENESS = Setting(
     "max_staleness_steps",
     int,
-    "Updates of others that a worker may have missed when its own reaches the center.",
+    "Most updates of others between a worker's read of the center and its own update.",
     least=0,
     unit="updates",
     default_words="any",
@@ -33,7 +33,7 @@ MAX_STALENESS = Setting(
 MAX_REFUSED = Setting(
     "max_refused_pushes",
     int,
-    "A worker ends as lost when so many of its updates in a row were not finite; the center takes none of them.",
+    "A worker ends after this many updates in a row that were not finite.",
     least=1,
     default_words=f"{MAX_REFUSED_PUSHES}",
     words="",
@@ -41,7 +41,7 @@ MAX_REFUSED = Setting(
 READ_FIRST = Setting(
     "read_first",
     bool,
-    "Read the center before the own push is awaited.",
+    "Read the center before the worker's last push has arrived.",
     default=False,
     default_words="off",
     words=lambda is_first, _: "the center read before the push is awaited" if is_first else "",
@@ -50,7 +50,7 @@ READ_FIRST = Setting(
 FACTORS = Setting(
     "factors",
     str,
-    "Whether gradients of large matrices travel as their factors, where these are less.",
+    "Whether gradients of large matrices travel as two factors, if these are smaller.",
     flag="factors",
     choices=(NONE, AUTO, ALWAYS),
     default_words="`auto` between hosts",
@@ -62,8 +62,7 @@ FACTORS = Setting(
 COMPRESS = Setting(
     "compress",
     str,
-    "How gradients are encoded (sync, where the first steps show that it helps), or differences to a center "
-    "(sync-easgd: none, bf16, int8).",
+    "The encoding of gradients (sync, if its first steps show that it helps) or differences (sync-easgd: bf16, int8).",
     choices=(NONE, *CODECS),
     default_words=NONE,
     words="",
@@ -71,7 +70,7 @@ COMPRESS = Setting(
 ALWAYS_COMPRESSES = Setting(
     "always_compresses",
     bool,
-    "Compress from the first step on, without trying whether it helps.",
+    "Compress from the first step on, without a trial.",
     flag="--compress-always",
     default_words="off",
     words="",

@@ -26,7 +26,7 @@ def num_pushers(chosen: Chosen, world_size: int) -> int:
 @strategy(
     "shm-easgd",
     exchange="the elastic difference, pushed to the center while the next steps compute",
-    waits_for="the own push",
+    waits_for="its own last push",
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(lambda chosen, world_size: 0.5 / num_pushers(chosen, world_size), "0.5 / workers"),

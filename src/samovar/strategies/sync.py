@@ -35,7 +35,7 @@ def _behind(chosen: Chosen, _world_size: int = 1) -> str:
 BUCKET = Setting(
     "bucket_size_bytes",
     int,
-    "What is exchanged as one: auto, model, layer, or bytes.",
+    "The size of a bucket, which is exchanged as one: auto, model, layer, or bytes.",
     flag="--bucket",
     argument="bucket_size",
     least=1,
@@ -47,11 +47,10 @@ BUCKET = Setting(
 OWNER = Setting(
     "owner",
     str,
-    "Who updates a bucket. --overlap full: one rank each (spread, the default), or rank 0 all (root); none: each rank "
-    "its part (parts, the default where ranks map each other's memory), or every rank (all).",
+    "The ranks that update a bucket: spread or root with --overlap full, parts or all with --overlap none.",
     choices=sum(_OWNERS.values(), ()),
     default=lambda chosen, _: _OWNERS["full"][0] if _behind(chosen) == "full" else None,
-    default_words="see there",
+    default_words="`spread` with `full`; with `none` `parts` in shared memory, else `all`",
     words="",
     source="Kuehn, Keuper and Pfreundt 2017 (CaffeGPI); Rajbhandari et al. 2020 (ZeRO)",
 )
@@ -87,7 +86,7 @@ def sum_channels(
 @strategy(
     "sync",
     exchange="gradients, every step",
-    waits_for="all, at each step",
+    waits_for="all workers, every step",
     settings=(
         BUCKET,
         OVERLAP.among("none", "backward", "full").by_default(_behind, "`backward` with several buckets, else `none`"),

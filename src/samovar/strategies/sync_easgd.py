@@ -37,7 +37,7 @@ def _rate(_chosen: Chosen, world_size: int) -> float:
 VARIANT = Setting(
     "variant",
     str,
-    "How sync-easgd meets its center.",
+    "How workers meet the center: by one all-reduce, or by a broadcast and an all-reduce.",
     choices=("reduce", "broadcast"),
     default="reduce",
     source="You, Buluc and Demmel 2017",
@@ -46,8 +46,8 @@ VARIANT = Setting(
 
 @strategy(
     "sync-easgd",
-    exchange="the elastic difference to a center that all ranks keep",
-    waits_for="all, for the exchange before, once a period",
+    exchange="the elastic difference to a center that all workers keep",
+    waits_for="the exchange before, once a period",
     settings=(
         SYNC_PERIOD.by_default(8),
         MOVING_RATE.by_default(_rate, "0.9 / (workers + 1)"),
