@@ -25,7 +25,7 @@ _DECORATOR = "strategy"
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-_HEAD = '''"""Our own strategies, and their names and settings for type checkers. `make tables` makes it from the code."""
+_HEAD = '''"""Our own strategies, and their names and settings for type checkers. Made by `make tables`."""
 
 from typing import Literal, TypeAlias, TypedDict
 

@@ -35,7 +35,7 @@ _WIDTH, _ROW, _GAP, _MARGIN = 720.0, 46.0, 22.0, 16.0
 
 
 def layers(root: Path) -> list[list[str]]:
-    """The rooms of each row, from the one that imports most; rooms that are not there yet are left out."""
+    """The rooms of each row, from the one that imports most; rooms that do not exist yet are left out."""
     contracts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]

@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Worker:
-    """What one did: its spans, when each of its steps ended, in seconds from the start, and how long it computed."""
+    """One worker: its spans, when each of its steps ended, in seconds from the start, and how long it computed."""
 
     spans: tuple[Span, ...]
     ends_s: tuple[float, ...]
@@ -170,7 +170,7 @@ class _Steps:
         self.computed_s = 0.0
 
     def step(self, number: int, strategy: Strategy, trace: Trace) -> None:
-        """As the training loop makes it; what is spent in the strategy gets a span."""
+        """Make a step as the training loop does; time in the strategy gets a span."""
         layer_s = self._cluster.step_s * (1 + self._cluster.jitter * self._random.random()) / len(self.buckets)
         self._hook(trace, partial(strategy.begin_step, number))
         for bucket in reversed(self.buckets):
@@ -229,7 +229,7 @@ def _train(
 
 
 def _told(spans: Sequence[Span], start_s: float, ends_s: Sequence[float]) -> list[Span]:
-    """From what was noted to what a worker did: one kind at a time, without gaps; and what travelled behind it."""
+    """A worker's spans from its notes: one kind at a time, without gaps; and the exchanges behind them."""
     noted: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         noted[span.stream].append(span._replace(start_s=span.start_s - start_s, stop_s=span.stop_s - start_s))
@@ -250,7 +250,7 @@ def _told(spans: Sequence[Span], start_s: float, ends_s: Sequence[float]) -> lis
 
 
 def _grow(found: list[Span], span: Span, ends_s: Sequence[float]) -> None:
-    """Join what goes on; a step's computation stands by itself."""
+    """Join spans of one kind; each step's computation is a span of its own."""
     last = found[-1] if found else None
     goes_on = last is not None and last.name == span.name and last.stop_s == span.start_s
     if last is not None and goes_on and not (span.name == COMPUTE and span.start_s in ends_s):

@@ -19,7 +19,7 @@ _LEGEND = ((COMPUTE, "computes"), (EXCHANGE, "exchanges"), (WAIT, "waits"))
 
 @dataclass(frozen=True)
 class Panel:
-    """One run of a picture, and what it shows in words."""
+    """One run of a picture, and its caption."""
 
     words: str
     setting: Setting
@@ -104,7 +104,7 @@ def _panel(picture: Picture, top: float, words: str, workers: list[Worker]) -> N
 
 
 def _place(span: tuple[float, float], top: float, height: float, scale: float) -> tuple[float, float, float, float]:
-    """With a gap to the next, where there is room for one."""
+    """With a gap to the next, if there is room for one."""
     left, width = _LEFT + span[0] * scale, (span[1] - span[0]) * scale
     return left, top, max(0.4, width - 0.8 if width > 4 else width), height
 

@@ -52,15 +52,15 @@ class AsyncSgd(CenterSteps):
         c = c + d               (first come, first served)
         x = c_pulled = c        (read again)
 
-    Any solver without momentum of its own makes the step. With `max_staleness_steps` S a worker reads c before it
-    pushes; where others have made more than S updates since it pulled, its d is set aside, and it goes on from what
-    it has just read. Waits for the chunks' locks, for no worker.
+    Any solver without momentum of its own makes the step. A worker waits for the chunks' locks, for no other worker.
+    With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
+    its d is set aside. It then continues from the center that it has just read.
 
-    Cost: 2N floats of memory beside weights and gradients; per exchange N floats written and N read, and N more read
-    with a bound.
+    Cost: 2N floats of memory in addition to weights and gradients. An exchange writes and reads N floats, and reads N
+    more with a bound.
 
-    Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD). There a counterpart that every
-    elastic method beats in time to accuracy.
+    Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD), where every elastic method beats it
+    in time to accuracy.
     """
 
     def __init__(self, place: Place) -> None:
@@ -159,7 +159,7 @@ class AsyncMsgd(AsyncSgd):
 class HogwildSgd(AsyncSgd):
     """`AsyncSgd` at a center without locks: of two updates of one element at the same time one may be lost.
 
-    Waits for nobody. Cost: as `AsyncSgd`.
+    No worker waits. Cost: as `AsyncSgd`.
 
     Source: Recht, Re, Wright and Niu 2011 (Hogwild); You, Buluc and Demmel 2017 (Hogwild SGD).
     """

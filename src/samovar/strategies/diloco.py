@@ -33,7 +33,7 @@ class DiLoCo(LocalSteps):
     which is a step of torch's SGD(nesterov=True). The inner optimizer's momentum stays with its worker.
     Evaluated and saved: c; between two exchanges, after `drain`, what an exchange at that moment would make of c.
 
-    Cost: 3N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
     floats, and two passes over them.
 
     Source: Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models.

@@ -101,7 +101,7 @@ class GroupMembers:
 
 
 def _group_size(_chosen: Chosen, world_size: int) -> int:
-    """The largest that divides the workers, up to 4 and to half of them; 1 where there is none."""
+    """The largest divisor of the number of workers, up to 4 and to half of them; else 1."""
     sizes = range(1, min(_MOST_OF_A_GROUP, world_size // 2) + 1)
     return max((size for size in sizes if world_size % size == 0), default=1)
 
@@ -146,10 +146,10 @@ class HybridEasgd(ShmEasgd):
     sends its weights x - d to the others before their next step. So a group's weights are always the same bits. P
     counts groups: the center sees that many workers. Each step waits for the group, no group for another.
 
-    Cost: `Sync`'s in a group at each step; `ShmEasgd`'s between groups, so its traffic divided by G; a broadcast of N
-    floats in the group per exchange.
+    Cost: `Sync`'s in a group at each step. Between groups `ShmEasgd`'s, so its traffic divided by G. Each exchange adds
+    a broadcast of N floats in the group.
 
-    Source: Ahn et al. 2018 (ShmCaffe): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
+    Source: Ahn et al. 2018 (ShmCaffe-H): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
     """
 
     def __init__(self, place: Place, members: GroupMembers) -> None:
@@ -170,7 +170,7 @@ class HybridEasgd(ShmEasgd):
         size = chosen.group_size
         if size is not None and world_size % size:
             raise InputError(
-                f"--group-size {size}: {world_size} workers are no whole number of such groups; "
+                f"--group-size {size}: {world_size} workers do not divide into such groups; "
                 f"give a divisor of {world_size} (default {_group_size(chosen, world_size)})"
             )
         return chosen

@@ -1,4 +1,4 @@
-"""Our own strategies, and their names and settings for type checkers. `make tables` makes it from the code."""
+"""Our own strategies, and their names and settings for type checkers. Made by `make tables`."""
 
 from typing import Literal, TypeAlias, TypedDict
 

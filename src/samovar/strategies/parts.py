@@ -22,14 +22,16 @@ class _Part:
 
 
 class SyncInParts(Strategy):
-    """g_r = (1/P) sum_i g_i of part r on rank r; x_r -= solver(g_r) there; then x_r to all, for every bucket.
+    """Rank r sums part r of every bucket, updates it, and sends its new weights to all.
+
+        g_r = (1/P) sum_i g_i of part r;  x_r -= solver(g_r)        on rank r
 
     The same bits as `Sync` with the same order of additions, since every element is summed and updated once. Memory of
-    gradients holds sums in the own part alone. The solver keeps histories of own parts only: memory of others' stays
+    gradients holds sums in the rank's part alone. The solver keeps histories of its parts only. Memory of others' stays
     as it was until `gather_histories`.
 
-    Nobody writes weights of a rank that is still in its backward pass: who has a sum knows that all ranks are in this
-    exchange. Nobody's next gradient overwrites one that is still read: the weights of all parts come first.
+    No rank writes weights of a rank that is still in its backward pass: a rank that has a sum knows that all ranks are
+    in this exchange. No next gradient overwrites one that is still read: the weights of all parts come first.
 
     Cost per step and bucket of S bytes: 2(P-1)/P * S bytes sent or read per rank, as any all-reduce, in two waits; 1/P
     of the update. Reference: Rajbhandari et al., ZeRO, 2020, stage 1.

@@ -28,7 +28,7 @@ _OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
 
 
 def _behind(chosen: Chosen, _world_size: int = 1) -> str:
-    """Where there are buckets, what is left of the backward pass hides their exchange."""
+    """With several buckets, the rest of the backward pass hides their exchange."""
     return chosen["overlap"] or ("none" if chosen["bucket_size_bytes"] is None else "backward")
 
 
@@ -71,7 +71,7 @@ def sum_channels(
     gradients: Region,
     factored: Mapping[int, PlanRunner] | None = None,
 ) -> Channels:
-    """An all-reduce for each bucket, but for those that are in `factored`, by their indices."""
+    """An all-reduce for each bucket, except those in `factored`, by their indices."""
     made = factored or {}
     return [
         (
@@ -97,13 +97,14 @@ def sum_channels(
     ),
 )
 class Sync(Strategy):
-    """g = (1/P) sum_i g_i, added in the plan's fixed order; x -= solver(g) on every rank.
+    """Every rank applies the mean gradient, added in the plan's fixed order:
 
-    Weights stay bitwise equal on all ranks: each sum is made once and copied. Every rank's weights are the
-    ones evaluated and saved.
+        g = (1/P) sum_i g_i;  x -= solver(g)
 
-    Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), ring 2(P-1)/P * S bytes
-    sent per rank. Nobody waits for anyone but its plan neighbours; there is no barrier.
+    Weights stay bitwise equal on all ranks: each sum is made once and copied. They are evaluated and saved.
+
+    Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), for a ring 2(P-1)/P * S bytes sent
+    per rank. A rank waits for its neighbours in the plan alone; there is no barrier.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ def encoded_buckets(
     codec: Codec,
     factored: Mapping[int, FactoredSum] | None = None,
 ) -> list[EncodedBucket]:
-    """An encoded all-reduce for each bucket; a plain one for counts; factors where they are less."""
+    """An all-reduce for each bucket: plain for counts, factors where these are less, else encoded."""
     gradients = buffers.gradients
     first_exact = len(gradients.array) - buffers.num_exact
     encoded = []
@@ -245,7 +246,7 @@ def encoded_buckets(
 
 
 def _gaps(bucket: Bucket, gradients: Floats) -> tuple[Floats, ...]:
-    """What lies between parameters, each of which starts on a cache line."""
+    """The elements between parameters, each of which starts on a cache line."""
     starts = [*(entry.offset for entry in bucket.entries[1:]), bucket.stop]
     return tuple(gradients[entry.stop : start] for entry, start in zip(bucket.entries, starts, strict=True))
 
@@ -308,7 +309,7 @@ class CompressedSync(Sync):
         return residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residuals of another codec, cut or plan are left out, and the trial begins anew."""
+        """Residuals of another codec, cut or plan are dropped, and the trial begins again."""
         found = [np.asarray(state.get(f"residual/{index}", ())) for index in range(len(self._runners))]
         fits = state.get("codec") == self._codec and all(
             values.shape == runner.residual.shape for values, runner in zip(found, self._runners, strict=True)

@@ -78,12 +78,12 @@ class SyncEasgd(LocalSteps):
     and sum_i (x_i + e_i) + c changes by gradient steps alone: nothing is lost, only late. All ranks add the same
     bytes, so their centers stay bitwise equal.
 
-    Cost: 2N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    Cost: 2N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
     floats. With `period` an exchange reads and writes x and c once; else c is read once more. With a codec: the e_i,
     N floats on every rank, and its part of the bytes (`samovar.collectives.encoded`, `.gathered`).
 
-    Source: Zhang, Choromanska and LeCun 2015 (elastic averaging); You, Buluc and Demmel 2017 (Sync EASGD); Seide et
-    al. 2014 (what a message leaves out comes with the next one).
+    Sources: Zhang, Choromanska and LeCun 2015 (elastic averaging), You, Buluc and Demmel 2017 (Sync EASGD), Seide et
+    al. 2014 (error feedback).
     """
 
     def __init__(self, place: Place) -> None:
@@ -105,7 +105,7 @@ class SyncEasgd(LocalSteps):
         is_broadcast = chosen.variant == "broadcast"
         if is_broadcast and chosen.overlap not in (None, "none"):
             raise InputError(
-                f"--overlap {chosen.overlap}: --variant broadcast needs the center before it can go on; "
+                f"--overlap {chosen.overlap}: --variant broadcast needs the center before it can continue; "
                 "leave --overlap out, or choose --variant reduce"
             )
         if is_broadcast and chosen.codec is not None:
@@ -213,7 +213,7 @@ class BroadcastEasgd(LocalSteps):
     The same rule, other roundings, twice the traffic: kept as the baseline that `SyncEasgd` is measured against.
     Evaluated and saved: c.
 
-    Cost: 3N floats of memory beside weights and gradients; every `sync_period_steps` steps a broadcast and an
+    Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps a broadcast and an
     all-reduce of N floats each, nothing of it behind the computation.
 
     Source: You, Buluc and Demmel 2017, the first of their three Sync EASGD.
