@@ -42,7 +42,7 @@ def cost(
     """The cost of one collective, given the plans of ranks 0 to P-1.
 
     Where plans run encoded, `message_bytes` is the size of a message of a number of elements. Raises ValueError, with
-    who waits for whom, where the plans deadlock.
+    who waits for whom, if the plans deadlock.
     """
     counting = _Counting(plans, num_elements, message_bytes or (lambda count: count * element_bytes))
     counting.run()
@@ -146,7 +146,7 @@ class _DryRun:
         self._ready = deque(self.ranks)
 
     def run(self) -> None:
-        """Raises ValueError where the plans deadlock."""
+        """Raises ValueError if the plans deadlock."""
         while self._ready:
             rank = self._ready.popleft()
             self.num_turns += 1

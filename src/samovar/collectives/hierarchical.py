@@ -222,7 +222,7 @@ class _Exchange:
 
 
 class _EncodedExchange:
-    """An `EncodedRunner`: an exchange whose leaders' part are `messages`; None where this rank sends none."""
+    """An `EncodedRunner`: an exchange whose leaders' part are `messages`; None if this rank sends none."""
 
     def __init__(self, exchange: _Exchange, messages: GatheredMessages | None) -> None:
         self.last_steps = 0

@@ -94,12 +94,12 @@ class Strategy:
 
     @classmethod
     def of(cls, place: Place) -> "Strategy":
-        """With the settings of that place, on its buffers; where it is not made from a place alone, it says how."""
+        """The strategy with the settings of that place, on its buffers; override it if a place alone is not enough."""
         return cls(place)  # type: ignore[call-arg]
 
     @classmethod
     def check(cls, chosen: StrategyConfig, /) -> None:
-        """Raises InputError where settings do not go together; each by itself is in its range."""
+        """Raises InputError if settings do not fit together; each one is in its range already."""
 
     @classmethod
     def settled(cls, chosen: StrategyConfig, _world_size: int, /) -> StrategyConfig:
@@ -123,7 +123,7 @@ class Strategy:
     def reduced(self, step: int, /) -> Reduced:
         """After the last backward pass: the buckets that this rank updates, each as its summed gradient is ready.
 
-        A bucket that is updated before the next one is asked for may travel on behind it.
+        A bucket that the loop updates before it asks for the next one may travel behind that one.
         """
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class Strategy:
         """After all updates of the step: exchange weights, if it is due."""
 
     def finish_step(self, step: int, /, update: Update) -> None:
-        """Both halves with `update` between them."""
+        """Run both halves, with `update` between them."""
         for bucket, gradient_scale in self.reduced(step):
             update(bucket, gradient_scale)
         self.updated(step)
@@ -148,15 +148,15 @@ class Strategy:
         """
 
     def gather_histories(self) -> None:
-        """Complete the solver's histories on every rank, where a rank updates only some buckets.
+        """Complete the solver's histories on every rank, if a rank updates only some buckets.
 
         Waits for all ranks, which must all call it after the same step.
         """
 
     def center(self) -> Array | None:
-        """The weights that are evaluated and saved, float32 (N,); None where the worker's own are.
+        """The weights to evaluate and save, float32 (N,); None for the worker's own.
 
-        Those of this moment after `drain`, not to be written to, and valid until the next step.
+        After `drain` they are those of this moment. Read them only, and before the next step.
         """
         return None
 

@@ -53,7 +53,7 @@ class Terms:
             board.set_word(word, value)
 
     def require_same(self, board: Rows, where: str) -> None:
-        """Raises InputError where others train by other terms at `where`."""
+        """Raises InputError if others train by other terms at `where`."""
         words = self._words()
         different = [word for word, value in words.items() if board.word(word) != value]
         if different:

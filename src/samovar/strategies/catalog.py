@@ -19,7 +19,7 @@ STRATEGIES = tuple(kind.traits.name for kind in OURS)
 def asked_for(name: str, collective: str, given: Mapping[str, Any]) -> StrategyConfig:
     """The strategy that flags, or arguments of `samovar.train`, ask for.
 
-    --bucket auto, the default, is nothing to one that has no buckets; --compress none, to one that cannot compress.
+    A strategy without buckets ignores --bucket auto, the default; one that cannot compress ignores --compress none.
     """
     settings = {setting: value for setting, value in given.items() if value is not None}
     bucket = settings.pop(BUCKET.name, AUTO)

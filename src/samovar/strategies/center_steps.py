@@ -85,12 +85,12 @@ class CenterSteps(Strategy):
 
     @property
     def num_updates(self) -> int:
-        """Updates of this worker's that the center has, or that are on their way there."""
+        """This worker's updates that the center has, or that are on their way."""
         return self._sequence
 
     @property
     def moving_rate(self) -> float:
-        """The one in use; 0 where the rule has none."""
+        """The rate in use; 0 if the rule has none."""
         return 0.0
 
     def resize(self, num_workers: int) -> None:
@@ -112,7 +112,7 @@ class CenterSteps(Strategy):
         return self._num_refused_in_a_row > 0 or not all_finite(self._weights)
 
     def has_started_anew(self) -> bool:
-        """Whether this worker took c for its weights since the last call: what its solver keeps is of weights gone."""
+        """Whether this worker took x = c since the last call: its solver's state then belongs to lost weights."""
         has_started, self._has_started_anew = self._has_started_anew, False
         return has_started
 
@@ -222,7 +222,7 @@ class ElasticSteps(CenterSteps):
 
     @classmethod
     def default_rate(cls, chosen: Chosen, num_workers: int) -> float:
-        """The moving rate where none is given."""
+        """The moving rate if none is given."""
         setting = cls.traits.setting("moving_rate")
         assert setting is not None, cls
         return float(setting.default_for(chosen, num_workers) or 0.0)

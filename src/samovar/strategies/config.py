@@ -71,7 +71,7 @@ class StrategyConfig:
 
     @classmethod
     def given(cls, name: str, settings: Mapping[str, Any], **others: Any) -> "StrategyConfig":
-        """With these settings, ours and others'; raises TypeError where one is unknown or of another type."""
+        """With these settings, ours and others'; raises TypeError if one is unknown or of another type."""
         ours = {name: value for name, value in settings.items() if name in _FIELDS}
         return cls(name, **ours, own={name: settings[name] for name in settings if name not in ours}, **others)
 
@@ -82,7 +82,7 @@ class StrategyConfig:
         return dataclasses.replace(self, own={**self.own, **own}, **ours)
 
     def __getitem__(self, name: str) -> Any:
-        """The setting of this name, ours or a user's own; None where nothing is given."""
+        """The setting of this name, ours or a user's own; None if nothing is given."""
         return self.own[name] if name in self.own else getattr(self, name, None)
 
     @property
@@ -97,7 +97,7 @@ class StrategyConfig:
 
     @property
     def codec(self) -> str | None:
-        """How gradients, or differences to a center, are compressed; None where they are not."""
+        """How gradients, or differences to a center, are compressed; None if they are not."""
         return None if self.compress == NONE else self.compress
 
     @property

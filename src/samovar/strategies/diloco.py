@@ -1,4 +1,4 @@
-"""DiLoCo: workers train on their own; an outer optimizer takes the mean of how far they came as its gradient."""
+"""DiLoCo: workers train on their own; an outer optimizer takes their mean distance from the start as its gradient."""
 
 from collections.abc import Mapping
 

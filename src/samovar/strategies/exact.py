@@ -29,7 +29,7 @@ class SliceSums:
         self._next = 0
 
     def add(self) -> None:
-        """Take the next slice in."""
+        """Add the next slice."""
         for action in self._actions[self._next]:
             source = self._gradient if action.source is None else self._rows[action.source]
             if action.adds:

@@ -1,4 +1,4 @@
-"""Gradients of matrices that travel as their factors, which are smaller where a batch has few rows."""
+"""Gradients of matrices that travel as their factors, which are smaller if a batch has few rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class FactoredSum:
         return 0 <= rows <= self.capacity and not self.is_whole
 
     def places(self, start: int, stop: int) -> tuple[Floats, Floats]:
-        """Where rows [start, stop) of the left and the right factor are to be written."""
+        """The places for rows [start, stop) of the left and the right factor."""
         assert self._gather is not None
         left, right = self._factors(self._gather.own)
         return left[start:stop], right[start:stop]
@@ -146,7 +146,7 @@ class FactoredSum:
             self._add_whole(deadline)
 
     def settle(self, is_less: Callable[[int], bool]) -> None:
-        """After a run: more room where a rank had more rows; none any more where factors do not come."""
+        """After a run: more room if a rank had more rows; none if factors stopped coming."""
         if self.is_whole or not self._num_misses:
             return
         if self.most_rows > self.capacity and is_less(self.most_rows):

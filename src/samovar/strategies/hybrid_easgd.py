@@ -37,7 +37,7 @@ class GroupCollectives(PlannedCollectives):
 
     @classmethod
     def among(cls, whole: PlannedCollectives, group_size: int, collective: str, window: Window) -> "GroupCollectives":
-        """By `collective`; AUTO adds up in place where memory, such as `window`, is mapped."""
+        """By `collective`; AUTO adds in place if memory, such as `window`, is mapped."""
         best = "direct" if isinstance(window, MappedWindow) else "tree"
         return cls(whole, group_size, best if collective == AUTO else collective)
 
@@ -82,7 +82,7 @@ class Lives:
 class GroupMembers:
     """This worker's group: its rank there, what sums the group's gradients, and broadcasts of weights by their leaders.
 
-    `lives` is None where nobody comes back.
+    `lives` is None if nobody comes back.
     """
 
     group: Group
@@ -214,7 +214,7 @@ class HybridEasgd(ShmEasgd):
             self._share_weights()
 
     def _meet_center(self) -> None:
-        """The leader does; the others, whose weights are the same bits, know as well as it whether they are refused."""
+        """The leader meets it; the others have the same bits, so they know too whether these are refused."""
         if self._is_leader:
             super()._meet_center()
         elif all_finite(self._weights):

@@ -68,7 +68,7 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
 
 
 def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) -> None:
-    """center = the state's; these weights where the state is empty."""
+    """center = the state's; these weights if the state is empty."""
     if state:
         take_array(state, "center", center)
     else:

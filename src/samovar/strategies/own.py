@@ -48,7 +48,7 @@ def name_of(kind: object, source: str = "") -> str:
 
 
 def _module_named(name: str) -> ModuleType:
-    """Of the working folder, where no other has its name."""
+    """A module of the working folder, if no other has its name."""
     _find_in(Path.cwd())
     return importlib.import_module(name)
 
@@ -71,6 +71,6 @@ def _module_of(path: Path) -> ModuleType:
 
 
 def _find_in(folder: Path) -> None:
-    """Modules of this folder can be imported, after all others."""
+    """Let modules of this folder be imported, after all others."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -1,4 +1,4 @@
-"""Synchronous SGD whose update is divided: each rank sums, updates and hands out its own part of every bucket."""
+"""Synchronous SGD whose update is divided: each rank sums, updates and sends its own part of every bucket."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ class SyncInParts(Strategy):
 
 
 def own_part(bucket: Bucket, group: Group) -> Bucket:
-    """Elements [r S // P, (r + 1) S // P) of the bucket's S, with the parameters that lie there, whole or not."""
+    """Elements [r S // P, (r + 1) S // P) of the bucket's S, with the parameters there, whole or not."""
     start, stop = (bucket.start + rank * bucket.size // group.world_size for rank in (group.rank, group.rank + 1))
     entries = tuple(entry for entry in bucket.entries if entry.offset < stop and start < entry.stop)
     return replace(bucket, entries=entries, start=start, stop=stop)

@@ -1,4 +1,4 @@
-"""Elastic averaging through shared memory: the worker reads the center, its push travels while it computes on."""
+"""Elastic averaging through shared memory: the worker reads the center, and its push travels behind the next steps."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from samovar.strategies.traits import Chosen
 
 
 def num_pushers(chosen: Chosen, world_size: int) -> int:
-    """How many change the center: workers, or groups of them."""
+    """The number that change the center: workers, or groups of them."""
     return max(1, world_size // (chosen["group_size"] or 1))
 
 

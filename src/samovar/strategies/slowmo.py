@@ -1,4 +1,4 @@
-"""SlowMo: workers train on their own; the mean of how far they came moves a slow momentum."""
+"""SlowMo: workers train on their own; their mean distance from the start moves a slow momentum."""
 
 from dataclasses import replace
 

@@ -141,7 +141,7 @@ class SyncEasgd(LocalSteps):
 
     @property
     def is_compressed(self) -> bool | None:
-        """Whether differences are, from the first exchange on; None where nobody asked for it."""
+        """Whether differences are, from the first exchange on; None if not asked for."""
         return None if self._codec is None else len(self._residual) > 0
 
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:

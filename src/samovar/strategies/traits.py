@@ -20,7 +20,7 @@ Value: TypeAlias = bool | int | float | str
 
 
 class Chosen(Protocol):
-    """The settings of a run, by name; None where nothing is given."""
+    """The settings of a run, by name; None if nothing is given."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -93,7 +93,7 @@ class Setting:
         return words.format(value=value, label=self.flag.removeprefix("--").replace("-", " "))
 
     def check(self, value: Value, strategy: str) -> None:
-        """Raises InputError where the value is out of range, TypeError where it is of another type."""
+        """Raises InputError if the value is out of range, TypeError if it is of another type."""
         if self.choices:
             whose = f" of {strategy}" if self.name == "overlap" else ""
             require_choice(f"{self.flag}{whose}", value, self.choices)
@@ -121,7 +121,7 @@ class Setting:
 
 
 def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises InputError where `value` is none of those."""
+    """Raises InputError if `value` is not among `allowed`."""
     if value not in allowed:
         raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
 
@@ -181,7 +181,7 @@ class Declared(Protocol):
 
     @classmethod
     def check(cls, chosen: Any, /) -> None:
-        """Raises InputError where settings do not go together."""
+        """Raises InputError if settings do not go together."""
         ...
 
 
@@ -190,7 +190,7 @@ KINDS: dict[str, type[Declared]] = {}
 
 
 def place_of(kind: type) -> tuple[str, str]:
-    """Where a class stands, in a file that may have been imported by two names."""
+    """File and name of a class; a file may have been imported by two names."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__, kind.__qualname__
 
 

@@ -17,7 +17,7 @@ NUM_UNTIMED_STEPS, NUM_TRIAL_STEPS = 2, 12
 
 
 def _nobody(_sentence: str) -> None:
-    """Nobody wants to know."""
+    """Drop the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Trial:
 
 
 def _median(seconds: npt.NDArray[np.float64]) -> float:
-    """Of those that were timed; without any, for ever."""
+    """Of the timed ones; infinite without any."""
     timed = seconds[~np.isnan(seconds)]
     return float(np.median(timed)) if len(timed) else math.inf
 
