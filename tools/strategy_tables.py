@@ -1,9 +1,9 @@
-"""Make tables of the documents, and the source for type checkers, from the declarations of strategies.
+"""Make tables in the documents, and source for type checkers, from the declarations of strategies.
 
     python tools/strategy_tables.py
 
 Writes `src/samovar/strategies/ours.py` and the tables between `<!-- made from the code: NAME -->` and `<!-- end -->`.
-A new file in `strategies/` is found by itself. Strategies keep their order; a new one is last.
+A new file in `strategies/` is found automatically. Strategies keep their order; a new one is last.
 """
 
 import ast
@@ -25,7 +25,7 @@ _DECORATOR = "strategy"
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-_HEAD = '''"""Our own strategies, and their names and settings for type checkers. Made by `make tables`."""
+_HEAD = '''"""Our own strategies, with their names and settings for type checkers. `make tables` makes this file."""
 
 from typing import Literal, TypeAlias, TypedDict
 
@@ -37,7 +37,7 @@ StrategyName: TypeAlias = Literal[{names},]
 
 
 class Settings(TypedDict, total=False):
-    """The settings of our strategies, as arguments of `samovar.replicate`, in both spellings."""
+    """The settings that `samovar.replicate` takes after the strategy's name, each in both spellings."""
 
 {settings}
 '''
@@ -65,7 +65,7 @@ def classes() -> list[Any]:
 
 
 def source() -> str:
-    """Of `ours.py`, as ruff lays it out."""
+    """The text of `ours.py`, as ruff formats it."""
     strategies = declared()
     settings = {setting.name: setting for kind in classes() for setting in kind.traits.settings}
     lines = []
@@ -175,7 +175,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def divided(words: Mapping[str, str]) -> str:
-    """Whose are which, where they differ."""
+    """The values with the strategies that have them; the value alone if all have the same."""
     groups: dict[str, list[str]] = {}
     for strategy, word in words.items():
         groups.setdefault(word, []).append(strategy)

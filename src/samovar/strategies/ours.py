@@ -1,4 +1,4 @@
-"""Our own strategies, and their names and settings for type checkers. Made by `make tables`."""
+"""Our own strategies, with their names and settings for type checkers. `make tables` makes this file."""
 
 from typing import Literal, TypeAlias, TypedDict
 
@@ -49,7 +49,7 @@ StrategyName: TypeAlias = Literal[
 
 
 class Settings(TypedDict, total=False):
-    """The settings of our strategies, as arguments of `samovar.replicate`, in both spellings."""
+    """The settings that `samovar.replicate` takes after the strategy's name, each in both spellings."""
 
     bucket_size: int | str | None
     bucket: int | str | None

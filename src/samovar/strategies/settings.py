@@ -14,7 +14,7 @@ SYNC_PERIOD = Setting(
 MOVING_RATE = Setting(
     "moving_rate",
     float,
-    "How far an exchange moves a worker and the center towards each other.",
+    "How far a worker and the center pull each other.",
     above=0,
     below=1,
     words="{label} {value:.4g}",
@@ -33,7 +33,7 @@ MAX_STALENESS = Setting(
 MAX_REFUSED = Setting(
     "max_refused_pushes",
     int,
-    "A worker ends after this many updates in a row that were not finite.",
+    "A worker is lost after this number of updates in a row that were not finite.",
     least=1,
     default_words=f"{MAX_REFUSED_PUSHES}",
     words="",
@@ -41,7 +41,7 @@ MAX_REFUSED = Setting(
 READ_FIRST = Setting(
     "read_first",
     bool,
-    "Read the center before the worker's last push has arrived.",
+    "Read the center before the worker's own push has arrived.",
     default=False,
     default_words="off",
     words=lambda is_first, _: "the center read before the push is awaited" if is_first else "",
@@ -62,7 +62,7 @@ FACTORS = Setting(
 COMPRESS = Setting(
     "compress",
     str,
-    "The encoding of gradients (sync, if its first steps show that it helps) or differences (sync-easgd: bf16, int8).",
+    "How to compress what workers send.",
     choices=(NONE, *CODECS),
     default_words=NONE,
     words="",

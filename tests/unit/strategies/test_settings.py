@@ -147,7 +147,9 @@ def test_moving_rates_and_groups_of_a_number_of_workers(
 def test_what_is_refused_and_warned_of_at_a_center() -> None:
     with pytest.raises(InputError, match=r"--moving-rate: got 1; give more than 0 and less than 1$"):
         StrategyConfig("async-easgd", moving_rate=1.0)
-    with pytest.raises(InputError, match=r"--group-size 3: 8 workers do not divide into such groups.* of 8 \(default 4\)"):
+    with pytest.raises(
+        InputError, match=r"--group-size 3: 8 workers do not divide into such groups.* of 8 \(default 4\)"
+    ):
         resolved(StrategyConfig("hybrid-easgd", group_size=3), 8)
     (sentence,) = warnings(resolved(StrategyConfig("async-easgd", moving_rate=0.6), 2), 2)
     assert sentence.startswith("--moving-rate 0.6 with 2 workers takes a worker and the center past each other")
