@@ -5,7 +5,7 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables pictures sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables sanitize clean
 
 setup: $(GROUND)
 
@@ -21,7 +21,6 @@ fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
 tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py
-pictures: $(GROUND) ; $(BIN)/python tools/pictures.py
 test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
 coverage: $(GROUND)
@@ -42,4 +41,6 @@ bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/pytho
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 sanitize: ; tools/sanitize.sh
+.PHONY: pictures
+pictures: $(GROUND) ; $(BIN)/python tools/pictures.py
 clean: ; rm -rf .venv build runs data benchmarks/out .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
