@@ -79,6 +79,12 @@ def test_the_file_is_what_is_made_today(pictures: ModuleType, name: str) -> None
     assert pictures.PICTURES[name]() == (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
+def test_all_files_are_what_is_made_today(pictures: ModuleType) -> None:
+    for name, drawn in pictures.PICTURES.items():
+        assert drawn() == (pictures.FOLDER / f"{name}.svg").read_text(encoding="utf-8"), name
+
+
 def test_every_room_of_the_contract_has_its_words(drawing: ModuleType, repository_root: Path) -> None:
     rows = drawing.rooms.layers(repository_root)
     assert {room for row in rows for room in row} <= drawing.rooms.WORDS.keys()
