@@ -5,7 +5,7 @@ MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables wheel wheel-check sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables wheel wheel-check pictures sanitize clean
 
 setup: $(GROUND)
 
@@ -45,4 +45,5 @@ wheel: $(GROUND)
 	$(BIN)/python tools/wheel.py $(WHEEL_FLAGS)
 wheel-check: $(GROUND) ; $(BIN)/python tools/wheel_check.py $(WHEEL_FLAGS)
 sanitize: ; tools/sanitize.sh
+pictures: $(GROUND) ; $(BIN)/python tools/pictures.py
 clean: ; rm -rf .venv build dist runs data benchmarks/out .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -134,7 +134,7 @@ def near(name: str, accuracies: Sequence[float], alone: Sequence[float], toleran
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """As `docs/algorithms.md` has it."""
+    """The result as a table for the documents."""
     alone = fmean(found[ALONE])
     rows = [
         f"| {f'`{name}`' if name != ALONE else name} | {', '.join(f'{one:.4f}' for one in accuracies)} "

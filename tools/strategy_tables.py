@@ -1,9 +1,9 @@
-"""What is made from the declarations of strategies: tables in the documents, and the source for type checkers.
+"""Make tables in the documents, and source for type checkers, from the declarations of strategies.
 
     python tools/strategy_tables.py
 
 Writes `src/samovar/strategies/ours.py` and the tables between `<!-- made from the code: NAME -->` and `<!-- end -->`.
-A new file in `strategies/` is found by itself. Strategies keep the order in which they are told of; a new one is last.
+A new file in `strategies/` is found automatically. Strategies keep their order; a new one is last.
 """
 
 import ast
@@ -19,12 +19,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STRATEGIES = ROOT / "src/samovar/strategies"
 OURS = STRATEGIES / "ours.py"
-TABLE = re.compile(r"(<!-- made from the code: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+SECTIONS = "settings of each strategy"
+TABLE = re.compile(r"(<!-- made from the code: ([a-z -]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _DECORATOR = "strategy"
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-_HEAD = '''"""Our own strategies, and what a type checker is to know of them. `make tables` makes it from the code."""
+_HEAD = '''"""Our own strategies, with their names and settings for type checkers. `make tables` makes this file."""
 
 from typing import Literal, TypeAlias, TypedDict
 
@@ -36,7 +37,7 @@ StrategyName: TypeAlias = Literal[{names},]
 
 
 class Settings(TypedDict, total=False):
-    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, in both spellings."""
+    """The settings that `samovar.replicate` takes after the strategy's name, each in both spellings."""
 
 {settings}
 '''
@@ -64,7 +65,7 @@ def classes() -> list[Any]:
 
 
 def source() -> str:
-    """Of `ours.py`, as ruff lays it out."""
+    """The text of `ours.py`, as ruff formats it."""
     strategies = declared()
     settings = {setting.name: setting for kind in classes() for setting in kind.traits.settings}
     lines = []
@@ -92,25 +93,46 @@ def with_tables(text: str) -> str:
 
 
 def table(name: str) -> str:
+    if name == SECTIONS:
+        return "".join(section(kind) for kind in classes())
     head, rows = {"strategies": strategies, "settings": settings, "spellings": spellings}[name]()
+    return _written(head, rows)
+
+
+def _written(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def strategies() -> Table:
-    """In the words of `samovar.replicate`."""
-    rows: list[tuple[str, ...]] = []
-    for kind in classes():
-        told = [
-            f"`{setting.argument}`" + (f" ({listed(setting.choices)})" if setting.choices else "")
-            for setting in kind.traits.settings
-        ]
-        rows.append((f"`{kind.traits.name}`", kind.traits.exchange, kind.traits.waits_for, ", ".join(told)))
-    return ("`strategy`", "exchanges", "waits for", "settings"), rows
+    """One row for each: what travels, and what a worker waits for."""
+    rows: list[tuple[str, ...]] = [
+        (f"[`{kind.traits.name}`](#{kind.traits.name})", kind.traits.exchange, kind.traits.waits_for)
+        for kind in classes()
+    ]
+    return ("Strategy", "A worker exchanges", "It waits for"), rows
+
+
+def section(kind: Any) -> str:
+    """A strategy's settings: as a flag, in Python, default, values, meaning."""
+    rows = []
+    for setting in kind.traits.settings:
+        flag = _with_value(setting) if setting.has_flag else "-"
+        spelled = ", ".join(f"`{spelling}`" for spelling in setting.spellings)
+        values = listed(setting.choices) if setting.choices else _values(setting)
+        rows.append((flag, spelled, setting.default_words, values, setting.help.replace("|", "\\|")))
+    head = ("Flag", "In Python", "Default", "Values", "Meaning")
+    return f"\n### {kind.traits.name}\n\n{_written(head, rows)}"
+
+
+def _values(setting: Any) -> str:
+    if setting.kind is bool:
+        return "on or off"
+    return f"{setting.unit}, {setting.limits}" if setting.unit else setting.limits
 
 
 def settings() -> Table:
-    """In the words of `samovar train`."""
+    """One row for each flag, in the words of `samovar train`."""
     rows: list[tuple[str, ...]] = []
     for name in settings_of_ours():
         found = {kind.traits.name: setting for kind in classes() if (setting := kind.traits.setting(name)) is not None}
@@ -122,8 +144,14 @@ def settings() -> Table:
         if choices := divided({strategy: listed(setting.choices) for strategy, setting in found.items()}):
             meaning = f"{meaning} {choices}"
         default = divided({strategy: setting.default_words for strategy, setting in found.items()})
-        rows.append((flag, default, listed(tuple(found)), meaning))
+        rows.append((_with_value(first), default, listed(tuple(found)), meaning))
     return ("Flag", "Default", "Of", "Meaning"), rows
+
+
+def _with_value(setting: Any) -> str:
+    letters: dict[type, str] = {bool: "", float: "X"}
+    value = "NAME" if setting.kind is str else letters.get(setting.kind, setting.unit.upper() or "N")
+    return f"`{setting.flag} {value}`".replace(" `", "`")
 
 
 def spellings() -> Table:
@@ -148,7 +176,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def divided(words: Mapping[str, str]) -> str:
-    """Whose are which, where they differ."""
+    """The values with the strategies that have them; the value alone if all have the same."""
     groups: dict[str, list[str]] = {}
     for strategy, word in words.items():
         groups.setdefault(word, []).append(strategy)

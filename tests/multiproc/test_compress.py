@@ -74,7 +74,7 @@ def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
     solver = solver_in(tmp_path, digits, NUM_STEPS)
     for flags, message in (
         (("--compress", "bf16", "--exact", 2), "--exact 2: is for the same bits, which compression changes"),
-        (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is no setting of --strategy local-sgd"),
+        (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is not a setting of --strategy local-sgd"),
         (("--compress", "1-bit", "--strategy", "sync-easgd"), "--compress 1-bit: what it leaves out of a difference"),
     ):
         with Command("train", "--solver", solver, "--workers", 2, *flags, folder=tmp_path) as command:

@@ -86,7 +86,7 @@ def test_a_loop_of_ones_own_trains_with_it_and_the_bits_come_out_twice(
         (("--strategy", "nowhere:Rule"), "--strategy nowhere:Rule: there is no module 'nowhere'"),
         (("--strategy", "growing.py:Missing"), "--strategy growing.py:Missing: growing.py has no Missing"),
         (("--strategy", "growing:GrowingSgd", "--growth", "0.5"), "--growth: got 0.5; give more than 1"),
-        (("--strategy", "growing:GrowingSgd", "--moving-rate", "0.5"), "--moving-rate is no setting of"),
+        (("--strategy", "growing:GrowingSgd", "--moving-rate", "0.5"), "--moving-rate is not a setting of"),
     ],
 )
 def test_what_is_wrong_with_it_is_said_before_anything_starts(

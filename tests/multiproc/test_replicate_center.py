@@ -74,7 +74,7 @@ def stepped(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y
 
 
 def round_robin_in_float64(world_size: int) -> tuple[list[Weights], Weights]:
-    """All workers and the center after the run, by the rule as it stands in docs/algorithms.md."""
+    """All workers and the center after the run, by the rule as it stands in docs/explanation/strategies/."""
     nets = [perceptron().double() for _ in range(world_size)]
     optimizers, center = [optimizer_of(net) for net in nets], flat(nets[0])
     data: list[Iterator[Any]] = [batches(rank, STEPS) for rank in range(world_size)]

@@ -117,7 +117,7 @@ def test_the_damaged_part_of_one_rank_refuses_the_snapshot(solver: Path, whole: 
     ("flags", "message"),
     [
         (("--strategy", "sync-easgd", "--moving-rate", "0.7"), "--moving-rate: got 0.7; give more than 0 and less"),
-        (("--sync-period", "8"), "--sync-period is no setting of --strategy sync"),
+        (("--sync-period", "8"), "--sync-period is not a setting of --strategy sync"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_made(

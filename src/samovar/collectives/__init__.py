@@ -1,1 +1,1 @@
-"""To whom, and in which order: plans, what they cost, and the executors that run them."""
+"""Collectives: to whom, and in which order. Plans, their cost, and the executors that run them."""

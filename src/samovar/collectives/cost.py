@@ -1,4 +1,4 @@
-"""What plans cost: counted from the plans themselves, and predicted from a machine's figures.
+"""The cost of plans: counted from the plans themselves, and predicted from a machine's figures.
 
 `--collective auto` is the plan that the figures promise to be fastest. The choice is a pure function: every rank makes
 the same one, and so does a resumed run. Plans round differently, so it is part of what makes bits equal.
@@ -42,7 +42,7 @@ def cost(
     """The cost of one collective, given the plans of ranks 0 to P-1.
 
     Where plans run encoded, `message_bytes` is the size of a message of a number of elements. Raises ValueError, with
-    who waits for whom, where the plans deadlock.
+    who waits for whom, if the plans deadlock.
     """
     counting = _Counting(plans, num_elements, message_bytes or (lambda count: count * element_bytes))
     counting.run()
@@ -78,9 +78,9 @@ def choose_between(record: CalibrationRecord, world_size: int, num_bytes: int, t
 def predicted_s(record: CalibrationRecord, name: str, world_size: int, num_bytes: int, oversubscribed: bool) -> float:
     """How long one run of the plan takes, at least: the largest of three bounds.
 
-    1. The longest chain of the plan, steps x latency + bytes / bandwidth: a rank sends one message after the
-       other, each takes one latency, and what it copies and adds takes its time.
-    2. What all ranks read and write together, at the rate of all cores.
+    1. The longest chain of the plan, steps x latency + bytes / bandwidth. A rank sends one message after the
+       other, each takes one latency, and its copies and sums take their time.
+    2. All that ranks read and write together, at the rate of all cores.
     3. Where ranks share cores: the second, a change of process for every turn of a rank (a turn ends where it has to
        wait), and the sending of every message.
 
@@ -103,10 +103,10 @@ def predicted_between_s(
 ) -> float:
     """How long one run of the plan takes where each rank's link sends and receives at once, a message at a time.
 
-    A message of B bytes takes its sender's link B / W(B) seconds, then one latency until it is there; what several
-    ranks send to one goes over that one's link one after the other. Sums are made at the rate of memory. Ranks have
-    memory and cores of their own; where they share them, all plans move the same bytes in all, halving-doubling of a
-    number of ranks that is no power of two excepted.
+    A message of B bytes takes its sender's link B / W(B) seconds, then one latency until it arrives. Messages of
+    several ranks to one go over that one's link one after the other. Sums are made at the rate of memory. Ranks have
+    memory and cores of their own. If they share them, all plans move the same bytes in all, except halving-doubling
+    if the number of ranks is not a power of two.
     """
     num_elements = num_bytes // ELEMENT_BYTES
     timing = _Links(_plans(name, world_size), num_elements, record.transports[transport], record.transports["shm"])
@@ -146,7 +146,7 @@ class _DryRun:
         self._ready = deque(self.ranks)
 
     def run(self) -> None:
-        """Raises ValueError where the plans deadlock."""
+        """Raises ValueError if the plans deadlock."""
         while self._ready:
             rank = self._ready.popleft()
             self.num_turns += 1
@@ -182,7 +182,7 @@ class _DryRun:
         return True
 
     def _move(self, rank: _Rank, operation: Put | Reduce | Combine) -> None:
-        """What the rank itself reads and writes."""
+        """Count the rank's own reads and writes."""
         raise NotImplementedError
 
     def _send(self, rank: _Rank, peer: int, slot: int, _num_elements: int) -> None:
@@ -243,7 +243,7 @@ class _Timing(_DryRun):
 
 
 class _Links(_DryRun):
-    """A clock counts seconds between hosts; what happens earlier is done earlier, as links are shared."""
+    """A clock counts seconds between hosts; operations run in the order of time, as links are shared."""
 
     def __init__(
         self, plans: Sequence[Plan], num_elements: int, link: TransportFigures, memory: TransportFigures

@@ -1,4 +1,4 @@
-"""Plans whose messages are encoded: less travels, and what messages leave out stays with their sender."""
+"""Plans whose messages are encoded: fewer bytes travel, and the sender keeps the part that a message leaves out."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,8 +25,8 @@ Message = npt.NDArray[np.uint8]
 class Codec:
     """One of CODECS by name.
 
-    Bytes of N elements: bf16 2N; int8 N and 4 for every 1,024; top-k 8 for every 100; 1-bit N / 8 and 8 for every
-    1,024. Sources: Seide et al. 2014 (1-bit with its residual); Aji and Heafield 2017 (top-k); Dettmers 2016 (int8).
+    Bytes of N elements: bf16 2N, int8 N and 4 for every 1,024, top-k 8 for every 100, 1-bit N / 8 and 8 for every
+    1,024. Sources: Seide et al. 2014 (1-bit with its residual), Aji and Heafield 2017 (top-k), Dettmers 2016 (int8).
     """
 
     def __init__(self, name: str) -> None:
@@ -38,11 +38,11 @@ class Codec:
         return self._native.message_bytes(num_elements)
 
     def encode(self, source: Floats, residual: Floats, message: Message) -> None:
-        """v = source + residual; message = that of v; residual = v - what the message becomes."""
+        """With v = source + residual: message = encoded v, residual = v - decoded message."""
         self._native.encode(source, residual, message)
 
     def decode(self, messages: Sequence[Message], values: Floats) -> None:
-        """values = (first + second) + ..., each as its message becomes."""
+        """values = (first + second) + ..., each decoded."""
         self._native.decode(messages, values, False)
 
     def add(self, messages: Sequence[Message], values: Floats) -> None:
@@ -51,13 +51,13 @@ class Codec:
 
 
 class GatheredMessages:
-    """buffer = what rank 0's message becomes + what rank 1's becomes + ...: the same bits on every rank.
+    """buffer = rank 0's decoded message + rank 1's + ...: the same bits on every rank.
 
-    A rank's message is encoded once, with its own residual; sums are never encoded, so that nothing is lost but what is
-    in the residuals. Messages are encoded when an exchange begins and decoded by whoever waits for it.
+    A rank's message is encoded once, with its own residual. Sums are never encoded, so only the residuals hold lost
+    parts. Messages are encoded when an exchange begins, and decoded in the wait for it.
 
-    Cost: each of H ranks sends (H - 1) messages, where an all-reduce of values sends 2 (H - 1) / H of them. So
-    bf16 sends less for up to 3 ranks, int8 up to 7, 1-bit up to 60, top-k up to 99.
+    Cost: each of H ranks sends (H - 1) messages; an all-reduce of values sends 2 (H - 1) / H of them. So bf16 sends
+    less for up to 3 ranks, int8 up to 7, 1-bit up to 60, top-k up to 99.
     Memory: H + 1 messages, and N floats for the residual.
     """
 
@@ -102,8 +102,8 @@ _Step: TypeAlias = Callable[[], None]
 class EncodedRunner(PlanRunner, Protocol):
     """A `PlanRunner` of an encoded all-reduce.
 
-    `residual`, float32, is what this rank's messages left out so far and its next ones will take along. It may be
-    written to between runs.
+    `residual`, float32, is the part that this rank's messages left out so far, and that its next ones will carry. It
+    may be written to between runs.
     """
 
     residual: Floats
@@ -113,7 +113,7 @@ class EncodedRunner(PlanRunner, Protocol):
 
 
 def encodable(name: str, host_size: int) -> PlanFunction:
-    """The plan function behind a value of `--collective`, in a form in which all that moves are messages."""
+    """The plan function of a value of `--collective`, in a form that moves messages alone."""
     return direct_in_messages if name == "direct" else all_reduce(name, host_size=host_size)
 
 
@@ -121,14 +121,14 @@ class EncodedChannel(StepByStep):
     """Runs an all-reduce plan with encoded messages, through the window's verbs.
 
     A part of a sum is encoded, with the residual of this very message, and added from its encoded form. A complete sum
-    is encoded once for each cell, by the rank that completed it; the others are given, and pass on, the same bytes; and
-    all, that rank too, take what these become. So buffers are equal afterwards, bit by bit, and the same at every run.
+    is encoded once for each cell, by the rank that completed it. The others get, and pass, the same bytes. All ranks,
+    that one too, take the decoded bytes. So buffers are equal afterwards, bit by bit, and the same at every run.
 
-    Nothing is lost: over all ranks, the sum of inputs and residuals before a run is that of the result and of residuals
-    after it, as far as the sums are exact.
+    Nothing is lost: inputs and residuals before a run add up to the result and the residuals after it, over all ranks,
+    as far as the sums are exact.
 
-    Memory: messages instead of the plan's stagings, one more for each cell, and the residual: N floats on every rank,
-    but for halving-doubling where P is no power of two. Bytes: `samovar.collectives.cost`.
+    Memory: messages instead of the plan's stagings, one more for each cell, and a residual of N floats on every rank
+    (halving-doubling: if P is a power of two). Bytes: `samovar.collectives.cost`.
     Sources: Seide et al. 2014 (1-bit SGD with residuals); Tang et al. 2019 (DoubleSqueeze: at the sum too).
     """
 
@@ -160,7 +160,7 @@ class EncodedChannel(StepByStep):
         self.residual[:] = 0.0
 
     def _offsets_of_sums(self) -> list[int]:
-        """Behind the stagings: where the message of each cell's sum lies, in bytes, and where the last one ends."""
+        """Behind the stagings: where the message of each cell's sum begins, in bytes, and where the last one ends."""
         bounds = [self._plan.cell_bounds(cell, len(self._buffer)) for cell in range(self._plan.num_cells)]
         sizes = [self._codec.message_bytes(stop - start) for start, stop in bounds]
         return list(accumulate(sizes, initial=self._plan.num_stagings * self._staging_bytes))
@@ -207,7 +207,7 @@ class EncodedChannel(StepByStep):
         ]
 
     def _completing(self, wanted: range) -> list[_Step]:
-        """What this rank completes of these is encoded before it is put for the first time; the rest is there."""
+        """Encode the cells of these that this rank completes, before the first put; others have come encoded."""
         fresh = [cell for cell in wanted if cell in self._places and cell not in self._encoded]
         self._encoded.update(fresh)
         return [partial(self._complete, cell) for cell in fresh]
@@ -225,7 +225,7 @@ class EncodedChannel(StepByStep):
         self._encode(self._buffer[start:stop], self._residuals[cell], self._sum(cell))
 
     def _take(self, cell: int) -> None:
-        """What the cell's message becomes, on every rank."""
+        """Take the decoded message of the cell, as every rank does."""
         start, stop = self._plan.cell_bounds(cell, len(self._buffer))
         values, message = self._buffer[start:stop], self._sum(cell)
         self._work(partial(self._codec.decode, [message], values), [message], [values])

@@ -1,4 +1,4 @@
-"""What strategies ask for: collectives on their buffers, whoever carries them out."""
+"""The collectives that strategies ask for, on their buffers, with any engine behind them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from samovar.transports.base import Array, Notification, Region, Transport
 class AllGather:
     """A run of `runner` brings what this rank wrote to `own` to all ranks, where rank r's is `parts[r]`.
 
-    All arrays are float32 of one size. `own` may be written again after a run, which is when `parts` may change too.
+    All arrays are float32 of one size. `own` may be written again after a run; `parts` may change then too.
     """
 
     own: Array
@@ -173,7 +173,7 @@ class PlannedCollectives:
 class RecordExchange:
     """Records of `num_fields` float64 from every rank to every rank, double-buffered.
 
-    With `ranks` among these alone, of which this is one: all ranks of the transport open it, with as many each.
+    With `ranks`, among these alone, of which this is one. All ranks of the transport open it, in groups of equal size.
 
     Cost: P-1 messages of 8 * num_fields bytes per rank and record, none of them awaited at once.
     """

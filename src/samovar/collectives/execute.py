@@ -40,7 +40,7 @@ def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) ->
 
 
 class ChannelMemory:
-    """Where a plan's chunks and staging areas lie on this rank, and equally on every other."""
+    """The places of a plan's chunks and staging areas on this rank, and equally on every other."""
 
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.plan = plan
@@ -68,7 +68,7 @@ class ChannelMemory:
         return Region.of(self.window, self.staging_offset(staging), count, dtype).array
 
     def sources(self, reduce: Reduce) -> list[Array]:
-        """What a Reduce adds up, in its order."""
+        """The arrays that a Reduce adds, in its order."""
         own = self.chunk(reduce.chunk)
         return [own, *(self.staging(staging, len(own)) for staging in reduce.stagings)]
 
@@ -146,7 +146,7 @@ class Channel(StepByStep):
                 assert_never(operation)
 
     def _combine(self, combine: Combine, own: Array) -> None:
-        """Reads a copy of every other rank's chunk first, which the native executor reads where it lies."""
+        """Reads a copy of every other rank's chunk first, which the native executor reads in place."""
         window, offset = self._memory.buffer.window, self._memory.chunk_offset(combine.chunk)
         own_rank = self._transport.group.rank
         copies = {rank: np.empty_like(own) for rank in combine.ranks if rank != own_rank}

@@ -28,11 +28,11 @@ class HierarchicalCollectives:
     """`samovar.collectives.engine.Collectives` of `group`, whose ranks run on `hosts`.
 
     `local` is shared among the ranks of this host, `between` among the first ranks of all hosts (None on the others).
-    A first rank leads its host: a thread of its own takes what the host added up, exchanges it with the other hosts'
-    leaders and gives it back, one exchange after the other in the order of their start. Inside the host data moves
-    in the transport's own thread meanwhile. Where a host has one rank the parts inside vanish, and the thread.
+    A first rank leads its host. Its own thread takes the host's sum, exchanges it with the other hosts' leaders and
+    gives it back, one exchange after the other in the order of their start. Inside the host data moves in the
+    transport's own thread meanwhile. A host of one rank needs neither the parts inside nor the thread.
 
-    What the other ranks of this host take longer than `timeout_s` for fails.
+    An exchange fails if other ranks of this host take longer than `timeout_s`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HierarchicalCollectives:
 
     @property
     def bytes_between(self) -> int:
-        """What this rank sent to other hosts."""
+        """Bytes that this rank sent to other hosts."""
         return 0 if self._between is None else self._between.bytes_sent
 
     def region(self, name: str, num_bytes: int) -> Region:
@@ -140,7 +140,7 @@ _Begin: TypeAlias = Callable[[], Pending]
 class _Exchange:
     """Up inside the host, between the leaders, down inside the host; a `PlanRunner`.
 
-    `between` begins the leaders' part (None on other ranks), `up` and `down` are None where there is nothing to do.
+    `between` begins the leaders' part (None on other ranks), `up` and `down` are None if they have nothing to do.
     """
 
     def __init__(
@@ -210,19 +210,19 @@ class _Exchange:
                     ) from error
 
     def _finish_inside(self, part: PlanRunner, deadline: Deadline) -> None:
-        """A part of this rank's own; what it waits for comes from the leader in the end."""
+        """A part of this rank's own, whose data comes from the leader in the end."""
         waiting_s = deadline.remaining_s()
         try:
             part.finish(deadline)
         except MissingNotification as error:
             raise DeadlineExceeded(
                 f"{self._who}: {error.peer} did not answer within {waiting_s:.1f} s; it is stopped or "
-                f"slow, or rank {self._leader}, which leads this host, waits for {self._others}; see their logs"
+                f"slow, or rank {self._leader}, which leads this host, waits for {self._others} (see their logs)"
             ) from error
 
 
 class _EncodedExchange:
-    """An `EncodedRunner`: an exchange whose leaders' part are `messages`; None where this rank sends none."""
+    """An `EncodedRunner`: an exchange whose leaders' part are `messages`; None if this rank sends none."""
 
     def __init__(self, exchange: _Exchange, messages: GatheredMessages | None) -> None:
         self.last_steps = 0

@@ -3,10 +3,9 @@
 Legend: P ranks, N elements in the buffer, C chunks. Chunk c is elements [c*N//C, (c+1)*N//C), unless a plan gives its
 chunks as runs of smaller cells, of which some contain others.
 
-A rank's staging areas hold what peers put for it; each is as large as the largest cell. Every put and every
-notification goes to one slot of the peer. Two runs of one plan may overlap by one: a plan must not put
-where the peer may still read what an earlier run (or step) put, unless something the peer sent afterwards
-has arrived.
+A rank's staging areas hold the data that peers put for it; each is as large as the largest cell. Every put and every
+notification goes to one slot of the peer. Two runs of one plan may overlap by one. So a plan must not put where the
+peer may still read data of an earlier run (or step), unless a later message of the peer has arrived.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -144,7 +143,7 @@ def idle(plan: Plan) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where the chunks, stagings and slots of a plan lie in the plan that it becomes part of."""
+    """The place of a plan's chunks, stagings and slots in the plan that it becomes part of."""
 
     first_chunk: int
     first_staging: int
@@ -185,19 +184,19 @@ def segmented(function: PlanFunction, num_segments: int) -> PlanFunction:
     """The plan function that runs `function`'s plan on `num_segments` segments of every chunk as a pipeline.
 
     Each segment has chunks, stagings and slots of its own, so the segments are independent collectives. A rank's
-    operations fall into stages, each some waits and what follows them up to the next wait; a rank runs a stage for
-    one segment after the other before it goes on. So while it reduces a segment its peers put the next one.
+    operations fall into stages: some waits, and the operations up to the next wait. A rank runs a stage for one
+    segment after the other before the next stage. So while it reduces a segment its peers put the next one.
 
-    Order: every element is added in the order of its chunk, as without segments. Where all chunks are of one
-    size, the segments divide each chunk and its bounds stay, so every bit does. Where they are nested (halving-
-    doubling, two-level), the segments divide the largest and each is divided as the whole was: with segment s
-    of S, cell j of C is [(s*C+j)*N//(S*C), (s*C+j+1)*N//(S*C)). Bits may then differ only where the order depends on
-    the chunk (two-level with a ring between hosts).
+    Order: every element is added in the order of its chunk, as without segments. If all chunks are of one size, the
+    segments divide each chunk and its bounds stay, so every bit does. If they are nested (halving-doubling, two-level),
+    the segments divide the largest, and each is divided as the whole was. With segment s of S, cell j of C is
+    [(s*C+j)*N//(S*C), (s*C+j+1)*N//(S*C)). Bits may then differ only if the order depends on the chunk (two-level with
+    a ring between hosts).
 
     Cost: the same bytes in S times as many messages; at most S times as many steps.
-    Deadlock: none, where the plan has none: take any order of all ranks' stages in which the plan could run, and
-    repeat each stage for all segments; every wait then follows its message.
-    Reuse: as in the plan; what protects a place there is done for each segment in the same order.
+    Deadlock: none, if the plan has none. Take any order of all ranks' stages in which the plan could run, and repeat
+    each stage for all segments: every wait then follows its message.
+    Reuse: as in the plan, whose protection of a place happens for each segment in the same order.
 
     Reference: Pjesivac-Grbovic et al., Performance analysis of MPI collective operations, 2007 (segmentation).
     """
@@ -234,7 +233,7 @@ def _stages(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 
 def _segment(span: Span, block: int, num_segments: int, segment: int) -> Span:
-    """The cells of `span` in one segment of the block of cells that it lies in."""
+    """The cells of `span` in one segment of its block of cells."""
     first, count = span
     number, offset = divmod(first, block)
     assert offset + count <= block, span

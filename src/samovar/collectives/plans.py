@@ -32,13 +32,14 @@ from samovar.collectives.tree import (
 def direct_all_reduce(rank: int, world_size: int) -> Plan:
     """Sum of all buffers on every rank, for memory that all ranks map.
 
-    Rank r owns chunk r. When every rank has said that its buffer is complete, it reads chunk r of ranks 0, 1,
-    ..., P-1, adds them in this order, x_0 + x_1 + ..., and writes the sum into all P buffers; then it says so.
+    Rank r owns chunk r. It waits until every rank has said that its buffer is complete. It then reads chunk r of all
+    ranks and adds them in the order of ranks, (x_0 + x_1) + x_2 and so on. It writes the sum into all P buffers, and
+    says so.
 
     Cost: 2(P-1) messages per rank without data, all at once; (P-1)/P * N elements written into other ranks'
     memory per rank, as many read from it. Each byte is read once and written once: 2N per rank.
-    Reuse: a rank touches others' buffers only between their "complete" and its own "done"; nobody leaves before
-    all are done.
+    Reuse: a rank touches others' buffers only between their "complete" and its own "done". No rank leaves before all
+    are done.
     """
     others = _others(rank, world_size)
     operations: list[Operation] = [*_everyone(rank, others, 0)]
@@ -55,8 +56,8 @@ def direct_reduce_scatter(rank: int, world_size: int) -> Plan:
 
     Cost: P-1 messages per rank without data, all at once; nothing is written into other ranks' memory, (P-1)/P * N
     elements of it are read per rank.
-    Reuse: a rank that has its sum does not know whether others still read its buffer; something that each of them
-    sends afterwards must come before it writes there (`gather_parts` does).
+    Reuse: a rank that has its sum does not know whether others still read its buffer. A later message of each of them
+    must come before it writes there (`gather_parts` waits for them).
     """
     others = _others(rank, world_size)
     operations: list[Operation] = [*_everyone(rank, others, 0)]
@@ -83,8 +84,8 @@ def direct_in_messages(rank: int, world_size: int) -> Plan:
     The order of additions is x_r + x_{r+1} + ..., around the ranks.
 
     Cost: 2(P-1) messages per rank in 2(P-1) steps; 2(P-1)/P * N elements sent per rank.
-    Reuse: a rank's sum reaches the others only after it has read its stagings, and it puts into theirs again only
-    after all their sums have come; a buffer is written only after its own shares were sent.
+    Reuse: a rank's sum reaches the others only after it has read its stagings. It puts into theirs again only after all
+    their sums have come. A buffer is written only after its own shares were sent.
     """
     others = _others(rank, world_size)
     # The share of the rank that is d ahead lies in staging d - 1.
@@ -129,8 +130,8 @@ def ring_all_reduce(rank: int, world_size: int) -> Plan:
     x_{c-1} + (... + (x_{c+1} + x_c)): one fixed order. Its owner c-1 then sends it once around.
 
     Cost: 2(P-1) steps; 2(P-1)/P * N elements sent per rank.
-    Reuse: a rank's last sum reaches everybody only after all its stagings are read, so nobody can put
-    into them again earlier; buffers are written only after the peer's own share was sent.
+    Reuse: a rank's last sum reaches the others only after all its stagings are read, so no rank can put into them
+    earlier. Buffers are written only after the peer's own share was sent.
 
     Reference: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009, section 3.
     """
@@ -200,15 +201,15 @@ def halving_doubling_all_reduce(rank: int, world_size: int) -> Plan:
     """Sum of all buffers on every rank: halves, quarters, ... are exchanged and added, then gathered back.
 
     Q is the largest power of two in P. Rank Q+r first gives its buffer to rank r and gets the sum at the end.
-    On level l = 1, 2, ..., log2 Q, rank r and its partner r xor Q/2^l share the part they both still add up:
-    each sends the half that it gives away and adds what it receives to the half that it keeps.
+    On level l = 1, 2, ..., log2 Q, rank r and its partner r xor Q/2^l share the part that they both still add up.
+    Each sends the half that it gives away, and adds the received half to the half that it keeps.
     The order is one binary tree for all elements: y0_r = x_r + x_{Q+r}; yl_r = own y(l-1) + partner's, where
     either order gives the same bits.
 
-    Cost: 2 log2 Q steps, and 2 more where Q < P; 2(Q-1)/Q * N elements sent by rank r < Q, N more by those
-    that serve a rank Q+r, N by rank Q+r. The stagings take (Q-1)/Q * N elements, N more where Q < P.
-    Reuse: a partner's sums come back only after it has read its stagings, and they fill the half that was given
-    to it; the same holds of rank r and rank Q+r.
+    Cost: 2 log2 Q steps, and 2 more if Q < P. Rank r < Q sends 2(Q-1)/Q * N elements, and N more if it serves a rank
+    Q+r, which sends N. The stagings take (Q-1)/Q * N elements, N more if Q < P.
+    Reuse: a partner's sums come back only after it has read its stagings. They fill the half that was given to it. The
+    same holds for rank r and rank Q+r.
 
     Reference: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005
     (all-reduce by reduce-scatter and all-gather).
@@ -277,8 +278,8 @@ def two_level_all_reduce(rank: int, world_size: int, host_size: int, between: Pl
 
     Cost: at most (k+1) L more steps than `between` takes among H ranks, L being the levels of the tree of G
     ranks. Inside the hosts 2(P-H)N elements are sent in all; a host's first rank sends those of `between` too.
-    Reuse: as in the k-ary tree, where the all-reduce between hosts comes between up and down; in that one as
-    its own plan says, as the buffers of first ranks are put into only after their shares were sent.
+    Reuse: as in the k-ary tree, with the all-reduce between hosts between up and down. That one follows its own plan,
+    as the buffers of first ranks are put into only after their shares were sent.
 
     Reference: Karonis et al., Exploiting hierarchy in parallel computer networks to optimize collective operation
     performance, 2000.

@@ -1,4 +1,4 @@
-"""Plans on trees: binomial and k-ary ones of ranks, rooted at rank 0, and one of slices, whichever rank has them.
+"""Plans on trees: binomial and k-ary ones of ranks, rooted at rank 0, and one of slices, on any ranks.
 
 In a binomial tree the parent of a rank is the rank with its lowest set bit cleared.
 """
@@ -182,12 +182,11 @@ def own_nodes(slices: Node, num_slices: int) -> tuple[Node, ...]:
 def slice_tree_all_reduce(ranges: Sequence[Node], rank: int) -> Plan:
     """The sum of all slices on every rank; rank r has computed those of ranges[r], which follow one another from 0.
 
-    Chunk c of the buffer holds the sum of the rank's c-th own node; chunk 0 gets the sum of all. Where a node's
-    halves lie on two ranks the second sends its half to the first, which adds: left + right. The whole goes down a
-    binomial tree.
+    Chunk c of the buffer holds the sum of the rank's c-th own node; chunk 0 gets the sum of all. If a node's halves are
+    on two ranks, the second sends its half to the first, which adds: left + right. The sum comes down a binomial tree.
 
-    Cost: ceil(log2 S) + ceil(log2 P) + 1 steps at most for S slices; each merge between ranks, of which there are at
-    least P-1 and at most P-1 times 2 log2 of a rank's slices, sends a chunk, and so does each rank but one on the way
+    Cost: ceil(log2 S) + ceil(log2 P) + 1 steps at most for S slices. Each merge between ranks sends a chunk. There are
+    P-1 merges at least, and P-1 times 2 log2 of a rank's slices at most. Each rank except one sends a chunk on the way
     down.
     Reuse: the sum comes down only after all chunks were read.
     """

@@ -20,8 +20,8 @@ _SETTINGS = (
 
 @strategy(
     "async-easgd",
-    exchange="each rank by itself, the elastic difference to one center",
-    waits_for="locks of chunks",
+    exchange="the elastic difference to one center, at its own speed",
+    waits_for="locks of the center's chunks",
     settings=(*_SETTINGS, replace(OVERLAP.among("none", "period"), default_words="`none`")),
     is_replayable=True,
 )
@@ -32,15 +32,14 @@ class AsyncEasgd(ElasticSteps):
         x_i = x_i - d
         c   = c + d             (chunk by chunk, first come, first served)
 
-    so sum_i x_i + c changes by gradient steps alone. Waits for the chunks' locks, for no worker. What a worker reads
-    is what it changes: staleness counts the others' exchanges since its own last one.
+    So sum_i x_i + c changes by gradient steps alone. A worker waits for the chunks' locks, for no other worker.
+    Staleness counts the others' exchanges since its own last one.
 
-    `overlaps`: the exchange runs behind the next `sync_period_steps` steps. x_i is sent as it is; d comes back, and
-    is taken off, where the next exchange begins, so that it may take as long as these steps. c has d earlier than
-    x_i: sum_i x_i + c - (what is under way) changes by gradient steps alone.
+    With `overlap` "period" the exchange runs behind the next `sync_period_steps` steps. x_i is sent as it is. d comes
+    back, and is subtracted where the next exchange begins. c has d earlier than x_i has.
 
-    Cost: N floats of memory beside weights and gradients, with `overlaps` 3N; per exchange N floats read and N
-    written at the center, in one pass that reads x and c once and writes both once; with `overlaps` two copies more.
+    Cost: N floats of memory in addition to weights and gradients, with overlap 3N. An exchange reads and writes N
+    floats at the center, in one pass over x and c; overlap adds two copies.
 
     Source: Zhang, Choromanska and LeCun 2015 (asynchronous EASGD); You, Buluc and Demmel 2017 (Async EASGD), who
     find it faster to the same accuracy than Async SGD.
@@ -59,7 +58,7 @@ class AsyncEasgd(ElasticSteps):
             self._weights -= self._sent
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """What is under way is awaited; its d was of weights that are no more."""
+        """Wait for the exchange under way first; its d belongs to weights that are replaced."""
         self._has_come()
         super().load_state_dict(state)
 
@@ -77,13 +76,13 @@ class AsyncEasgd(ElasticSteps):
         self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate)
 
 
-@strategy("async-measgd", exchange="the same, and the optimizer must have momentum", needs_momentum=True)
+@strategy("async-measgd", exchange="the same as `async-easgd`; the optimizer must have momentum", needs_momentum=True)
 class AsyncMeasgd(AsyncEasgd):
     """`AsyncEasgd` whose workers' solver has momentum mu, which stays with its worker:
 
         v_i = mu v_i - eta g_i;  x_i = x_i + v_i, then the exchange
 
-    Cost: as `AsyncEasgd`, beside the solver's.
+    Cost: as `AsyncEasgd`, and the solver's.
 
     Source: Zhang, Choromanska and LeCun 2015 (EAMSGD); You, Buluc and Demmel 2017 (Async MEASGD), who find it
     faster to the same accuracy than Async MSGD.
@@ -92,15 +91,15 @@ class AsyncMeasgd(AsyncEasgd):
 
 @strategy(
     "hogwild-easgd",
-    exchange="the same without order: of two exchanges of one weight at once one may be lost",
-    waits_for="nobody",
+    exchange="the same as `async-easgd`, without locks: of two exchanges at once one may be lost",
+    waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
 )
 class HogwildEasgd(AsyncEasgd):
     """`AsyncEasgd` at a center without locks: of two exchanges of one element at the same time one may be lost.
 
-    A worker's own side is whole, so sum_i x_i + c may change by what was lost. Waits for nobody.
+    A worker's own side is whole, so sum_i x_i + c may change by the lost part. No worker waits.
 
     Cost: as `AsyncEasgd`.
 
@@ -111,7 +110,7 @@ class HogwildEasgd(AsyncEasgd):
 
 @strategy(
     "round-robin-easgd",
-    exchange="the elastic difference to one center, rank after rank; the bits repeat",
+    exchange="the elastic difference to one center, in the order of ranks",
     waits_for="the rank before",
     settings=_SETTINGS,
     in_turn=True,
@@ -120,8 +119,8 @@ class HogwildEasgd(AsyncEasgd):
 class RoundRobinEasgd(AsyncEasgd):
     """`AsyncEasgd` strictly in the order of ranks: worker i + 1 exchanges when worker i has, rank 0 after the last.
 
-    The same bits at every run. The turn goes around by notifications; `drain` lets it go around once more, so that
-    all ranks read the same c, which `center` gives until the next. All ranks must exchange and drain equally often.
+    The same bits at every run. Notifications carry the turn around. `drain` carries it around once more, so that
+    all ranks read the same c, which `center` gives until the next one. All ranks must exchange and drain equally often.
 
     Cost: as `AsyncEasgd`, and P exchanges one after the other each time.
 
@@ -155,7 +154,7 @@ class RoundRobinEasgd(AsyncEasgd):
         self._is_drained = False
 
     def _meet_center(self) -> None:
-        """The turn goes on, whatever becomes of this rank's exchange."""
+        """Pass the turn on, even if this rank's exchange is refused."""
         self._in_turn(super()._meet_center)
         self._is_drained = False
 

@@ -29,7 +29,7 @@ def center_momentum(momentum: float, world_size: int) -> float:
 CENTER_MOMENTUM = Setting(
     "center_momentum",
     float,
-    "Momentum of async-msgd's center.",
+    "Momentum of the center.",
     least=0,
     below=1,
     default=lambda _, world_size: center_momentum(WORKERS_MOMENTUM, world_size),
@@ -41,8 +41,8 @@ CENTER_MOMENTUM = Setting(
 
 @strategy(
     "async-sgd",
-    exchange="what a rank's steps changed, added to the center's weights, which it takes then",
-    waits_for="locks of chunks",
+    exchange="the change that its steps made; it then takes the center's weights",
+    waits_for="locks of the center's chunks",
     settings=_SETTINGS,
     is_replayable=True,
 )
@@ -53,15 +53,15 @@ class AsyncSgd(CenterSteps):
         c = c + d               (first come, first served)
         x = c_pulled = c        (read again)
 
-    Any solver without momentum of its own makes the step. With `max_staleness_steps` S a worker reads c before it
-    pushes; where others have made more than S updates since it pulled, its d is set aside, and it goes on from what
-    it has just read. Waits for the chunks' locks, for no worker.
+    Any solver without momentum of its own makes the step. A worker waits for the chunks' locks, for no other worker.
+    With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
+    its d is set aside. It then continues from the center that it has just read.
 
-    Cost: 2N floats of memory beside weights and gradients; per exchange N floats written and N read, and N more read
-    with a bound.
+    Cost: 2N floats of memory in addition to weights and gradients. An exchange writes and reads N floats, and reads N
+    more with a bound.
 
-    Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD). There a counterpart that every
-    elastic method beats in time to accuracy.
+    Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD), where every elastic method beats it
+    in time to accuracy.
     """
 
     def __init__(self, place: Place) -> None:
@@ -117,7 +117,7 @@ class AsyncSgd(CenterSteps):
 
 @strategy(
     "async-msgd",
-    exchange="the same, with momentum at the center",
+    exchange="the same as `async-sgd`; the center has momentum",
     settings=(_SETTINGS[0], CENTER_MOMENTUM, *_SETTINGS[1:]),
     has_velocity=True,
 )
@@ -152,15 +152,15 @@ class AsyncMsgd(AsyncSgd):
 
 @strategy(
     "hogwild-sgd",
-    exchange="as `async-sgd`, without order: of two updates of one weight at once one may be lost",
-    waits_for="nobody",
+    exchange="the same as `async-sgd`, without locks: of two updates at once one may be lost",
+    waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
 )
 class HogwildSgd(AsyncSgd):
     """`AsyncSgd` at a center without locks: of two updates of one element at the same time one may be lost.
 
-    Waits for nobody. Cost: as `AsyncSgd`.
+    No worker waits. Cost: as `AsyncSgd`.
 
     Source: Recht, Re, Wright and Niu 2011 (Hogwild); You, Buluc and Demmel 2017 (Hogwild SGD).
     """

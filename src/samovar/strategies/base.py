@@ -1,4 +1,4 @@
-"""What the worker's step asks of a strategy, and what a strategy says of itself."""
+"""The interface between a worker's step and a strategy, and the declaration of a strategy."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,11 +57,11 @@ class CenterSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one of `num_workers` works: its settings, all given; collectives with all others; its buckets and buffers.
+    """The place of one of `num_workers`: its settings, all given, collectives with all others, buckets and buffers.
 
-    Every wait of it ends by `deadline()`. It has a `seat` where workers share a center; they may have other means than
-    collectives there, and `others` is None. `callback` hears what the strategy finds out as it runs; `factored` are
-    the buckets that may travel as factors, by their indices.
+    Every wait ends by `deadline()`. It has a `seat` if workers share a center. `others` may be None there, if workers
+    have no collectives. `callback` gets the decisions of a trial. `factored` are the buckets that may travel as
+    factors, by their indices.
     """
 
     chosen: StrategyConfig
@@ -84,8 +84,8 @@ class Place:
 class Strategy:
     """The places in a step where a strategy may act; see `samovar.training.step`.
 
-    As it stands every rank makes every update, every step ends with the same weights on all of them, and no exchange
-    outlives its step: a strategy says what is otherwise. It declares itself by `strategy`.
+    By default every rank makes every update, every step ends with the same weights on all ranks, and no exchange
+    outlives its step. A strategy overrides what differs. It declares itself by `strategy`.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -94,21 +94,21 @@ class Strategy:
 
     @classmethod
     def of(cls, place: Place) -> "Strategy":
-        """With the settings of that place, on its buffers; where it is not made from a place alone, it says how."""
+        """The strategy with the settings of that place, on its buffers; override it if a place alone is not enough."""
         return cls(place)  # type: ignore[call-arg]
 
     @classmethod
     def check(cls, chosen: StrategyConfig, /) -> None:
-        """Raises InputError where settings do not go together; each by itself is in its range."""
+        """Raises InputError if settings do not fit together; each one is in its range already."""
 
     @classmethod
     def settled(cls, chosen: StrategyConfig, _world_size: int, /) -> StrategyConfig:
-        """`chosen`, with all defaults, for so many workers. Raises InputError where it does not fit their number."""
+        """`chosen`, with all defaults, for `world_size` workers. Raises InputError if it does not fit their number."""
         return chosen
 
     @classmethod
     def warnings(cls, _chosen: StrategyConfig, _world_size: int, /) -> tuple[str, ...]:
-        """What may go wrong with settled settings, a sentence each."""
+        """Warnings about settled settings, a sentence each."""
         return ()
 
     def begin_step(self, step: int, /) -> None:
@@ -123,7 +123,7 @@ class Strategy:
     def reduced(self, step: int, /) -> Reduced:
         """After the last backward pass: the buckets that this rank updates, each as its summed gradient is ready.
 
-        A bucket that is updated before the next one is asked for may travel on behind it.
+        A bucket that the loop updates before it asks for the next one may travel behind that one.
         """
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class Strategy:
         """After all updates of the step: exchange weights, if it is due."""
 
     def finish_step(self, step: int, /, update: Update) -> None:
-        """Both halves with `update` between them."""
+        """Run both halves, with `update` between them."""
         for bucket, gradient_scale in self.reduced(step):
             update(bucket, gradient_scale)
         self.updated(step)
@@ -141,27 +141,27 @@ class Strategy:
         return True
 
     def drain(self) -> None:
-        """Complete what is under way, and find what `center` gives; training goes on with the same bits.
+        """Complete all exchanges under way, and find the weights that `center` gives. Training keeps its bits.
 
-        Waits for all ranks, which must all call it after the same step; where workers share a center for nobody,
+        Waits for all ranks, which must all call it after the same step. At a center it does not wait for others,
         unless the strategy says so.
         """
 
     def gather_histories(self) -> None:
-        """Complete the solver's histories on every rank, where a rank updates only some buckets.
+        """Complete the solver's histories on every rank, if a rank updates only some buckets.
 
         Waits for all ranks, which must all call it after the same step.
         """
 
     def center(self) -> Array | None:
-        """The weights that are evaluated and saved, float32 (N,); None where the worker's own are.
+        """The weights to evaluate and save, float32 (N,); None for the worker's own.
 
-        Those of this moment after `drain`, not to be written to, and valid until the next step.
+        After `drain` they are those of this moment. Read them only, and before the next step.
         """
         return None
 
     def state_dict(self) -> State:
-        """What this rank must have to go on with the same bits, besides weights and solver state."""
+        """This rank's state that a resumed run needs for the same bits, besides weights and solver state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
@@ -172,7 +172,7 @@ Kind = TypeVar("Kind", bound=type[Strategy])
 
 
 def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
-    """A class of `Strategy` is the strategy of this name, with these `Traits`; what is left out is its base's.
+    """Declare a class of `Strategy` as the strategy of this name, with these `Traits`; others are its base's.
 
     A user's own strategy is declared the same way as ours: `@samovar.strategy("its-name", settings=(...))`.
     """
@@ -196,7 +196,7 @@ def _require_good(traits: Traits, kind: type[Strategy]) -> None:
     for setting in traits.settings:
         if not isinstance(setting, Setting) or not setting.name.isidentifier() or setting.name in _NAMES:
             raise InputError(
-                f"strategy {traits.name!r}: {setting!r} is no setting; give samovar.Setting(name, type, help)"
+                f"strategy {traits.name!r}: {setting!r} is not a setting; give samovar.Setting(name, type, help)"
             )
 
 

@@ -1,4 +1,4 @@
-"""What all who train at one buffer of a box have in common, and what the buffer's board says of it in shared words."""
+"""The terms that all workers at one buffer of a box share, and the words of the buffer's board that hold them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _PARTS_PER_UNIT = 10**9  # of a momentum as it stands in a word
 
 
 class BoxWord(IntEnum):
-    """What the words of a buffer's board mean to those who train there; 0 is not said yet."""
+    """The words of a buffer's board; 0 is not set yet."""
 
     IS_READY = 0  # a Readiness: whether the center holds what the run starts from
     STEPS = 1  # of the run as a whole, so far
@@ -28,7 +28,7 @@ class BoxWord(IntEnum):
 
 
 class Readiness(IntEnum):
-    """What BoxWord.IS_READY says; 0 is not yet."""
+    """The values of BoxWord.IS_READY; 0 is not yet."""
 
     FILLED = 1
     GIVEN_UP = 2  # who was to fill the center is gone for good
@@ -48,12 +48,12 @@ class Terms:
         return cls(strategy.name, layout.fingerprint(), strategy.center_momentum or 0.0)
 
     def say(self, board: Rows) -> None:
-        """Write them on the board; for whoever makes the buffer."""
+        """Write them on the board; the worker that makes the buffer calls this."""
         for word, value in self._words().items():
             board.set_word(word, value)
 
     def require_same(self, board: Rows, where: str) -> None:
-        """Raises InputError where others train by other terms at `where`."""
+        """Raises InputError if others train by other terms at `where`."""
         words = self._words()
         different = [word for word, value in words.items() if board.word(word) != value]
         if different:
@@ -92,8 +92,8 @@ STOP_RULES: Final = (MEAN, MASTER, FIRST)
 def run_steps(rule: str, steps_done: Sequence[int], master: int) -> int:
     """The steps of a run whose workers have done `steps_done`: the master's, the most of any, or their mean.
 
-    The mean is rounded down; what a dead worker leaves undone the others do. The run is over for all when these reach
-    what was asked for; tests, snapshots and learning rates go by them, too. Source: ShmCaffe (2018).
+    The mean is rounded down, and the others do a dead worker's steps. The run is over for all when these steps reach
+    the number asked for. Tests, snapshots and learning rates follow them too. Source: Ahn et al. 2018 (ShmCaffe).
     """
     if rule == MASTER:
         return steps_done[master]
@@ -101,7 +101,7 @@ def run_steps(rule: str, steps_done: Sequence[int], master: int) -> int:
 
 
 def described(rule: str, num_steps: int, *, at_box: bool = False) -> str:
-    """The rule in words; `at_box` the master is who has the lowest number of those that are there."""
+    """The rule as text; `at_box` the master is the present member of the lowest number."""
     master = "the member of the lowest number" if at_box else "rank 0"
     who = {MASTER: f"{master} has done", FIRST: "the first worker has done", MEAN: "workers have done, on average,"}[
         rule

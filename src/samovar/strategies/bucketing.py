@@ -15,8 +15,8 @@ Seconds = npt.NDArray[np.float64]
 class ExchangeModel:
     """An exchange of B bytes takes `latency_s` + B / `bytes_per_s`.
 
-    While the backward pass runs, exchanges get on at `hidden_fraction` of that pace: 1 where each rank has a core to
-    spare for them, 0 where none has; then whatever they do, the backward pass waits for, and nothing is hidden.
+    While the backward pass runs, exchanges advance at `hidden_fraction` of that pace. It is 1 if each rank has a spare
+    core. It is 0 if none has: the backward pass then waits for the exchange, and nothing is hidden.
     """
 
     latency_s: float
@@ -87,7 +87,7 @@ def _bytes_before(sizes_bytes: Sequence[int]) -> list[int]:
 
 
 def _costs_s(sizes_bytes: Sequence[int], model: ExchangeModel) -> Seconds:
-    """(n + 1, n + 1): the exchange of parameters first to stop; infinite where there are none."""
+    """(n + 1, n + 1): the exchange of parameters first to stop; infinite if that is empty."""
     bytes_before = np.array(_bytes_before(sizes_bytes), np.float64)
     costs_s: Seconds = model.latency_s + (bytes_before[None, :] - bytes_before[:, None]) / model.bytes_per_s
     costs_s[np.tril_indices(len(bytes_before))] = np.inf

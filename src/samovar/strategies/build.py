@@ -27,7 +27,7 @@ def build_strategy(
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
 
-    `seat` is this worker's at the center, where `config.needs_center`; see `Place`. Raises InputError where the
+    `seat` is this worker's at the center, where `config.needs_center`; see `Place`. Raises InputError if the
     settings do not fit the number of workers.
     """
     if config.needs_center and seat is None:

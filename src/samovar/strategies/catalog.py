@@ -1,4 +1,4 @@
-"""Our own strategies, in the order in which they are told of: to import this is to know them. How one is asked for."""
+"""Our own strategies in their order, which an import of this module declares; and how a run asks for one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ STRATEGIES = tuple(kind.traits.name for kind in OURS)
 def asked_for(name: str, collective: str, given: Mapping[str, Any]) -> StrategyConfig:
     """The strategy that flags, or arguments of `samovar.train`, ask for.
 
-    --bucket auto, the default, is nothing to one that has no buckets; --compress none, to one that cannot compress.
+    A strategy without buckets ignores --bucket auto, the default; one that cannot compress ignores --compress none.
     """
     settings = {setting: value for setting, value in given.items() if value is not None}
     bucket = settings.pop(BUCKET.name, AUTO)
@@ -33,7 +33,7 @@ def asked_for(name: str, collective: str, given: Mapping[str, Any]) -> StrategyC
 
 
 def by_name(settings: Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Whichever way they are spelled. Raises InputError, which begins with `who`, where one is given in two."""
+    """Settings by name, from either spelling. Raises InputError, which begins with `who`, if one is given in both."""
     names = {spelling: name for name, own in declared_settings().items() for spelling in own[0].spellings}
     given: dict[str, Any] = {}
     for spelling, value in settings.items():

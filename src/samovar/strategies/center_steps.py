@@ -1,4 +1,4 @@
-"""What strategies have in common whose workers share a center, each at its own speed."""
+"""The common base of strategies whose workers share a center, each at its own speed."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -52,11 +52,11 @@ class Staleness:
 class CenterSteps(Strategy):
     """Every worker updates its own x_i; after every `sync_period_steps`-th step of its own: `_exchange` with c.
 
-    Nobody waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c from
-    1, over the life of this object. Evaluated and saved: c, read anew where it is asked for.
+    No worker waits for another worker's step, unless a rule says so. `_sequence` counts this worker's updates of c
+    from 1, over the life of this object. Evaluated and saved: c, read at each request.
 
-    Weights that are not finite never come to c: where a due exchange finds them, the worker goes on from c instead,
-    x = c, as it does where c refuses an update because it would not be finite with it.
+    Weights that are not finite never come to c. If a due exchange finds them, the worker continues from c: x = c. It
+    does the same if c refuses an update because it would not be finite with it.
     """
 
     traits = Traits(has_center=True)
@@ -85,39 +85,39 @@ class CenterSteps(Strategy):
 
     @property
     def num_updates(self) -> int:
-        """Updates of this worker's that the center has, or that are on their way there."""
+        """This worker's updates that the center has, or that are on their way."""
         return self._sequence
 
     @property
     def moving_rate(self) -> float:
-        """The one in use; 0 where the rule has none."""
+        """The rate in use; 0 if the rule has none."""
         return 0.0
 
     def resize(self, num_workers: int) -> None:
-        """So many workers share the center from now on: a default moving rate follows, a given one stays."""
+        """`num_workers` share the center from now on: a default moving rate follows, a given one stays."""
 
     @property
     def group_size(self) -> int:
-        """So many workers make the same steps as this one."""
+        """The number of workers that make the same steps as this one, itself included."""
         return 1
 
     @property
     def is_lost(self) -> bool:
-        """Whether the center refused so many updates of this worker, one after the other, that it is to end."""
+        """Whether the worker must end, because the center refused too many of its updates in a row."""
         return self._num_refused_in_a_row >= self._max_refused_pushes
 
     @property
     def is_sick(self) -> bool:
-        """Whether what this worker did last is not in the center, and never will be: it is not finite."""
+        """Whether this worker's last work will never reach the center, because it is not finite."""
         return self._num_refused_in_a_row > 0 or not all_finite(self._weights)
 
     def has_started_anew(self) -> bool:
-        """Whether this worker took c for its weights since the last call: what its solver keeps is of weights gone."""
+        """Whether this worker took x = c since the last call: its solver's state then belongs to lost weights."""
         has_started, self._has_started_anew = self._has_started_anew, False
         return has_started
 
     def take_notices(self) -> tuple[str, ...]:
-        """What the user should know, said since the last call."""
+        """Sentences for the user since the last call."""
         notices, self._notices = tuple(self._notices), []
         return notices
 
@@ -154,14 +154,14 @@ class CenterSteps(Strategy):
         return {} if center is None else {"center": center.copy()}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """On the first worker: c = the state's, or these weights. The others must not go on before."""
+        """On the first worker: c = the state's, or these weights. The others must not continue before."""
         self.drain()
         if self._is_first:
             take_center(state, self._copy, self._weights)
             self._center.write(self._copy, self._deadline())
 
     def _meet_center(self) -> None:
-        """Exchange; what is not finite does not come to the center."""
+        """Exchange; weights that are not finite do not come to the center."""
         if not all_finite(self._weights):
             entries = (entry for bucket in reversed(self._buckets) for entry in reversed(bucket.entries))
             self._refuse(f"those of {first_not_finite(entries, self._weights) or 'a statistic'} first")
@@ -175,12 +175,12 @@ class CenterSteps(Strategy):
             self._num_refused_in_a_row = 0
 
     def _refuse(self, reason: str) -> None:
-        """Nothing of these weights comes to the center: this worker goes on from there."""
+        """Keep these weights from the center, and continue from the center."""
         self._count_refused()
         if self.num_refused == 1:
             self._notices.append(
-                "weights that are not finite were kept from the center, from which this worker goes on, here and each "
-                f"further time: {reason}; lower the learning rate, or look at this worker's data"
+                "weights that are not finite were kept from the center, and this worker continues from the center: "
+                f"{reason}; lower the learning rate, or look at this worker's data (said once)"
             )
         self._take_center()
 
@@ -222,7 +222,7 @@ class ElasticSteps(CenterSteps):
 
     @classmethod
     def default_rate(cls, chosen: Chosen, num_workers: int) -> float:
-        """The moving rate where none is given."""
+        """The moving rate if none is given."""
         setting = cls.traits.setting("moving_rate")
         assert setting is not None, cls
         return float(setting.default_for(chosen, num_workers) or 0.0)
@@ -260,7 +260,7 @@ class ElasticSteps(CenterSteps):
 
 
 def planned(collectives: Collectives, name: str) -> PlannedCollectives:
-    """Those whose windows every rank can write to; InputError where there are none."""
+    """`collectives`, if every rank can write to their windows; else raises InputError."""
     if not isinstance(collectives, PlannedCollectives):
         raise InputError(
             f"{name}: needs windows that every rank can write to, and gloo has none; choose transport tcp, or "

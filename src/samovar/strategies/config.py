@@ -18,11 +18,10 @@ COLLECTIVES = (*ALL_REDUCE_NAMES, AUTO)
 class StrategyConfig:
     """Which strategy, and its settings; None is the strategy's default (see `samovar.strategies.defaults`).
 
-    `name` may be given as MODULE:NAME or FILE.py:NAME, of a user's own strategy, and is then the name that it declares;
-    `source` keeps where that is, and `own` its settings that are none of ours. `bucket_size_bytes` None exchanges the
-    whole model as one bucket, or with `automatic_buckets` in a cut that others find (see
-    `samovar.strategies.bucketing`); `collective` AUTO is for others to resolve. What else the fields mean stands where
-    they are declared: in `samovar.strategies.settings`, or with the strategy.
+    `name` may be given as MODULE:NAME or FILE.py:NAME, of a user's own strategy, and becomes the name that it declares.
+    `source` then keeps its place, and `own` its settings that ours lack. `bucket_size_bytes` None exchanges the whole
+    model as one bucket, or with `automatic_buckets` in the cut of `samovar.strategies.bucketing`. `collective` AUTO is
+    for others to resolve. The other fields are declared in `samovar.strategies.settings`, or with the strategy.
     """
 
     name: str = "sync"
@@ -72,7 +71,7 @@ class StrategyConfig:
 
     @classmethod
     def given(cls, name: str, settings: Mapping[str, Any], **others: Any) -> "StrategyConfig":
-        """With these settings, ours and others'; raises TypeError where one is unknown or of another type."""
+        """With these settings, ours and others'; raises TypeError if one is unknown or of another type."""
         ours = {name: value for name, value in settings.items() if name in _FIELDS}
         return cls(name, **ours, own={name: settings[name] for name in settings if name not in ours}, **others)
 
@@ -83,7 +82,7 @@ class StrategyConfig:
         return dataclasses.replace(self, own={**self.own, **own}, **ours)
 
     def __getitem__(self, name: str) -> Any:
-        """The setting of this name, ours or a user's own; None where nothing is given."""
+        """The setting of this name, ours or a user's own; None if nothing is given."""
         return self.own[name] if name in self.own else getattr(self, name, None)
 
     @property
@@ -93,12 +92,12 @@ class StrategyConfig:
 
     @property
     def traits(self) -> Traits:
-        """What the strategy declares of itself."""
+        """The strategy's declaration."""
         return self.kind.traits
 
     @property
     def codec(self) -> str | None:
-        """How gradients, or differences to a center, are compressed; None where they are not."""
+        """How gradients, or differences to a center, are compressed; None if they are not."""
         return None if self.compress == NONE else self.compress
 
     @property
@@ -128,7 +127,7 @@ class StrategyConfig:
 
     @property
     def needs_center(self) -> bool:
-        """Whether workers share a center that lies in one place."""
+        """Whether workers share a center in one place."""
         return self.traits.has_center
 
     @property
@@ -139,7 +138,7 @@ class StrategyConfig:
     def _refuse(self, name: str, flag: str) -> None:
         owners = [strategy for strategy, kind in KINDS.items() if kind.traits.setting(name)]
         raise InputError(
-            f"{flag} is no setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
+            f"{flag} is not a setting of --strategy {self.name}: leave it out, or choose {' or '.join(owners)}"
         )
 
 

@@ -11,7 +11,7 @@ from samovar.strategies.config import StrategyConfig
 def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     """`config` with every setting of its strategy given; resolving twice changes nothing.
 
-    Raises InputError where the settings do not fit so many workers.
+    Raises InputError if the settings do not fit that number of workers.
     """
     missing = [setting for setting in config.traits.settings if config[setting.name] is None]
     given = config.but({setting.name: setting.default_for(config, world_size) for setting in missing})
@@ -19,12 +19,12 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
 
 
 def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:
-    """What may go wrong with a resolved `config`, a sentence each."""
+    """Warnings about a resolved `config`, a sentence each."""
     return kind_of(config.name).warnings(config, world_size)
 
 
 def described(config: StrategyConfig) -> str:
-    """The resolved settings in words: "sync-easgd: an exchange every 8 steps, moving rate 0.3, overlap period"."""
+    """The resolved settings as text: "sync-easgd: an exchange every 8 steps, moving rate 0.3, overlap period"."""
     given = [setting for setting in config.traits.settings if config[setting.name] is not None]
     words = [setting.described(config[setting.name], config) for setting in given]
     return f"{config.name}: {', '.join(part for part in words if part)}"
@@ -32,7 +32,7 @@ def described(config: StrategyConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MomentumShares:
-    """Who keeps momentum: the center as `config` says, and a worker's solver, at `rate_factor` times its rate.
+    """Where momentum is kept: at the center as `config` says, and a worker's solver, at `rate_factor` times its rate.
 
     `notices` are for the user, `refusal` for an optimizer whose momentum is not `worker` and cannot be changed.
     """
@@ -45,12 +45,15 @@ class MomentumShares:
 
 
 def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 1) -> MomentumShares:
-    """What becomes of the `momentum` of a solver; 0 is none. Call before `resolved`, which knows a default only.
+    """The division of a solver's `momentum` (0 is none). Call before `resolved`, which only knows a default.
 
-    Where the center sums up steps these are plain ones: a worker's velocity would go on from where the center no longer
-    is. P workers at f times the rate then move it as fast as one worker with the momentum mu moves its own weights:
-    f P eta / (1 - mu_c) = eta / (1 - mu), with mu_c the momentum that the center keeps; f = 1 where mu_c is given.
-    Raises InputError where the strategy is named for a momentum that is not there.
+    A center that sums up steps needs plain steps: a worker's velocity would continue from a place where the center no
+    longer is. P workers at f times the rate move it as fast as one worker with momentum mu moves its own weights:
+
+        f P eta / (1 - mu_c) = eta / (1 - mu)
+
+    mu_c is the momentum that the center keeps; f = 1 if mu_c is given. Raises InputError if the strategy needs momentum
+    and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
         raise InputError(f"{config.name}: the solver has no momentum; give it one (0.9, say), or choose async-easgd")

@@ -1,4 +1,4 @@
-"""DiLoCo: workers train on their own; an outer optimizer takes the mean of how far they came as its gradient."""
+"""DiLoCo: workers train on their own; an outer optimizer takes their mean distance from the start as its gradient."""
 
 from collections.abc import Mapping
 
@@ -20,8 +20,8 @@ OUTER_MOMENTUM = Setting(
 
 @strategy(
     "diloco",
-    exchange="weights, through an outer optimizer",
-    waits_for="all, once a period",
+    exchange="weights, every period, through an outer optimizer",
+    waits_for="all workers, once a period",
     settings=(SYNC_PERIOD.by_default(50), OUTER_RATE, OUTER_MOMENTUM),
 )
 class DiLoCo(LocalSteps):
@@ -35,7 +35,7 @@ class DiLoCo(LocalSteps):
     which is a step of torch's SGD(nesterov=True). The inner optimizer's momentum stays with its worker.
     Evaluated and saved: c; between two exchanges, after `drain`, what an exchange at that moment would make of c.
 
-    Cost: 3N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
     floats, and two passes over them.
 
     Source: Douillard et al. 2023, DiLoCo: Distributed low-communication training of language models.

@@ -29,7 +29,7 @@ class SliceSums:
         self._next = 0
 
     def add(self) -> None:
-        """Take the next slice in."""
+        """Add the next slice."""
         for action in self._actions[self._next]:
             source = self._gradient if action.source is None else self._rows[action.source]
             if action.adds:
@@ -39,7 +39,7 @@ class SliceSums:
         self._next = (self._next + 1) % len(self._actions)
 
     def _plan(self, node: Node, row: int, free: int) -> None:
-        """Row `row` = the sum of `node`, with rows from `free` on for what is not there yet."""
+        """Row `row` = the sum of `node`, with rows from `free` on for partial sums."""
         if node[1] - node[0] == 1:
             self._actions.append([_Action(row, None, adds=False)])
             return
@@ -66,9 +66,9 @@ class _Action:
 class ExactSync(Strategy):
     """g = (1/K) sum over K slices of the global batch, in one binary tree over the slice's index; x -= solver(g).
 
-    The tree is the same wherever the slices were computed, so the weights are bitwise equal for any number of
-    workers up to K, if a slice's gradient is: threads per worker fixed, no layer that mixes samples. Rank r
-    computes ranges[r]; `SliceSums` adds those up in `sums`, whose first row gets the sum of all.
+    The tree does not depend on which rank computed a slice. So the weights are bitwise equal for any number of workers
+    up to K. This needs a fixed number of threads per worker, and no layer that mixes samples. Rank r computes
+    ranges[r]; `SliceSums` adds those up in `sums`, whose first row gets the sum of all.
 
     Cost per step for N floats: see `slice_tree_all_reduce`; where P and K are powers of two that of a tree.
     Reference: Gonzalez Tallada, Coarse grain parallelization of deep neural networks, 2016 (PPoPP), which adds in

@@ -1,4 +1,4 @@
-"""Gradients of matrices that travel as their factors, which are smaller where a batch has few rows."""
+"""Gradients of matrices that travel as their factors, which are smaller if a batch has few rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Links:
     messages_per_host: int
 
     def whole_bytes(self, shape: tuple[int, int]) -> float:
-        """What leaves a host in an all-reduce of the gradient: 2 (H-1)/H of it."""
+        """The bytes that leave a host in an all-reduce of the gradient: 2 (H-1)/H of it."""
         return 8.0 * (self.num_hosts - 1) / self.num_hosts * shape[0] * shape[1]
 
     def factors_bytes(self, shape: tuple[int, int], num_rows: int) -> float:
@@ -51,7 +51,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What a product's last bits depend on, as the words of a hash; and how many threads make one."""
+    """The properties that a product's last bits depend on, as words of a hash, and the threads that make one."""
 
     words: tuple[float, ...]
     num_threads: int
@@ -62,14 +62,13 @@ class FactoredSum:
 
         left_i (K_i, m), right_i (K_i, n), gradient (m, n), all float32
 
-    Every rank makes one product of all rows in the order of ranks, so the sum has the same bits on all of them where
-    they make products alike. Up to `capacity` rows a rank fit into its message. Where one has more, or a gradient that
-    is no such product, it says so in the message, and all add up whole gradients behind it: `scale` times each.
+    Every rank makes one product of all rows in the order of ranks. So the sum has the same bits on ranks that make
+    products in the same way. Up to `capacity` rows of a rank fit into its message. A rank may have more rows, or a
+    gradient that is not such a product. It says so in the message, and all add whole gradients: `scale` times each.
 
-    Cost: each rank sends (P-1) messages of 64 + 4 K (m+n) bytes, K the capacity, where an all-reduce sends
-    2 (P-1)/P 4 m n; and it makes 2 P K m n operations in place of 2 K m n.
-    Sources: Xie et al. 2014 (sufficient factor broadcasting); Zhang et al. 2017 (Poseidon: layer by layer, whichever
-    is less).
+    Cost: a rank sends (P-1) messages of 64 + 4 K (m+n) bytes, K the capacity; an all-reduce sends 2 (P-1)/P 4 m n.
+    It makes 2 P K m n operations in place of 2 K m n.
+    Sources: Xie et al. 2014 (sufficient factor broadcasting); Zhang et al. 2017 (Poseidon: the smaller for each layer).
     """
 
     def __init__(
@@ -99,12 +98,12 @@ class FactoredSum:
         return self.capacity == 0
 
     def expect(self, rows: int) -> bool:
-        """Before a run: this rank has factors of so many rows, or WHOLE. Whether it is to write them to `places`."""
+        """Before a run: this rank has factors of `rows` rows, or WHOLE. Whether it must write them to `places`."""
         self.rows = rows
         return 0 <= rows <= self.capacity and not self.is_whole
 
     def places(self, start: int, stop: int) -> tuple[Floats, Floats]:
-        """Where rows [start, stop) of the left and the right factor are to be written."""
+        """The places for rows [start, stop) of the left and the right factor."""
         assert self._gather is not None
         left, right = self._factors(self._gather.own)
         return left[start:stop], right[start:stop]
@@ -147,7 +146,7 @@ class FactoredSum:
             self._add_whole(deadline)
 
     def settle(self, is_less: Callable[[int], bool]) -> None:
-        """After a run: more room where a rank had more rows; none any more where factors do not come."""
+        """After a run: more room if a rank had more rows; none if factors stopped coming."""
         if self.is_whole or not self._num_misses:
             return
         if self.most_rows > self.capacity and is_less(self.most_rows):
@@ -209,7 +208,7 @@ class FactoredOrEncoded:
 
 
 class Factoring:
-    """Which of some matrices' gradients travel as factors, decided once, after the first step, alike on all ranks.
+    """Which matrices' gradients travel as factors, decided once, after the first step, the same on all ranks.
 
     With `choice` "auto" those of which factors take less time than the gradient, by nominal figures; with "always" all
     that are products of factors. None do where ranks make products in different ways (other processors, other
@@ -261,7 +260,7 @@ class Factoring:
         return {f"factors/{index}": factored.capacity for index, factored in self.sums.items() if self._is_decided}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """All ranks load the same. A state of other matrices, or none, decides anew after the next step."""
+        """All ranks load the same. A state of other matrices, or none, decides again after the next step."""
         found = {index: state.get(f"factors/{index}") for index in self.sums}
         self._is_decided = bool(found) and all(capacity is not None for capacity in found.values())
         for index, factored in self.sums.items():
@@ -287,7 +286,7 @@ class Factoring:
         return shown
 
     def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:
-        """Time on the links, and of the product of all ranks' rows in place of the own ones."""
+        """By the time on the links, and of the product of all ranks' rows in place of its own."""
         if self._choice == ALWAYS:
             return True
         links = self._links

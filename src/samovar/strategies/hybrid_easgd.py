@@ -37,7 +37,7 @@ class GroupCollectives(PlannedCollectives):
 
     @classmethod
     def among(cls, whole: PlannedCollectives, group_size: int, collective: str, window: Window) -> "GroupCollectives":
-        """By `collective`; AUTO adds up in place where memory, such as `window`, is mapped."""
+        """By `collective`; AUTO adds in place if memory, such as `window`, is mapped."""
         best = "direct" if isinstance(window, MappedWindow) else "tree"
         return cls(whole, group_size, best if collective == AUTO else collective)
 
@@ -82,7 +82,7 @@ class Lives:
 class GroupMembers:
     """This worker's group: its rank there, what sums the group's gradients, and broadcasts of weights by their leaders.
 
-    `lives` is None where nobody comes back.
+    `lives` is None if nobody comes back.
     """
 
     group: Group
@@ -101,7 +101,7 @@ class GroupMembers:
 
 
 def _group_size(_chosen: Chosen, world_size: int) -> int:
-    """The largest that divides the workers, up to 4 and to half of them; 1 where there is none."""
+    """The largest divisor of the number of workers, up to 4 and to half of them; else 1."""
     sizes = range(1, min(_MOST_OF_A_GROUP, world_size // 2) + 1)
     return max((size for size in sizes if world_size % size == 0), default=1)
 
@@ -113,7 +113,7 @@ def _rate(chosen: Chosen, world_size: int) -> float:
 GROUP_SIZE = Setting(
     "group_size",
     int,
-    "Workers of a group.",
+    "Workers in a group.",
     least=1,
     unit="workers",
     default=_group_size,
@@ -126,8 +126,8 @@ GROUP_SIZE = Setting(
 
 @strategy(
     "hybrid-easgd",
-    exchange="gradients in a group of ranks, every step; between groups as `shm-easgd`",
-    waits_for="its group, at each step",
+    exchange="gradients inside its group, every step; groups exchange as in `shm-easgd`",
+    waits_for="its group, every step",
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(_rate, "0.5 / groups"),
@@ -147,10 +147,10 @@ class HybridEasgd(ShmEasgd):
     sends its weights x - d to the others before their next step. So a group's weights are always the same bits. P
     counts groups: the center sees that many workers. Each step waits for the group, no group for another.
 
-    Cost: `Sync`'s in a group at each step; `ShmEasgd`'s between groups, so its traffic divided by G; a broadcast of N
-    floats in the group per exchange.
+    Cost: `Sync`'s in a group at each step. Between groups `ShmEasgd`'s, so its traffic divided by G. Each exchange adds
+    a broadcast of N floats in the group.
 
-    Source: Ahn et al. 2018 (ShmCaffe): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
+    Source: Ahn et al. 2018 (ShmCaffe-H): 10.1 times one GPU's speed with 4 groups of 4, 1.4 points of accuracy lost.
     """
 
     def __init__(self, place: Place, members: GroupMembers) -> None:
@@ -171,7 +171,7 @@ class HybridEasgd(ShmEasgd):
         size = chosen.group_size
         if size is not None and world_size % size:
             raise InputError(
-                f"--group-size {size}: {world_size} workers are no whole number of such groups; "
+                f"--group-size {size}: {world_size} workers do not divide into such groups; "
                 f"give a divisor of {world_size} (default {_group_size(chosen, world_size)})"
             )
         return chosen
@@ -215,7 +215,7 @@ class HybridEasgd(ShmEasgd):
             self._share_weights()
 
     def _meet_center(self) -> None:
-        """The leader does; the others, whose weights are the same bits, know as well as it whether they are refused."""
+        """The leader meets it; the others have the same bits, so they know too whether these are refused."""
         if self._is_leader:
             super()._meet_center()
         elif all_finite(self._weights):

@@ -59,7 +59,7 @@ class LocalSteps(Strategy):
 
 
 def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None:
-    """place = state[name]; InputError where that is no array of the same shape."""
+    """place = state[name]; raises InputError if that is not an array of the same shape."""
     value = state.get(name)
     if not isinstance(value, np.ndarray) or value.shape != place.shape:
         found = "missing" if value is None else f"of shape {np.shape(value)}"
@@ -68,21 +68,26 @@ def take_array(state: Mapping[str, StateValue], name: str, place: Array) -> None
 
 
 def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) -> None:
-    """center = the state's; these weights where the state is empty."""
+    """center = the state's; these weights if the state is empty."""
     if state:
         take_array(state, "center", center)
     else:
         center[:] = weights
 
 
-@strategy("local-sgd", exchange="weights", waits_for="all, once a period", settings=(SYNC_PERIOD.by_default(8),))
+@strategy(
+    "local-sgd",
+    exchange="weights, every period",
+    waits_for="all workers, once a period",
+    settings=(SYNC_PERIOD.by_default(8),),
+)
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.
 
     Momentum stays with its worker. Evaluated and saved: the mean of the workers' weights as `drain` found them, which
     leaves the workers' own as they are; right after an exchange these are the mean.
 
-    Cost: N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    Cost: N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
     floats, and three passes over them.
 
     Source: McMahan et al. 2017 (federated averaging); Stich 2019 (local SGD).

@@ -13,9 +13,9 @@ _FORM = "give MODULE:NAME of a module in the working folder, or FILE.py:NAME"
 
 
 def declared_as(source: str) -> tuple[str, str]:
-    """`source` as every process finds it, whatever its working folder, and the name that the strategy there declares.
+    """`source` as every process finds it, in any working folder, and the name that the strategy there declares.
 
-    Imports the module, which runs what stands in it. Raises InputError where there is no such strategy.
+    Imports the module, which runs its code. Raises InputError if there is no such strategy.
     """
     place, _, name = source.rpartition(":")
     if not place or not name.isidentifier():
@@ -36,25 +36,25 @@ def declared_as(source: str) -> tuple[str, str]:
 
 
 def name_of(kind: object, source: str = "") -> str:
-    """The name that this class declares. Raises InputError where it is no strategy."""
+    """The name that this class declares. Raises InputError if it is not a strategy."""
     traits = vars(kind).get("traits") if isinstance(kind, type) else None
     known = KINDS.get(traits.name) if isinstance(traits, Traits) else None
     if not isinstance(kind, type) or known is None or place_of(known) != place_of(kind):
         raise InputError(
-            f"--strategy {source or kind}: is no strategy; decorate a class of samovar.strategies by "
+            f"--strategy {source or kind}: is not a strategy; decorate a class of samovar.strategies by "
             '@samovar.strategy("its-name")'
         )
     return known.traits.name
 
 
 def _module_named(name: str) -> ModuleType:
-    """Of the working folder, where no other has its name."""
+    """A module of the working folder, if no other has its name."""
     _find_in(Path.cwd())
     return importlib.import_module(name)
 
 
 def _module_of(path: Path) -> ModuleType:
-    """What stands in the file; once, however often it is asked for."""
+    """The module of the file, imported once."""
     name = f"samovar strategy {path}"
     if name not in sys.modules:
         _find_in(path.parent)
@@ -71,6 +71,6 @@ def _module_of(path: Path) -> ModuleType:
 
 
 def _find_in(folder: Path) -> None:
-    """Modules of this folder can be imported, after all others."""
+    """Let modules of this folder be imported, after all others."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

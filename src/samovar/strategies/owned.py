@@ -23,16 +23,18 @@ class _Share:
 
 
 class OwnedSync(Strategy):
-    """g = (1/P) sum_i g_i in the tree's fixed order on the bucket's owner; x -= solver(g) there; then x to all.
+    """The bucket's owner sums, in the tree's fixed order, and updates; its new weights go to all.
 
-    A bucket's sum begins behind the backward pass, its new weights travel behind what follows: a rank waits for a
+        g = (1/P) sum_i g_i;  x -= solver(g)        on the owner
+
+    A bucket's sum begins behind the backward pass, and its new weights travel behind the next work. A rank waits for a
     layer's weights just before that layer's next forward pass, and for nothing else. There is no barrier. A rank's
-    weights are overwritten only after it has told that its backward pass is over; notifications carry the number of
-    the step. Weights are bitwise equal on all ranks where they are awaited.
+    weights are overwritten only after it has said that its backward pass is over. Notifications carry the number of
+    the step. Weights are bitwise equal on all ranks when they are awaited.
 
-    Where owners are several, weights that the next forward pass needs first leave first: buckets are finished in that
-    order, on all ranks. Simulated on links of 1 and 10 Gbit/s the step takes 0.97 times as long as in the order of
-    gradients (median over nets, bucket sizes and 2 to 8 ranks; 0.77 to 1.02).
+    With several owners, weights that the next forward pass needs first leave first, on all ranks. Simulated on links of
+    1 and 10 Gbit/s, a step takes 0.97 times as long as in the order of gradients. That is the median over nets,
+    bucket sizes and 2 to 8 ranks (0.77 to 1.02).
 
     The solver keeps histories of own buckets only: memory of others' stays zero until `gather_histories`.
 
@@ -70,7 +72,7 @@ class OwnedSync(Strategy):
             self._num_started += 1
 
     def reduced(self, step: int) -> Reduced:
-        """Only the own buckets are this rank's to update."""
+        """The buckets that this rank owns."""
         assert len(self._final) == len(self._shares), f"step {step}: only buckets {self._final} are final"
         self._final.clear()
         self._num_started = 0

@@ -1,4 +1,4 @@
-"""Synchronous SGD whose update is divided: each rank sums, updates and hands out its own part of every bucket."""
+"""Synchronous SGD whose update is divided: each rank sums, updates and sends its own part of every bucket."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,16 @@ class _Part:
 
 
 class SyncInParts(Strategy):
-    """g_r = (1/P) sum_i g_i of part r on rank r; x_r -= solver(g_r) there; then x_r to all, for every bucket.
+    """Rank r sums part r of every bucket, updates it, and sends its new weights to all.
+
+        g_r = (1/P) sum_i g_i of part r;  x_r -= solver(g_r)        on rank r
 
     The same bits as `Sync` with the same order of additions, since every element is summed and updated once. Memory of
-    gradients holds sums in the own part alone. The solver keeps histories of own parts only: memory of others' stays
+    gradients holds sums in the rank's part alone. The solver keeps histories of its parts only. Memory of others' stays
     as it was until `gather_histories`.
 
-    Nobody writes weights of a rank that is still in its backward pass: who has a sum knows that all ranks are in this
-    exchange. Nobody's next gradient overwrites one that is still read: the weights of all parts come first.
+    No rank writes weights of a rank that is still in its backward pass: a rank that has a sum knows that all ranks are
+    in this exchange. No next gradient overwrites one that is still read: the weights of all parts come first.
 
     Cost per step and bucket of S bytes: 2(P-1)/P * S bytes sent or read per rank, as any all-reduce, in two waits; 1/P
     of the update. Reference: Rajbhandari et al., ZeRO, 2020, stage 1.
@@ -62,7 +64,7 @@ class SyncInParts(Strategy):
 
 
 def own_part(bucket: Bucket, group: Group) -> Bucket:
-    """Elements [r S // P, (r + 1) S // P) of the bucket's S, with the parameters that lie there, whole or not."""
+    """Elements [r S // P, (r + 1) S // P) of the bucket's S, with the parameters there, whole or not."""
     start, stop = (bucket.start + rank * bucket.size // group.world_size for rank in (group.rank, group.rank + 1))
     entries = tuple(entry for entry in bucket.entries if entry.offset < stop and start < entry.stop)
     return replace(bucket, entries=entries, start=start, stop=stop)

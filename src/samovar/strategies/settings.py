@@ -20,11 +20,11 @@ MOVING_RATE = Setting(
     words="{label} {value:.4g}",
     source="Zhang, Choromanska and LeCun 2015",
 )
-OVERLAP = Setting("overlap", str, "Behind what an exchange runs.", is_advanced=True)
+OVERLAP = Setting("overlap", str, "The computation that an exchange runs behind.", is_advanced=True)
 MAX_STALENESS = Setting(
     "max_staleness_steps",
     int,
-    "Updates of others that a worker may have missed when its own reaches the center.",
+    "Most updates of others between a worker's read of the center and its own update.",
     least=0,
     unit="updates",
     default_words="any",
@@ -53,7 +53,7 @@ READ_FIRST = Setting(
 FACTORS = Setting(
     "factors",
     str,
-    "Whether gradients of large matrices travel as their factors, where these are less.",
+    "Whether gradients of large matrices travel as two factors, if these are smaller.",
     flag="factors",
     choices=(NONE, AUTO, ALWAYS),
     default_words="`auto` between hosts",
@@ -73,7 +73,7 @@ COMPRESS = Setting(
 ALWAYS_COMPRESSES = Setting(
     "always_compresses",
     bool,
-    "Compress from the first step on, without trying whether it helps.",
+    "Compress from the first step on, without a trial.",
     flag="--compress-always",
     default_words="off",
     words="",

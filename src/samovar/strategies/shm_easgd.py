@@ -1,4 +1,4 @@
-"""Elastic averaging through shared memory: the worker reads the center, its push travels while it computes on."""
+"""Elastic averaging through shared memory: the worker reads the center, and its push travels behind the next steps."""
 
 import numpy as np
 
@@ -19,14 +19,14 @@ from samovar.strategies.traits import Chosen
 
 
 def num_pushers(chosen: Chosen, world_size: int) -> int:
-    """How many change the center: workers, or groups of them."""
+    """The number that change the center: workers, or groups of them."""
     return max(1, world_size // (chosen["group_size"] or 1))
 
 
 @strategy(
     "shm-easgd",
     exchange="the elastic difference, pushed to the center while the next steps compute",
-    waits_for="the own push",
+    waits_for="its own last push",
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(lambda chosen, world_size: 0.5 / num_pushers(chosen, world_size), "0.5 / workers"),
@@ -45,15 +45,15 @@ class ShmEasgd(ElasticSteps):
         x_i = x_i - d
         c   = c + d             (pushed in the background, while the next steps compute)
 
-    so sum_i x_i + c changes by gradient steps alone, when all pushes have come. `reads_first` reads c before it waits,
-    as ShmCaffe does: then c may lack the own push before. Waits for that push, for no worker.
+    So sum_i x_i + c changes by gradient steps alone, when all pushes have come. `read_first` reads c before it waits,
+    as ShmCaffe does: c may then lack the worker's own last push. It waits for that push, for no other worker.
 
-    Between a read and its push others change c. A default alpha is taken down to 1 / (1 + staleness), the mean of the
-    last pushes', where it is above; a given one is used as it is, with a warning. With `max_staleness_steps` S, after
-    a push that was staler than S the next exchange waits: it reads c anew under its locks and changes it there.
+    Between a read and its push others change c. A default alpha is reduced to 1 / (1 + staleness), with the mean of the
+    last pushes' staleness, if it is above. A given alpha is used as it is, with a warning. With `max_staleness_steps`
+    S, the exchange after a push staler than S reads and changes c under its locks.
 
-    Cost: 2N floats of memory beside weights and gradients; per exchange N floats read, N pushed behind the
-    computation, and one pass that reads x and c once and writes x and d once.
+    Cost: 2N floats of memory in addition to weights and gradients. An exchange reads N floats, pushes N behind the
+    computation, and makes one pass over x and c.
 
     Source: Ahn et al. 2018 (ShmCaffe): 11.5 times one GPU's speed with 16, and 5.7 points of accuracy lost there
     with alpha = 0.2 at every scale.
@@ -76,7 +76,7 @@ class ShmEasgd(ElasticSteps):
         return pulls_too_far(rate, world_size, cls.default_rate(chosen, world_size), consequence)
 
     def drain(self) -> None:
-        """Wait until the own push is in the center."""
+        """Wait until this worker's push is in the center."""
         self._has_come()
 
     def _exchange(self) -> None:

@@ -1,4 +1,4 @@
-"""SlowMo: workers train on their own; the mean of how far they came moves a slow momentum."""
+"""SlowMo: workers train on their own; their mean distance from the start moves a slow momentum."""
 
 from dataclasses import replace
 
@@ -12,12 +12,12 @@ from samovar.transports.base import Array
 
 @strategy(
     "slowmo",
-    exchange="weights, through a slow momentum",
-    waits_for="all, once a period",
+    exchange="weights, every period, through a slow momentum",
+    waits_for="all workers, once a period",
     settings=(
         SYNC_PERIOD.by_default(12),
         OUTER_RATE.by_default(1.0),
-        replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.", default=0.5),
+        replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.").by_default(0.5),
     ),
 )
 class SlowMo(DiLoCo):

@@ -28,14 +28,14 @@ _OWNERS = {"full": ("spread", "root"), "none": ("parts", "all")}
 
 
 def _behind(chosen: Chosen, _world_size: int = 1) -> str:
-    """Where there are buckets, what is left of the backward pass hides their exchange."""
+    """With several buckets, the rest of the backward pass hides their exchange."""
     return chosen["overlap"] or ("none" if chosen["bucket_size_bytes"] is None else "backward")
 
 
 BUCKET = Setting(
     "bucket_size_bytes",
     int,
-    "What is exchanged as one: auto, model, layer, or bytes.",
+    "The size of a bucket, which is exchanged as one: auto, model, layer, or bytes.",
     flag="--bucket",
     argument="bucket_size",
     least=1,
@@ -48,11 +48,10 @@ BUCKET = Setting(
 OWNER = Setting(
     "owner",
     str,
-    "Who updates a bucket. --overlap full: one rank each (spread, the default), or rank 0 all (root); none: each rank "
-    "its part (parts, the default where ranks map each other's memory), or every rank (all).",
+    "The ranks that update a bucket: spread or root with --overlap full, parts or all with --overlap none.",
     choices=sum(_OWNERS.values(), ()),
     default=lambda chosen, _: _OWNERS["full"][0] if _behind(chosen) == "full" else None,
-    default_words="see there",
+    default_words="`spread` with `full`; with `none` `parts` in shared memory, else `all`",
     words="",
     source="Kuehn, Keuper and Pfreundt 2017 (CaffeGPI); Rajbhandari et al. 2020 (ZeRO)",
     is_advanced=True,
@@ -74,7 +73,7 @@ def sum_channels(
     gradients: Region,
     factored: Mapping[int, PlanRunner] | None = None,
 ) -> Channels:
-    """An all-reduce for each bucket, but for those that are in `factored`, by their indices."""
+    """An all-reduce for each bucket, except those in `factored`, by their indices."""
     made = factored or {}
     return [
         (
@@ -89,7 +88,7 @@ def sum_channels(
 @strategy(
     "sync",
     exchange="gradients, every step",
-    waits_for="all, at each step",
+    waits_for="all workers, every step",
     settings=(
         BUCKET,
         OVERLAP.among("none", "backward", "full").by_default(_behind, "`backward` with several buckets, else `none`"),
@@ -100,13 +99,14 @@ def sum_channels(
     ),
 )
 class Sync(Strategy):
-    """g = (1/P) sum_i g_i, added in the plan's fixed order; x -= solver(g) on every rank.
+    """Every rank applies the mean gradient, added in the plan's fixed order:
 
-    Weights stay bitwise equal on all ranks: each sum is made once and copied. Every rank's weights are the
-    ones evaluated and saved.
+        g = (1/P) sum_i g_i;  x -= solver(g)
 
-    Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), ring 2(P-1)/P * S bytes
-    sent per rank. Nobody waits for anyone but its plan neighbours; there is no barrier.
+    Weights stay bitwise equal on all ranks: each sum is made once and copied. They are evaluated and saved.
+
+    Cost per step and bucket of S bytes: that of the plan (`samovar.collectives`), for a ring 2(P-1)/P * S bytes sent
+    per rank. A rank waits for its neighbours in the plan alone; there is no barrier.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ def encoded_buckets(
     codec: Codec,
     factored: Mapping[int, FactoredSum] | None = None,
 ) -> list[EncodedBucket]:
-    """An encoded all-reduce for each bucket; a plain one for counts; factors where they are less."""
+    """An all-reduce for each bucket: plain for counts, factors where these are less, else encoded."""
     gradients = buffers.gradients
     first_exact = len(gradients.array) - buffers.num_exact
     encoded = []
@@ -248,7 +248,7 @@ def encoded_buckets(
 
 
 def _gaps(bucket: Bucket, gradients: Floats) -> tuple[Floats, ...]:
-    """What lies between parameters, each of which starts on a cache line."""
+    """The elements between parameters, each of which starts on a cache line."""
     starts = [*(entry.offset for entry in bucket.entries[1:]), bucket.stop]
     return tuple(gradients[entry.stop : start] for entry, start in zip(bucket.entries, starts, strict=True))
 
@@ -311,7 +311,7 @@ class CompressedSync(Sync):
         return residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residuals of another codec, cut or plan are left out, and the trial begins anew."""
+        """Residuals of another codec, cut or plan are dropped, and the trial begins again."""
         found = [np.asarray(state.get(f"residual/{index}", ())) for index in range(len(self._runners))]
         fits = state.get("codec") == self._codec and all(
             values.shape == runner.residual.shape for values, runner in zip(found, self._runners, strict=True)

@@ -37,7 +37,7 @@ def _rate(_chosen: Chosen, world_size: int) -> float:
 VARIANT = Setting(
     "variant",
     str,
-    "How sync-easgd meets its center.",
+    "How workers meet the center: by one all-reduce, or by a broadcast and an all-reduce.",
     choices=("reduce", "broadcast"),
     default="reduce",
     source="You, Buluc and Demmel 2017",
@@ -47,8 +47,8 @@ VARIANT = Setting(
 
 @strategy(
     "sync-easgd",
-    exchange="the elastic difference to a center that all ranks keep",
-    waits_for="all, for the exchange before, once a period",
+    exchange="the elastic difference to a center that all workers keep",
+    waits_for="the exchange before, once a period",
     settings=(
         SYNC_PERIOD.by_default(8),
         MOVING_RATE.by_default(_rate, "0.9 / (workers + 1)"),
@@ -79,12 +79,12 @@ class SyncEasgd(LocalSteps):
     and sum_i (x_i + e_i) + c changes by gradient steps alone: nothing is lost, only late. All ranks add the same
     bytes, so their centers stay bitwise equal.
 
-    Cost: 2N floats of memory beside weights and gradients; every `sync_period_steps` steps one all-reduce of N
+    Cost: 2N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
     floats. With `period` an exchange reads and writes x and c once; else c is read once more. With a codec: the e_i,
     N floats on every rank, and its part of the bytes (`samovar.collectives.encoded`, `.gathered`).
 
-    Source: Zhang, Choromanska and LeCun 2015 (elastic averaging); You, Buluc and Demmel 2017 (Sync EASGD); Seide et
-    al. 2014 (what a message leaves out comes with the next one).
+    Sources: Zhang, Choromanska and LeCun 2015 (elastic averaging), You, Buluc and Demmel 2017 (Sync EASGD), Seide et
+    al. 2014 (error feedback).
     """
 
     def __init__(self, place: Place) -> None:
@@ -106,7 +106,7 @@ class SyncEasgd(LocalSteps):
         is_broadcast = chosen.variant == "broadcast"
         if is_broadcast and chosen.overlap not in (None, "none"):
             raise InputError(
-                f"--overlap {chosen.overlap}: --variant broadcast needs the center before it can go on; "
+                f"--overlap {chosen.overlap}: --variant broadcast needs the center before it can continue; "
                 "leave --overlap out, or choose --variant reduce"
             )
         if is_broadcast and chosen.codec is not None:
@@ -142,7 +142,7 @@ class SyncEasgd(LocalSteps):
 
     @property
     def is_compressed(self) -> bool | None:
-        """Whether differences are, from the first exchange on; None where nobody asked for it."""
+        """Whether differences are, from the first exchange on; None if not asked for."""
         return None if self._codec is None else len(self._residual) > 0
 
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
@@ -214,7 +214,7 @@ class BroadcastEasgd(LocalSteps):
     The same rule, other roundings, twice the traffic: kept as the baseline that `SyncEasgd` is measured against.
     Evaluated and saved: c.
 
-    Cost: 3N floats of memory beside weights and gradients; every `sync_period_steps` steps a broadcast and an
+    Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps a broadcast and an
     all-reduce of N floats each, nothing of it behind the computation.
 
     Source: You, Buluc and Demmel 2017, the first of their three Sync EASGD.

@@ -1,4 +1,4 @@
-"""What a strategy declares of itself, from which flags, typed arguments, refusals and tables are made."""
+"""The declaration of a strategy, from which flags, typed arguments, refusals and tables are made."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ Value: TypeAlias = bool | int | float | str
 
 
 class Chosen(Protocol):
-    """The settings of a run, by name; None where nothing is given."""
+    """The settings of a run, by name; None if nothing is given."""
 
     def __getitem__(self, name: str, /) -> Any: ...
 
@@ -36,8 +36,8 @@ class Setting:
     `name` is StrategyConfig's; the flag is made from it without its unit (`sync_period_steps`: --sync-period), and
     `samovar.replicate` takes both spellings, unless `flag` or `argument` say otherwise. A number is at least `least`,
     more than `above` and less than `below`, a name is one of `choices`. `default` is a value or a rule of the settings
-    and the number of workers, and `default_words` says it to people. `words` tell of the value at the start of a run;
-    "" are none. `source` is where it was published.
+    and the number of workers, and `default_words` is its text. `words` show the value at the start of a run;
+    "" shows none. `source` names the publication.
     """
 
     name: str
@@ -90,18 +90,18 @@ class Setting:
         return replace(self, choices=choices)
 
     def default_for(self, chosen: Chosen, world_size: int) -> Value | None:
-        """The default beside these settings for so many workers."""
+        """The default with these settings for `world_size` workers."""
         return self.default(chosen, world_size) if callable(self.default) else self.default
 
     def described(self, value: Any, chosen: Chosen) -> str:
-        """`value` in words, "" where it is not worth saying."""
+        """`value` as text, "" if it is not worth saying."""
         if callable(self.words):
             return self.words(value, chosen)
         words = self.words if isinstance(value, Real) else self.words.replace(":g", "")
         return words.format(value=value, label=self.flag.removeprefix("--").replace("-", " "))
 
     def check(self, value: Value, strategy: str) -> None:
-        """Raises InputError where the value is out of range, TypeError where it is of another type."""
+        """Raises InputError if the value is out of range, TypeError if it is of another type."""
         if self.choices:
             whose = f" of {strategy}" if self.name == "overlap" else ""
             require_choice(f"{self.flag}{whose}", value, self.choices)
@@ -114,7 +114,7 @@ class Setting:
 
     @property
     def limits(self) -> str:
-        """The range in words."""
+        """The range as text."""
         low = [f"more than {self.above:g}"] if self.above is not None else []
         low += [f"at least {self.least:g}"] if self.least is not None else []
         high = [f"less than {self.below:g}"] if self.below < math.inf else []
@@ -129,7 +129,7 @@ class Setting:
 
 
 def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises InputError where `value` is none of those."""
+    """Raises InputError if `value` is not among `allowed`."""
     if value not in allowed:
         raise InputError(f"{flag}: got {value!r}; choose one of: {', '.join(allowed)}")
 
@@ -138,8 +138,8 @@ def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:
 class Traits:
     """Every strategy's class has one, as `traits`, made by `samovar.strategies.base.strategy`.
 
-    `exchange` and `waits_for` say in words what travels and who waits for whom. It `has_center` where workers share
-    weights that lie in one place: with locks or without, with a velocity of its own or without. Workers come to it
+    `exchange` and `waits_for` are text: what travels, and what a worker waits for. It `has_center` if workers share
+    weights in one place: with locks or without, with a velocity of its own or without. Workers come to it
     `in_turn`, each at its own speed, or `in_groups` that go in step; `pushes` where a difference travels while the next
     steps compute. `is_replayable` where the order of updates gives the same bits.
     """
@@ -189,7 +189,7 @@ class Declared(Protocol):
 
     @classmethod
     def check(cls, chosen: Any, /) -> None:
-        """Raises InputError where settings do not go together."""
+        """Raises InputError if settings do not go together."""
         ...
 
 
@@ -198,7 +198,7 @@ KINDS: dict[str, type[Declared]] = {}
 
 
 def place_of(kind: type) -> tuple[str, str]:
-    """Where a class stands, in a file that may have been imported by two names."""
+    """File and name of a class; a file may have been imported by two names."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__, kind.__qualname__
 
 

@@ -17,7 +17,7 @@ NUM_UNTIMED_STEPS, NUM_TRIAL_STEPS = 2, 12
 
 
 def _nobody(_sentence: str) -> None:
-    """Nobody wants to know."""
+    """Drop the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class TrialCallback:
 class Trial:
     """Steps 0, 2, 4, ..., 10 are compressed, steps 1, 3, 5, ..., 11 are not; from step 12 on all are, or none.
 
-    A step is timed from the end of the one before to its own end, whatever happens in between. Ranks agree: the median
-    of each kind counts as the slowest rank's. So what the first steps compute does not depend on time, and what becomes
-    of the others is decided once, and is part of the state. `is_always` tries nothing.
+    A step is timed from the end of the one before to its own end. Ranks agree: the slowest rank's median of each kind
+    counts. The first steps do not depend on time. The decision for the others is made once, and is part of the state.
+    `is_always` tries nothing.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Trial:
         return self._step % 2 == 0 if self._helps is None else self._helps
 
     def stepped(self) -> bool:
-        """A step has ended. True where it was the last of the trial, and the others go on without compression."""
+        """A step has ended. True if it was the last of the trial, and the others continue without compression."""
         if self._helps is not None:
             return False
         now_s = self._witness.clock()
@@ -72,12 +72,12 @@ class Trial:
         return not self._helps
 
     def state_dict(self) -> State:
-        """Equal on all ranks but for the seconds."""
+        """Equal on all ranks, except the seconds."""
         helps = -1 if self._helps is None else int(self._helps)
         return {"trial/helps": helps, "trial/step": self._step, "trial/seconds": self._seconds.copy()}
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """A decision stays; but `is_always` is one too. An empty state begins anew."""
+        """A decision stays; but `is_always` is one too. An empty state begins again."""
         self._last_end_s = None
         if self._records is None:
             return
@@ -101,7 +101,7 @@ class Trial:
 
 
 def _median(seconds: npt.NDArray[np.float64]) -> float:
-    """Of those that were timed; without any, for ever."""
+    """Of the timed ones; infinite without any."""
     timed = seconds[~np.isnan(seconds)]
     return float(np.median(timed)) if len(timed) else math.inf
 

@@ -210,7 +210,7 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "settings", "sentence"),
     [
-        ("sync", {"sync_period_steps": 8}, "sync_period_steps is no setting of strategy sync: leave it out"),
+        ("sync", {"sync_period_steps": 8}, "sync_period_steps is not a setting of strategy sync: leave it out"),
         ("sync", {"bucket_size": "some"}, "bucket_size: got 'some'"),
         ("sync", {"always_compresses": True}, "always_compresses: there is nothing to compress; give compress too"),
         ("sync", {"collective": "star"}, "collective"),
@@ -218,7 +218,7 @@ def test_what_belongs_to_a_box_is_refused_without_one(tmp_path: Path) -> None:
         ("local-sgd", {"sync_period": 0}, "sync_period_steps: got 0 steps; give at least 1"),
         ("local-sgd", {"sync_period": 2, "sync_period_steps": 2}, "sync_period_steps is another spelling of"),
         ("nowhere:Rule", {}, "strategy nowhere:Rule: there is no module 'nowhere'"),
-        (int, {}, "int.*is no strategy; decorate a class"),
+        (int, {}, "int.*is not a strategy; decorate a class"),
         ("sync-easgd", {"compress": "bf16", "variant": "broadcast"}, "compress bf16: variant broadcast sends weights"),
     ],
 )

@@ -21,7 +21,7 @@ def test_every_setting_is_a_flag_but_for_that_of_replicate_alone() -> None:
     assert set(flags) == declared - {"factors"}
     assert flags["sync_period_steps"].default == "--sync-period"
     assert "For all but sync. Default: by strategy." in flags["sync_period_steps"].help
-    assert flags["center_momentum"].help.startswith("Momentum of async-msgd's center. For async-msgd. Default: max(0, ")
+    assert flags["center_momentum"].help.startswith("Momentum of the center. For async-msgd. Default: max(0, ")
     assert set(flags) < set(inspect.signature(train([])).parameters)
 
 

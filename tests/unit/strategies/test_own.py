@@ -45,9 +45,9 @@ def test_its_settings_have_defaults_ranges_and_words_as_ours_have(growing: str) 
     assert resolved(config, 2) == config
     with pytest.raises(InputError, match="--growth: got 1; give more than 1"):
         StrategyConfig.given(growing, {"growth": 1.0})
-    with pytest.raises(InputError, match=r"--growth is no setting of --strategy local-sgd: .* choose growing-sgd$"):
+    with pytest.raises(InputError, match=r"--growth is not a setting of --strategy local-sgd: .* choose growing-sgd$"):
         StrategyConfig.given("local-sgd", {"growth": 2.0})
-    with pytest.raises(InputError, match="--moving-rate is no setting of --strategy growing-sgd"):
+    with pytest.raises(InputError, match="--moving-rate is not a setting of --strategy growing-sgd"):
         StrategyConfig(growing, moving_rate=0.1)
 
 
@@ -68,12 +68,12 @@ def test_a_class_in_a_module_of_the_working_folder_is_found_by_its_name(
         ("nowhere.py:Rule", "no such file: nowhere.py"),
         ("rules:Missing", "rules has no Missing"),
         ("rules:", "give MODULE:NAME"),
-        ("rules:Plain", "is no strategy; decorate a class of samovar.strategies by @samovar.strategy"),
+        ("rules:Plain", "is not a strategy; decorate a class of samovar.strategies by @samovar.strategy"),
         ("broken.py:Rule", "broken.py fails with ZeroDivisionError: division by zero"),
         ("taken.py:Rule", "strategy 'sync': there is one of this name, in samovar.strategies.sync; give another"),
         ("named.py:Rule", "strategy 'A/B': a name is made of small letters, digits and hyphens"),
-        ("setting.py:Rule", "'growth' is no setting; give samovar.Setting"),
-        ("option.py:Rule", "strategy 'option': Setting.*name='collective'.* is no setting"),
+        ("setting.py:Rule", "'growth' is not a setting; give samovar.Setting"),
+        ("option.py:Rule", "strategy 'option': Setting.*name='collective'.* is not a setting"),
     ],
 )
 def test_what_is_no_strategy_is_told_in_a_sentence(

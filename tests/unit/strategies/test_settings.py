@@ -23,21 +23,21 @@ LONE_GROUPS = (
     [
         (
             {"sync_period_steps": 8},
-            "--sync-period is no setting of --strategy sync: leave it out, or choose local-sgd or",
+            "--sync-period is not a setting of --strategy sync: leave it out, or choose local-sgd or",
         ),
-        ({"moving_rate": 0.1}, "--moving-rate is no setting of --strategy sync: leave it out, or choose sync-easgd"),
-        ({"name": "local-sgd", "overlap": "none"}, "--overlap is no setting of --strategy local-sgd"),
-        ({"name": "local-sgd", "bucket_size_bytes": 1}, "--bucket is no setting of --strategy local-sgd"),
-        ({"name": "local-sgd", "outer_rate": 0.5}, "--outer-rate is no setting of .* or choose diloco"),
-        ({"name": "diloco", "variant": "reduce"}, "--variant is no setting of --strategy diloco"),
-        ({"name": "sync-easgd", "outer_momentum": 0.5}, "--outer-momentum is no setting of --strategy sync-easgd"),
+        ({"moving_rate": 0.1}, "--moving-rate is not a setting of --strategy sync: leave it out, or choose sync-easgd"),
+        ({"name": "local-sgd", "overlap": "none"}, "--overlap is not a setting of --strategy local-sgd"),
+        ({"name": "local-sgd", "bucket_size_bytes": 1}, "--bucket is not a setting of --strategy local-sgd"),
+        ({"name": "local-sgd", "outer_rate": 0.5}, "--outer-rate is not a setting of .* or choose diloco"),
+        ({"name": "diloco", "variant": "reduce"}, "--variant is not a setting of --strategy diloco"),
+        ({"name": "sync-easgd", "outer_momentum": 0.5}, "--outer-momentum is not a setting of --strategy sync-easgd"),
         ({"overlap": "period"}, "--overlap of sync: got 'period'; choose one of: none, backward"),
         ({"name": "sync-easgd", "overlap": "full"}, "--overlap of sync-easgd: .* one of: none, step, period"),
         (
             {"name": "async-easgd", "overlap": "step"},
             "--overlap of async-easgd: got 'step'; choose one of: none, period",
         ),
-        ({"name": "shm-easgd", "overlap": "period"}, "--overlap is no setting of --strategy shm-easgd"),
+        ({"name": "shm-easgd", "overlap": "period"}, "--overlap is not a setting of --strategy shm-easgd"),
         ({"overlap": "backward"}, "--overlap backward: with one bucket .* give --bucket layer or a number of bytes"),
         ({"owner": "nobody"}, "--owner: got 'nobody'; choose one of: spread, root, parts, all"),
         ({"owner": "root"}, "--owner root: is for --overlap full; add that, or leave --owner out"),
@@ -53,13 +53,16 @@ LONE_GROUPS = (
         ({"name": "diloco", "outer_rate": float("inf")}, "--outer-rate: got inf"),
         ({"name": "diloco", "outer_momentum": 1.0}, "--outer-momentum: got 1.0; give at least 0 and less than 1"),
         ({"name": "async-msgd", "center_momentum": -0.1}, "--center-momentum: got -0.1; give at least 0 and less"),
-        ({"name": "async-sgd", "center_momentum": 0.9}, "--center-momentum is no setting of .* choose async-msgd$"),
-        ({"name": "async-sgd", "moving_rate": 0.1}, "--moving-rate is no setting of --strategy async-sgd"),
+        ({"name": "async-sgd", "center_momentum": 0.9}, "--center-momentum is not a setting of .* choose async-msgd$"),
+        ({"name": "async-sgd", "moving_rate": 0.1}, "--moving-rate is not a setting of --strategy async-sgd"),
         ({"name": "shm-easgd", "max_staleness_steps": -1}, "--max-staleness: got -1 updates; give at least 0"),
-        ({"name": "async-easgd", "max_staleness_steps": 3}, "--max-staleness is no setting of --strategy async-easgd"),
+        (
+            {"name": "async-easgd", "max_staleness_steps": 3},
+            "--max-staleness is not a setting of --strategy async-easgd",
+        ),
         ({"name": "hybrid-easgd", "group_size": 0}, "--group-size: got 0 workers; give at least 1"),
-        ({"name": "shm-easgd", "group_size": 2}, "--group-size is no setting of .* or choose hybrid-easgd$"),
-        ({"name": "sync-easgd", "read_first": True}, "--read-first is no setting of .* choose shm-easgd or hybrid"),
+        ({"name": "shm-easgd", "group_size": 2}, "--group-size is not a setting of .* or choose hybrid-easgd$"),
+        ({"name": "sync-easgd", "read_first": True}, "--read-first is not a setting of .* choose shm-easgd or hybrid"),
     ],
 )
 def test_refusals_are_one_sentence(settings: dict[str, Any], message: str) -> None:
@@ -144,7 +147,9 @@ def test_moving_rates_and_groups_of_a_number_of_workers(
 def test_what_is_refused_and_warned_of_at_a_center() -> None:
     with pytest.raises(InputError, match=r"--moving-rate: got 1; give more than 0 and less than 1$"):
         StrategyConfig("async-easgd", moving_rate=1.0)
-    with pytest.raises(InputError, match=r"--group-size 3: 8 workers are no whole number .* of 8 \(default 4\)"):
+    with pytest.raises(
+        InputError, match=r"--group-size 3: 8 workers do not divide into such groups.* of 8 \(default 4\)"
+    ):
         resolved(StrategyConfig("hybrid-easgd", group_size=3), 8)
     (sentence,) = warnings(resolved(StrategyConfig("async-easgd", moving_rate=0.6), 2), 2)
     assert sentence.startswith("--moving-rate 0.6 with 2 workers takes a worker and the center past each other")
