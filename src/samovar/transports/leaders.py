@@ -12,7 +12,7 @@ from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group, Host
 from samovar.core.layout import rounded_up
 from samovar.transports.base import Array
-from samovar.transports.meeting import first_line, within
+from samovar.transports.rendezvous import first_line, within
 
 _PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
 # How long a wait goes on after `close`.

@@ -21,7 +21,7 @@ from samovar.core.group import Group
 from samovar.transports.background import Background, Job, note_phase
 from samovar.transports.base import Array, Notification, Pending, missing_notification, nobody_notified
 from samovar.transports.keys import Key
-from samovar.transports.meeting import Meeting
+from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import Address, SecureChannel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
@@ -267,17 +267,17 @@ class TcpWindow:
             raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")
 
 
-def meet(meeting: Meeting, group: Group, own: Address, deadline: Deadline) -> list[Address]:
+def meet(rendezvous: Rendezvous, group: Group, own: Address, deadline: Deadline) -> list[Address]:
     """Where every rank listens; tells them this rank's own. Raises DeadlineExceeded, RankFailed."""
-    meeting.tell(f"tcp/{group.rank}", f"{own[1]} {own[0]}", deadline)
+    rendezvous.tell(f"tcp/{group.rank}", f"{own[1]} {own[0]}", deadline)
     keys = [f"tcp/{rank}" for rank in range(group.world_size)]
     waiting_s = deadline.remaining_s()
-    if missing := meeting.missing(keys, deadline):
+    if missing := rendezvous.missing(keys, deadline):
         ranks = ", ".join(key.removeprefix("tcp/") for key in missing)
         raise DeadlineExceeded(
             f"rank {group.rank}: no word of rank {ranks} within {waiting_s:.1f} s; were they started?"
         )
-    told = (meeting.value(key, deadline).partition(" ") for key in keys)
+    told = (rendezvous.value(key, deadline).partition(" ") for key in keys)
     return [(address, int(port)) for port, _, address in told]
 
 

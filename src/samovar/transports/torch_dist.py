@@ -21,7 +21,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
 from samovar.transports.base import Array
 from samovar.transports.leaders import Operation
-from samovar.transports.meeting import Meeting, await_server, first_line, listen_at, within
+from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
 _FIRST_POLL_S, _LAST_POLL_S = 20e-6, 0.001
@@ -63,9 +63,9 @@ class JobStore:
     def __init__(self, store: TCPStore) -> None:
         self._store = store
 
-    def meeting(self, prefix: str, who: str) -> Meeting:
+    def rendezvous(self, prefix: str, who: str) -> Rendezvous:
         """The part of the store whose keys begin with `prefix`; `who` begins every error."""
-        return Meeting(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}", who)
+        return Rendezvous(PrefixStore(prefix, self._store), f"{self._store.host}:{self._store.port}", who)
 
     def gloo(
         self,

@@ -29,7 +29,7 @@ class Store(Protocol):
     def add(self, key: str, amount: int, /) -> int: ...
 
 
-class Meeting:
+class Rendezvous:
     """The store of one join, served at `server`: keys are told once and asked for until they are there.
 
     `who` begins every error.
