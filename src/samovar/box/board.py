@@ -17,7 +17,7 @@ from samovar.core.host import create_empty, seal
 
 MAX_MEMBERS: Final = 64
 NUM_WORDS: Final = 15  # that all members share
-_TOKEN_WORD: Final = 15  # who made the board, once and for all
+_TOKEN_WORD: Final = 15  # the number of the maker, set once
 _PROGRESS = struct.Struct("<2Q3d2QdQ")
 _INCARNATION = struct.Struct("<Q")
 _ORIGIN = struct.Struct("<16sI")

@@ -106,7 +106,7 @@ def take_shards(
         stack.callback(center.close)
         board = ShardedBoard([seat.board for seat in seats], [seat.member for seat in seats])
         shape = whole_of([seat.shape for seat in seats])
-        # The first box's row goes last: who finds it free finds the others free.
+        # The first box's row is freed last: if it is free, the others are free.
         return BoxSeat(center, board, seats[0].member, shape, stack.pop_all().close)
 
 

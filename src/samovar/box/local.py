@@ -132,10 +132,10 @@ class BoxServer:
         try:
             unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
         except SamovarError:
-            return  # whoever asked went away; it will say so itself
+            return  # the asking process went away
 
     def _done(self, message: LocalMessage) -> tuple[dict[str, object], list[int]]:
-        message.close()  # nobody has a descriptor to give
+        message.close()  # messages carry no descriptor here
         name = str(message.content.get("name"))
         buffer: Buffer | None = None
         try:

@@ -216,7 +216,7 @@ class MappedCenter:
     def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> PendingPush:
         self._check_momentum(momentum)
         ticket = self._native.submit(sequence, difference, momentum)
-        self._pushed[ticket] = difference  # the thread reads it, whoever forgets to wait
+        self._pushed[ticket] = difference  # the thread reads it, even if no caller waits
         return PendingPush(lambda deadline: self._landed(ticket, deadline))
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> PendingPush:

@@ -194,7 +194,7 @@ def _sending(
     """Requests leave while their answers come in: a thread sends them, since the box reads no more than it answers."""
 
     def send() -> None:
-        with suppress(SamovarError):  # the channel is over: who receives hears of it
+        with suppress(SamovarError):  # the channel is over: the receiving thread sees it
             for request, part in requests:
                 channel.send(request.pack(), None if outgoing is None else outgoing[part], deadline)
 

@@ -125,7 +125,7 @@ class Service:
     def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: SecureChannel) -> _Place:
         """The member's place, from now on over this connection too; one of its kind that it had before ends first."""
         self.expire()
-        if member.index >= 0 and member.incarnation == 0:  # a new one, who asks for this row: an absent one loses it
+        if member.index >= 0 and member.incarnation == 0:  # a new one asks for this row: an absent one loses it
             self._give_up(
                 lambda place: (
                     (place.name, place.seat.member.index) == (attachment.name, member.index)

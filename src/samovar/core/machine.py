@@ -221,7 +221,7 @@ def _require_positive(record: object, names: tuple[str, ...]) -> None:
 
 
 # Measured by `samovar doctor` on two cores of a virtual machine (AMD EPYC, Linux 6), rounded: the machine that
-# `auto` stands on where none is given, so that the same command chooses the same everywhere.
+# `auto` uses if none is given, so that the same command chooses the same everywhere.
 NOMINAL = CalibrationRecord(
     machine="nominal",
     cores=2,

@@ -35,7 +35,7 @@ class Job:
             if earlier is not None:
                 raise earlier
             self._work(self)
-        except Exception as error:  # for whoever waits
+        except Exception as error:  # for the thread that waits
             self._error = error
         self._done.set()
         return self._error

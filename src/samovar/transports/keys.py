@@ -72,7 +72,7 @@ def read_key(path: Path) -> Key:
         if found is None:
             raise InputError(f"key file {path}: holds no certificate; give the key file that the other side has")
         certificate = ssl.PEM_cert_to_DER_cert(found[0])
-        # The very file that was looked at, whatever the path leads to by now.
+        # The file that was checked, even if the path now leads to another.
         place = f"/proc/self/fd/{descriptor}"
         try:
             contexts = [_context(side, place, certificate) for side in _SIDES]

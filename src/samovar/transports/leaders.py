@@ -15,7 +15,7 @@ from samovar.transports.base import Array
 from samovar.transports.rendezvous import first_line, within
 
 _PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
-# How long a wait goes on after `close`.
+# How long a wait continues after `close`.
 _SLICE_S = 0.1
 _MAX_SEGMENT_BYTES = 1 << 20  # of gloo's ring
 

@@ -15,7 +15,7 @@ from samovar.transports.base import Array
 
 WORD_BYTES = 8
 _WORDS = 2**64
-# How long a wait in native code lasts before it looks who has gone.
+# How long a wait in native code lasts before it looks for lost peers.
 _SLICE_S = 0.1
 
 Bytes = npt.NDArray[np.uint8]
