@@ -12,7 +12,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import read_key
-from samovar.transports.meeting import Meeting
+from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import listen
 from samovar.transports.tcp_service import TcpConfig
@@ -39,6 +39,6 @@ def open_turns(job: dict[str, Any], store: dist.Store, rank: int, world_size: in
     """Windows of all ranks over TCP, with the box's key."""
     key, group, config = read_key(Path(job["key"])), Group(rank, world_size), TcpConfig("benchmark")
     listening = listen(job["address"])
-    meeting = Meeting(store, "rank 0", f"rank {rank}")
-    addresses = meet(meeting, group, listening.getsockname()[:2], in_time())
+    rendezvous = Rendezvous(store, "rank 0", f"rank {rank}")
+    addresses = meet(rendezvous, group, listening.getsockname()[:2], in_time())
     return PlannedCollectives(TcpTransport(group, config, key, listening, addresses), lambda _num_bytes: "ring")

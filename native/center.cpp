@@ -311,7 +311,7 @@ std::int64_t Center::try_swap(Update& update, std::uint64_t sequence, std::uint6
 // All but the values; the stamp that this member's entry gets.
 std::uint64_t Center::fill_spare_head(std::uint32_t slot, std::uint64_t sequence, std::uint64_t version) {
   const std::uint32_t spare = row_->spare.load(std::memory_order_relaxed);
-  // Read after the chunk's word: whoever has an entry in the slot has been counted.
+  // Read after the chunk's word, so every member with an entry in the slot is counted.
   const std::uint64_t num_entries = std::min<std::uint64_t>(file_->members_used().load(), file_->shape().max_members);
   center::copy_words(reinterpret_cast<std::uint64_t*>(file_->entries(spare)),
                      reinterpret_cast<const std::uint64_t*>(file_->entries(slot)), num_entries * kEntryWords);

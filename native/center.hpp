@@ -76,7 +76,7 @@ class Center {
   // up, in the next: never twice, never once of the two.
   bool exchange(ChunkRange range, std::uint64_t sequence, float* weights, float rate, std::int64_t* versions,
                 Patience patience);
-  // The same with x - d in `moved`, before c shows the change: whoever dies here leaves the answer where c has changed.
+  // The same with x - d in `moved`, before c shows the change. So `moved` survives a death with every change of c.
   // Chunks that hold the sequence leave `moved` as it is.
   bool exchange_into(ChunkRange range, std::uint64_t sequence, const float* weights, float* moved, float rate,
                      std::int64_t* versions, Patience patience);

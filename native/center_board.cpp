@@ -88,7 +88,7 @@ bool CenterBoard::post(std::uint32_t index, std::uint64_t incarnation, const std
   BoardMember& member = row(index);
   if (member.owner.name.load(std::memory_order_acquire) != own_name(incarnation)) return false;
   const std::uint64_t posts = member.posts.load(std::memory_order_relaxed) + 1;
-  // Released each: whoever reads one of them sees that `posts` has gone on.
+  // Released each: a reader of one of them sees the new value of `posts`.
   for (std::uint32_t i = 0; i < kPostWords; ++i) member.words[posts & 1][i].store(words[i], std::memory_order_release);
   member.posts.store(posts, std::memory_order_release);
   return true;

@@ -5,8 +5,8 @@
 // A slot holds one chunk whole: how many updates it has, the last update of every member, the values c and, where
 // asked for, the velocity v. A chunk's word names the slot that holds it now; every member owns one more slot, its
 // spare. An update is made in the spare and swapped in by one compare-and-swap of the chunk's word, then the slot that
-// held the chunk is the spare. So a chunk is whole at every moment, and whoever is stopped or killed anywhere leaves
-// nothing half and keeps nobody waiting.
+// held the chunk is the spare. So a chunk is whole at every moment. A member that is stopped or killed leaves nothing
+// half done and does not delay the others.
 //
 // Nothing in the file is trusted: sizes are checked once against the file's own, numbers of slots at each use.
 #pragma once

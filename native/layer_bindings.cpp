@@ -26,7 +26,7 @@ using WithoutGil = nb::call_guard<nb::gil_scoped_release>;
 using Sizes = std::tuple<std::size_t, std::size_t, std::size_t>;
 using Window = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, std::size_t>;
 
-// Tensors come as addresses: an exchange of arrays costs more than the small kernels take. Whoever calls answers for
+// Tensors come as addresses: an exchange of arrays costs more than the small kernels take. The caller checks
 // types, sizes and order in memory.
 template <typename Number>
 Number* at(std::uintptr_t address) {

@@ -1,4 +1,4 @@
-// Litmus test of a window: whoever sees a notification sees the data that was put before it.
+// Litmus test of a window: a rank that sees a notification sees the data that was put before it.
 //
 //   litmus [ROUNDS [SEED]]     ROUNDS notifications between two processes, 100 million by default
 //

@@ -18,9 +18,9 @@ namespace samovar {
 void parallel(std::size_t count, std::size_t cost, int threads,
               const std::function<void(std::size_t begin, std::size_t end)>& work);
 
-// While it lives, libgomp manages `count` threads more, all of them asleep. Where it manages more threads than there are
-// cores, its threads sleep at once when they wait for each other; else they spin for milliseconds first, which takes the
-// core from whoever they wait for if that one has none. Only this has libgomp change its mind while a process runs.
+// While it lives, libgomp manages `count` threads more, all of them asleep. If it manages more threads than there are
+// cores, its threads sleep at once when they wait for each other. Otherwise they spin for milliseconds first, possibly
+// on the core that the awaited thread needs. Nothing else changes libgomp's choice while a process runs.
 class IdleThreads {
  public:
   explicit IdleThreads(unsigned count);

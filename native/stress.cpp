@@ -111,7 +111,7 @@ class Rank {
   const bool shared_;
 };
 
-// Nobody goes on before all have come; a faster rank may be one version ahead.
+// No rank continues before all have come; a faster one may be one version ahead.
 void meet(Rank& self, std::uint64_t version) {
   for (std::uint32_t peer = 0; peer < kRanks; ++peer) self.notify(peer, self.rank, version);
   for (std::uint32_t peer = 0; peer < kRanks; ++peer) (void)self.wait(peer, version);

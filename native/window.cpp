@@ -164,8 +164,8 @@ Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64
   if (bytes_per_rank > kLargestFileBytes / world_size())
     throw std::system_error(EFBIG, std::generic_category(), "shared memory cannot be allocated");
   const std::uint64_t size = file_bytes(world_size(), num_slots, bytes_per_rank);
-  // A page of the file lies in the memory of whoever allocates it, so every rank allocates its own part. The last page
-  // gives the file its size: parts of ranks that have not come yet are mapped, and take memory when they are touched.
+  // A page of the file is in the NUMA node of the process that allocates it, so every rank allocates its own part. The
+  // last page gives the file its size: parts of later ranks are mapped, and take memory when they are touched.
   grow_file(segment_->fd(), file_offset + size - kPageBytes, kPageBytes);
   mapping_ = std::make_unique<Mapping>(segment_->fd(), file_offset, size);
   agree_on_sizes();

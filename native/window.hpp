@@ -3,7 +3,7 @@
 // A segment is an anonymous memory file (memfd) that every rank maps. Its head holds one doorbell and one
 // board row per rank; windows follow it, each with notification slots and memory for every rank.
 //
-// Visibility: whatever a rank put before notify() is visible to a rank whose wait() returned that
+// Visibility: all data that a rank put before notify() is visible to a rank whose wait() returned that
 // notification (store-release on the slot, load-acquire in the wait).
 #pragma once
 

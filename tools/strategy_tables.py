@@ -139,7 +139,6 @@ def settings() -> Table:
         first = next(iter(found.values()))
         if not first.has_flag:
             continue
-        flag = f"`{first.flag} {first.metavar}`".replace(" `", "`")
         meaning = first.help.replace("|", "\\|")
         if choices := divided({strategy: listed(setting.choices) for strategy, setting in found.items()}):
             meaning = f"{meaning} {choices}"
@@ -149,9 +148,7 @@ def settings() -> Table:
 
 
 def _with_value(setting: Any) -> str:
-    letters: dict[type, str] = {bool: "", float: "X"}
-    value = "NAME" if setting.kind is str else letters.get(setting.kind, setting.unit.upper() or "N")
-    return f"`{setting.flag} {value}`".replace(" `", "`")
+    return f"`{setting.flag} {setting.metavar}`".replace(" `", "`")
 
 
 def spellings() -> Table:

@@ -1,4 +1,4 @@
-"""`samovar box`: what docs/box.md shows, a server that is killed and started again, and nothing left behind."""
+"""`samovar box` as docs/how-to/serve-a-box.md shows it, a server killed and started again, and nothing left behind."""
 
 import json
 import os

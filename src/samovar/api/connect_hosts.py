@@ -22,7 +22,7 @@ from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.meeting import address_of, addresses_towards, interface_of, is_loopback
+from samovar.transports.rendezvous import address_of, addresses_towards, interface_of, is_loopback
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of as listening_address
@@ -130,7 +130,7 @@ def _tcp_transport(
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening = listen(addresses[gathering.host_number])
     group = Group(identity.rank, identity.world_size)
-    reached = meet(gathering.meeting, group, listening_address(listening), gathering.deadline)
+    reached = meet(gathering.rendezvous, group, listening_address(listening), gathering.deadline)
     job = gathering.tell_and_hear("job", secrets.token_hex(16) if identity.rank == 0 else None, [0])[0]
     hosts = {rank: host.name for host in gathering.hosts for rank in host.ranks}
     names = [f"rank {rank} on {hosts[rank]}" for rank in range(identity.world_size)]

@@ -18,7 +18,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.group import Host
 from samovar.launch.identity import Identity, launcher_process
-from samovar.transports.meeting import listen_at
+from samovar.transports.rendezvous import listen_at
 from samovar.transports.shm import create_segment
 from samovar.transports.torch_dist import JobStore, nccl_card, open_store
 from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
@@ -94,7 +94,7 @@ class Gathering:
             if store is None and identity not in stores:
                 stores[identity] = _opened(identity, self.who, deadline, until_met)
             self.store = store or stores[identity]
-            self.meeting = self.store.meeting(self.prefix, self.who)
+            self.rendezvous = self.store.rendezvous(self.prefix, self.who)
             self.hellos = self._greet(RankHello.own(identity, collective, transport, device))
         self.hosts = hosts_of(self.hellos)
         self.is_one_host = len(self.hosts) == 1
@@ -117,11 +117,11 @@ class Gathering:
         if self.identity.rank != first:
             address = self.tell_and_hear(kind, None, [first], [first])[0]
             descriptor, _ = join_segment(address, self.deadline)
-            self.meeting.tell(f"took {kind}/{self.identity.rank}", "", self.deadline)
+            self.rendezvous.tell(f"took {kind}/{self.identity.rank}", "", self.deadline)
             return descriptor
         descriptor = make()
         with SegmentOffer(descriptor, len(ranks)) as offer:
-            self.meeting.tell(f"{kind}/{first}", offer.address, self.deadline)
+            self.rendezvous.tell(f"{kind}/{first}", offer.address, self.deadline)
             self.tell_and_hear(f"took {kind}", None, others, others)
         return descriptor
 
@@ -135,23 +135,23 @@ class Gathering:
         numbers = list(numbers)
         tellers = ranks if ranks is not None else [self.hosts[number].ranks[0] for number in numbers]
         if own is not None:
-            self.meeting.tell(f"{kind}/{self.host_number}", own, self.deadline)
+            self.rendezvous.tell(f"{kind}/{self.host_number}", own, self.deadline)
         self._await(kind, dict(zip(numbers, tellers, strict=True)))
-        return [self.meeting.value(f"{kind}/{number}", self.deadline) for number in numbers]
+        return [self.rendezvous.value(f"{kind}/{number}", self.deadline) for number in numbers]
 
     def close(self) -> None:
         """Say that this rank is ready; whoever serves the store stays until all are."""
-        self.meeting.tell(f"ready/{self.identity.rank}", "", self.deadline)
+        self.rendezvous.tell(f"ready/{self.identity.rank}", "", self.deadline)
         if self.identity.rank == 0 and not self.identity.agent_store:
             self._await("ready", {rank: rank for rank in range(self.identity.world_size)})
 
     def _greet(self, own: RankHello) -> list[RankHello]:
         """What every rank tells, in rank order."""
-        if not self.meeting.claim(f"claim/{self.identity.rank}", self.deadline):
+        if not self.rendezvous.claim(f"claim/{self.identity.rank}", self.deadline):
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
-        self.meeting.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
+        self.rendezvous.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
         self._await("rank", {rank: rank for rank in range(own.world_size)})
-        texts = [self.meeting.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
+        texts = [self.rendezvous.value(f"rank/{rank}", self.deadline) for rank in range(own.world_size)]
         hellos = [RankHello.from_json(text, f"rank {rank}") for rank, text in enumerate(texts)]
         for what in ("world_size", "collective", "transport"):
             self._require_equal(what, [getattr(hello, what) for hello in hellos])
@@ -159,7 +159,7 @@ class Gathering:
 
     def _await(self, kind: str, ranks: dict[int, int]) -> None:
         """Wait until all of the numbers in `ranks` were told; else name the ranks behind those that were not."""
-        missing = self.meeting.missing([f"{kind}/{number}" for number in ranks], self.deadline)
+        missing = self.rendezvous.missing([f"{kind}/{number}" for number in ranks], self.deadline)
         if not missing:
             return
         absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]

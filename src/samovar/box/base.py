@@ -1,4 +1,4 @@
-"""What strategies ask of parameters that workers change together, each at its own speed."""
+"""The interface of a center: parameters that workers change together, each at its own speed."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -46,9 +46,9 @@ class Center(Protocol):
     """The center c, float32 (N,), as one member sees it; cut into chunks of `chunk_elements` (the last may be smaller).
 
     A chunk is read and changed as a whole, in one order for all members, unless the member takes no locks. An update
-    carries a `sequence` number, one more than the member's last: a chunk that holds it already is left as it is, so
-    that an update may be tried again after any failure. Arrays are float32 (N,), contiguous. Errors:
-    DeadlineExceeded, RankFailed.
+    carries a `sequence` number, one more than the member's last. A chunk that holds it already stays as it is, so an
+    update may be tried again after any failure. Arrays are float32 (N,), contiguous. Raises DeadlineExceeded,
+    RankFailed.
     """
 
     @property
@@ -73,7 +73,7 @@ class Center(Protocol):
         """Begin `accumulate`; never waits. The array must not be touched until the wait for it is over."""
 
     def exchange(self, sequence: int, weights: Array, moving_rate: float, deadline: Deadline) -> Versions:
-        """d = moving_rate (x - c); x -= d; c += d, for x = weights.
+        """d = moving_rate (x - c), x -= d, c += d, for x = weights.
 
         Returns each chunk's version with this update in it.
         """
@@ -84,7 +84,7 @@ class Center(Protocol):
 
 @runtime_checkable
 class CenterWithVelocity(Center, Protocol):
-    """A center whose velocity v, float32 (N,), can be saved and loaded; both while nobody updates it."""
+    """A center whose velocity v, float32 (N,), can be saved and loaded, while there are no updates."""
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
         """destination = v."""

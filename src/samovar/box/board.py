@@ -1,8 +1,8 @@
-"""The board of a box: who its members are, whether they live, and how far each of them is.
+"""The board of a box: its members, whether they live, and their progress.
 
 A member is a row of the board and an incarnation, a number that no other member of this board ever has. A row belongs
-to a process of this machine; when that process is dead, the row may be taken by the next one to come. What a member
-posts is read whole or not at all, whenever its process is killed.
+to a process of this machine. When that process is dead, another one may take the row. A member's post is read whole or
+not at all, even if its process is killed.
 """
 
 import os
@@ -17,7 +17,7 @@ from samovar.core.host import create_empty, seal
 
 MAX_MEMBERS: Final = 64
 NUM_WORDS: Final = 15  # that all members share
-_TOKEN_WORD: Final = 15  # who made the board, once and for all
+_TOKEN_WORD: Final = 15  # the number of the maker, set once
 _PROGRESS = struct.Struct("<2Q3d2QdQ")
 _INCARNATION = struct.Struct("<Q")
 _ORIGIN = struct.Struct("<16sI")
@@ -37,9 +37,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberProgress:
-    """What a member tells of itself. Losses are of its own weights; staleness counts updates of others.
+    """A member's report. Losses are of its own weights; staleness counts updates of others.
 
-    `away` is what the server says of a member of another host that has no connection.
+    The server sets `away` for a member of another host without a connection.
     """
 
     steps: int = 0
@@ -90,8 +90,8 @@ class Origin:
 class Row:
     """A row of the board: the last member that had it, its process (0: it has left), and its last post.
 
-    `host` is where the member of another host is, "" on this one; the process is one of that host then. Who is away
-    does not count as alive, but has the row.
+    `host` is the host of the member and its process, "" for this one. A member that is away does not count as alive,
+    but keeps the row.
     """
 
     member: Member
@@ -102,7 +102,7 @@ class Row:
 
 
 class Rows(Protocol):
-    """A board as its members see it, on this host or another. What a method raises its implementations say."""
+    """A board as its members see it, on this host or another. Implementations document their errors."""
 
     @property
     def max_members(self) -> int: ...
@@ -111,7 +111,7 @@ class Rows(Protocol):
         """Row `index`, read whole."""
 
     def rows(self) -> list[Row]:
-        """The rows that somebody has or had."""
+        """The rows that have or had a member."""
 
     def post(self, member: Member, progress: MemberProgress) -> None:
         """Show `progress` in the member's row."""
@@ -122,11 +122,11 @@ class Rows(Protocol):
     def set_word(self, index: int, value: int) -> None: ...
 
     def claim_word(self, index: int, value: int) -> int:
-        """Set the word if it is 0; returns what stands there now, `value` or what another was quicker to set."""
+        """Set the word if it is 0; return its value now, `value` or that of a faster member."""
 
 
 def create_board(max_members: int = MAX_MEMBERS) -> int:
-    """A new board; returns its descriptor, which the caller owns. Raises InputError where shared memory is short."""
+    """A new board; returns its descriptor, which the caller owns. Raises InputError if shared memory is short."""
     descriptor = create_empty()
     try:
         _native.CenterBoard.create(descriptor, max_members)
@@ -138,7 +138,7 @@ def create_board(max_members: int = MAX_MEMBERS) -> int:
 
 
 class Board:
-    """The board behind `descriptor`, which may be closed afterwards. Raises InputError where it is none."""
+    """The board behind `descriptor`, which may be closed afterwards. Raises InputError if it is none."""
 
     def __init__(self, descriptor: int) -> None:
         try:
@@ -150,7 +150,7 @@ class Board:
     def join(self, index: int | None = None) -> Member:
         """Become a member, in row `index` or in the first one that no living process has.
 
-        Raises InputError where there is no such row, RankFailed where `index` belongs to a living process.
+        Raises InputError if there is no such row, RankFailed if `index` belongs to a living process.
         """
         if index is not None:
             self._check_row(index)
@@ -161,21 +161,20 @@ class Board:
         if index is None:
             raise InputError(f"the box has {self.max_members} members, all alive, and no room for one more")
         raise RankFailed(
-            f"member {index} of the box is process {self._native.seen(index)[1]}, which is alive; end it or join anew"
+            f"member {index} of the box is process {self._native.seen(index)[1]}, which is alive; end it or join again"
         )
 
     def adopt(self, member: Member) -> None:
-        """Go on as `member`, whose process is dead: what a restarted server does for those it acts for.
+        """Continue as `member`, whose process is dead. A restarted server does this for its remote members.
 
-        Raises InputError where there is no such row, RankFailed where it has a newer incarnation or belongs to a living
-        process.
+        Raises InputError if there is no such row, RankFailed if it has a newer incarnation or a living process.
         """
         self._check_row(member.index)
         if not self._native.resume(member.index, member.incarnation):
             incarnation, process_id, _is_alive = self._native.seen(member.index)
             raise RankFailed(
                 f"member {member.index}, incarnation {member.incarnation}, is over: its row belongs to incarnation "
-                f"{incarnation}, process {process_id}; join anew"
+                f"{incarnation}, process {process_id}; join again"
             )
 
     def leave(self, member: Member) -> None:
@@ -183,11 +182,11 @@ class Board:
         self._native.leave(member.index, member.incarnation)
 
     def post(self, member: Member, progress: MemberProgress, origin: Origin | None = None) -> None:
-        """Show `progress` in the member's row. Raises RankFailed where the row is another's by now."""
+        """Show `progress` in the member's row. Raises RankFailed if the row is another's by now."""
         posted = _INCARNATION.pack(member.incarnation) + progress.pack() + (b"" if origin is None else origin.pack())
         words = _WORDS.unpack(posted.ljust(_WORDS.size, b"\0"))
         if not self._native.post(member.index, member.incarnation, list(words)):
-            raise RankFailed(f"member {member.index} of the box is another process by now; join anew")
+            raise RankFailed(f"member {member.index} of the box is another process by now; join again")
 
     def row(self, index: int) -> Row:
         """Row `index`, read whole."""
@@ -204,7 +203,7 @@ class Board:
         return Row(member, origin.process_id if process_id else 0, is_here, progress, origin.host)
 
     def rows(self) -> list[Row]:
-        """The rows that somebody has or had."""
+        """The rows that have or had a member."""
         rows = [self.row(index) for index in range(self.max_members)]
         return [row for row in rows if row.member.incarnation > 0]
 
@@ -216,7 +215,7 @@ class Board:
         self._native.set_word(_checked(index), value)
 
     def claim_word(self, index: int, value: int) -> int:
-        """Set the word if it is 0; returns what stands there now, `value` or what another was quicker to set."""
+        """Set the word if it is 0; return its value now, `value` or that of a faster member."""
         return self._native.claim_word(_checked(index), value)
 
     def _check_row(self, index: int) -> None:
@@ -224,7 +223,7 @@ class Board:
             raise InputError(f"member {index}: the box has members 0 to {self.max_members - 1}")
 
     def claim_token(self, token: int) -> int:
-        """The board's own number, which no other board has; the first who says one gives it. 0: none was given."""
+        """The board's unique number, set by the first caller. 0: none was set."""
         return self._native.claim_word(_TOKEN_WORD, token)
 
 

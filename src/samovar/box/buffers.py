@@ -31,7 +31,7 @@ _MAX_ELEMENTS, _MAX_MEMBERS, _MAX_CHUNK_ELEMENTS = 1 << 40, 1024, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class BufferShape:
-    """What a buffer is made with (see `samovar.box.mapped.create_center`)."""
+    """The settings of a new buffer (see `samovar.box.mapped.create_center`)."""
 
     num_elements: int
     max_members: int = MAX_MEMBERS
@@ -46,7 +46,7 @@ class BufferShape:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "BufferShape":
-        """The shape in a message; raises InputError where it is none."""
+        """The shape in a message; raises InputError if it is none."""
         return cls(
             _number(given, "num_elements", _MAX_ELEMENTS),
             _number(given, "max_members", _MAX_MEMBERS),
@@ -58,9 +58,9 @@ class BufferShape:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int]) -> "BufferShape":
-        """The shape whose `astuple` this is, as numbers; raises InputError where it is none.
+        """The shape whose `astuple` this is, as numbers. Raises InputError if it is not one.
 
-        Files of version 0.1 have five: their centers take what is finite, as new ones do.
+        Files of version 0.1 have five numbers: their centers take only finite values, as new ones do.
         """
         num_elements, max_members, with_velocity, with_locks, chunk_elements, takes_any = (*sizes, 0)[:6]
         numbers = {"num_elements": num_elements, "max_members": max_members, "chunk_elements": chunk_elements}
@@ -78,7 +78,7 @@ class BufferShape:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Descriptors of a buffer's two files; they belong to whoever was given the buffer. `is_new`: made by this call."""
+    """Descriptors of a buffer's two files; the receiver owns them. `is_new`: made by this call."""
 
     center: int
     board: int
@@ -97,7 +97,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteMemory:
-    """What one member of another host has at the box beside the center, float32 (N,): its last exchange's answer.
+    """The box's memory for one member of another host, float32 (N,): the answer to its last exchange.
 
     `notes`, uint64 (3,), are its incarnation, the number of its last request to the board, and that one's answer.
     """
@@ -116,7 +116,7 @@ class RemoteMemory:
 
 
 class Memory(Protocol):
-    """Who holds descriptors beside a box's server (see `samovar.box.memory_holder.HeldMemory`)."""
+    """A second holder of descriptors, next to a box's server (see `samovar.box.memory_holder.HeldMemory`)."""
 
     def get(self) -> dict[str, int]: ...
     def put(self, key: str, descriptor: int) -> None: ...
@@ -124,7 +124,7 @@ class Memory(Protocol):
 
 
 class NamedBuffers:
-    """All buffers of a box, by name; for several threads at once. Takes over what the memory holder has already."""
+    """All buffers of a box, by name, including those of the memory holder. Several threads may use it."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -138,9 +138,9 @@ class NamedBuffers:
         return sorted(key.removeprefix("center/") for key in self._descriptors if key.startswith("center/"))
 
     def create(self, name: str, shape: BufferShape, token: int | None = None) -> Buffer:
-        """A new buffer of zeros, or the one of this name and shape that is there. Raises InputError.
+        """A new buffer of zeros, or the existing one of this name and shape. Raises InputError.
 
-        Who tries again with the same `token`, of 63 bits, is told again that the buffer is new.
+        A second attempt with the same `token`, of 63 bits, returns it as new again.
         """
         token = token or new_token()
         if not _NAME.fullmatch(name):
@@ -166,25 +166,25 @@ class NamedBuffers:
         found = BufferShape.of_center(self._descriptors[f"center/{name}"])
         if found != shape:
             raise InputError(
-                f"buffer {name!r} is there already and is another: {found}, not {shape}; "
+                f"buffer {name!r} exists already with another shape: {found}, not {shape}; "
                 "take another name, or drop it first"
             )
         buffer = self._buffer(name)
         return replace(buffer, is_new=Board(buffer.board).claim_token(token) == token)
 
     def get(self, name: str) -> Buffer:
-        """Raises InputError where there is none of this name."""
+        """The buffer of this name. Raises InputError."""
         with self._lock:
             return self._buffer(name)
 
     def held(self, name: str) -> Buffer:
-        """As `get`, for the caller to close, whoever drops the buffer meanwhile."""
+        """As `get`, for the caller to close, even if the buffer is dropped meanwhile."""
         with self._lock:
             buffer = self._buffer(name)
             return Buffer(os.dup(buffer.center), os.dup(buffer.board))
 
     def drop(self, name: str) -> None:
-        """Forget a buffer; members that have it mapped keep it. Raises InputError where there is none."""
+        """Forget a buffer; members that have it mapped keep it. Raises InputError if there is none."""
         with self._lock:
             self._buffer(name)
             for key in (f"center/{name}", f"board/{name}"):
@@ -193,7 +193,7 @@ class NamedBuffers:
                 self._discard(key)
 
     def remote_memory(self, name: str, index: int, num_elements: int) -> RemoteMemory:
-        """What the member of another host in row `index` has here; it lives as long as the buffer."""
+        """The memory here of the remote member in row `index`; it lives as long as the buffer."""
         key = f"remote/{name}/{index}"
         with self._lock:
             if key not in self._descriptors:
@@ -206,14 +206,14 @@ class NamedBuffers:
         return RemoteMemory.of(mapped, num_elements)
 
     def close(self) -> None:
-        """Close this process's descriptors; what the memory holder has stays."""
+        """Close this process's descriptors; those of the memory holder stay."""
         with self._lock:
             for descriptor in self._descriptors.values():
                 os.close(descriptor)
             self._descriptors.clear()
 
     def _buffer(self, name: str) -> Buffer:
-        """Raises InputError where there is none; a stranger's name is not shown as it is."""
+        """Raises InputError if there is none; a stranger's name is shown with escapes."""
         if f"center/{name}" not in self._descriptors:
             there = ", ".join(self.names()) or "none"
             raise InputError(f"no buffer {name[:64]!r}; there are: {there}")
@@ -225,7 +225,7 @@ class NamedBuffers:
 
 
 def new_token() -> int:
-    """A number that nobody else has."""
+    """A unique number."""
     return secrets.randbits(62) + 1
 
 

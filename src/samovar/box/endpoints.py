@@ -1,4 +1,4 @@
-"""Where a center lies: in one box, or cut over several; making it, taking a seat at it, deleting it."""
+"""Centers in one box or over several boxes: make one, join it, delete it."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -18,7 +18,7 @@ _PATIENCE_S, _POLL_S = 5.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The boxes of a center, in the order of its shards; the first one's board is that of all who train there."""
+    """The boxes of a center, in the order of its shards; the first one's board is that of all members."""
 
     boxes: tuple[Endpoint, ...]
 
@@ -37,15 +37,15 @@ class Endpoints:
 
 
 def parse_endpoints(text: str, key_file: Path | None) -> Endpoints:
-    """One or more of what `parse_endpoint` takes, with commas between; one key file for all at HOST:PORT.
+    """One or more arguments of `parse_endpoint`, separated by commas; one key file for all at HOST:PORT.
 
-    Raises InputError, also where a box is named twice.
+    Raises InputError, also if a box is named twice.
     """
     words = text.split(",")
     has_address = ":" in text
     boxes = tuple(parse_endpoint(word, key_file if ":" in word or not has_address else None) for word in words)
     if len(boxes) > MOST_BOXES:
-        raise InputError(f"--box: {len(boxes)} boxes; a center lies in {MOST_BOXES} at most")
+        raise InputError(f"--box: {len(boxes)} boxes; a center is in at most {MOST_BOXES}")
     if twice := [word for word, box in zip(words, boxes, strict=True) if boxes.count(box) > 1]:
         raise InputError(f"--box {text}: names {twice[0]} twice; each box holds one part")
     return Endpoints(boxes)
@@ -74,7 +74,7 @@ def create_shards(
 
 
 def drop_shards(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -> None:
-    """Delete what each box has of it. Raises InputError where one has nothing, when the others' is deleted."""
+    """Delete each box's part. Raises InputError if a box has none, after the others are deleted."""
     errors = []
     for endpoint in endpoints.boxes:
         try:
@@ -88,9 +88,9 @@ def drop_shards(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -
 def take_shards(
     endpoints: Endpoints, name: str, who: str, deadline: Deadline, index: int | None = None, timeout_s: float = 60.0
 ) -> BoxSeat:
-    """As `take_seat`, in every box; in row `index` of the first, and where it is free in that row of the others.
+    """As `take_seat`, in every box; in row `index` of the first, and of the others if it is free there.
 
-    Raises InputError also where what the boxes have are not the shards of one center, in this order.
+    Raises InputError also if the boxes do not hold the shards of one center, in this order.
     """
     with ExitStack() as stack:
         seats: list[BoxSeat] = []
@@ -106,7 +106,7 @@ def take_shards(
         stack.callback(center.close)
         board = ShardedBoard([seat.board for seat in seats], [seat.member for seat in seats])
         shape = whole_of([seat.shape for seat in seats])
-        # The first box's row goes last: who finds it free finds the others free.
+        # The first box's row is freed last: if it is free, the others are free.
         return BoxSeat(center, board, seats[0].member, shape, stack.pop_all().close)
 
 
@@ -122,7 +122,7 @@ def _take(
 
 
 def _require_together(endpoints: Endpoints, name: str, seats: Sequence[BoxSeat], who: str) -> None:
-    """Whether what the boxes have is the center, or its shards in order."""
+    """Whether the boxes hold the center, or its shards in order."""
     patience, count = Deadline.after(_PATIENCE_S), len(seats)
     shards = [_shard_of(seat, patience, waits=count > 1) for seat in seats]
     for index, (endpoint, shard) in enumerate(zip(endpoints.boxes, shards, strict=True)):
@@ -152,7 +152,7 @@ def _may_be_last(shape: BufferShape, first: BufferShape) -> bool:
 
 
 def _shard_of(seat: BoxSeat, patience: Deadline, *, waits: bool) -> CenterShard | None:
-    """Who made a shard says so a moment later."""
+    """The maker of a shard marks it a moment later."""
     if waits:
         polled(lambda: CenterShard.on(seat.board) is not None, patience, _POLL_S)
     return CenterShard.on(seat.board)

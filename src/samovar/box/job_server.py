@@ -1,8 +1,8 @@
 """Serves a job's own center to its ranks on other hosts: `python -P -m samovar.box.job_server KEY_FILE NUMBERS...`.
 
-NUMBERS are descriptors that rank 0 hands on: a socket that listens, the memory of center and board, and a pipe that
-ends with the last rank of this host. When it has ended, and no member of another host has a place any more, this
-process ends too, and the memory goes with it.
+NUMBERS are descriptors that rank 0 passes: a socket that listens, the memory of center and board, and a pipe that ends
+with the last rank of this host. When the pipe has ended and no remote member has a place, this process ends too, and
+the memory with it.
 """
 
 import os
@@ -28,7 +28,7 @@ _CONNECTIONS_PER_MEMBER = 4
 
 
 class HandedMemory:
-    """See `samovar.box.buffers.Memory`: what rank 0 handed on; nobody holds it for another server."""
+    """See `samovar.box.buffers.Memory`: rank 0's descriptors, which are not kept for another server."""
 
     def __init__(self, center: int, board: int) -> None:
         self._handed = {f"center/{BUFFER}": center, f"board/{BUFFER}": board}
@@ -44,7 +44,7 @@ class HandedMemory:
 
 
 def serve(key_file: Path, listening: socket.socket, center: int, board: int, pipe: int) -> None:
-    """Until nobody is left of the job; owns all that it is given."""
+    """Serve until the job has no process left; owns its arguments."""
     most = _CONNECTIONS_PER_MEMBER * MappedCenter(center).max_members
     buffers = NamedBuffers(HandedMemory(center, board))
     service = Service(BufferHost(buffers), ServingConfig(absent_s=ABSENT_S, most_connections=most))

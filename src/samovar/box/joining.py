@@ -1,4 +1,4 @@
-"""Endpoints of boxes, on this host or another: what is asked there, and a seat for one member."""
+"""Endpoints of boxes, on this host or another: requests to them, and a seat for one member."""
 
 import math
 import time
@@ -31,7 +31,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a box is: one of this user's on this host, by `name`; or at an `address`, for who has the key in a file."""
+    """The place of a box: a `name` of this user on this host, or an `address` with a key file."""
 
     name: str | None
     address: tuple[str, int] | None
@@ -46,7 +46,7 @@ class Endpoint:
 class BoxSeat:
     """One member of a buffer; a context manager, which leaves the box at its end.
 
-    A local seat goes on when the box's server dies; a remote one waits for the next server until its deadlines.
+    If the box's server dies, a local seat continues. A remote one waits for the next server until its deadlines.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BoxSeat:
         self._leave = leave
 
     def close(self) -> None:
-        """What was posted is shown and updates in the background end first; then the row is free."""
+        """Show the last post, end updates in the background, then free the row."""
         self._leave()
 
     def __enter__(self) -> "BoxSeat":
@@ -70,7 +70,7 @@ class BoxSeat:
 
 
 def parse_endpoint(text: str, key_file: Path | None) -> Endpoint:
-    """`NAME`, or `HOST:PORT` with a key file ([::1]:4711 for IPv6). Raises InputError, also where no key is in it."""
+    """`NAME`, or `HOST:PORT` with a key file ([::1]:4711 for IPv6). Raises InputError, also if no key is in it."""
     if "," in text:
         raise InputError(f"--box {text}: names several boxes; give the one that is meant")
     if ":" not in text:
@@ -88,9 +88,9 @@ def parse_endpoint(text: str, key_file: Path | None) -> Endpoint:
 
 
 def create_buffer(endpoint: Endpoint, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:
-    """Have a buffer of zeros: True where it was made, False where one of this shape was there already.
+    """Make a buffer of zeros: True if it was made, False if one of this shape existed.
 
-    `who` begins every error. Raises InputError where one of another shape is there, or nobody serves the box.
+    `who` begins every error. Raises InputError if one of another shape exists, or nobody serves the box.
     """
     if endpoint.name is None:
         return _address(endpoint).create(Creation(name, shape, new_token()), who, deadline)
@@ -107,8 +107,8 @@ def take_seat(
 
     Updates in the background, and calls of a remote board, have `timeout_s`.
 
-    Raises InputError where there is no such buffer, no such row or no room, or nobody serves the box; RankFailed where
-    row `index` belongs to a living process.
+    Raises InputError if there is no such buffer or row, no room, or no server; RankFailed if row `index` belongs to a
+    living process.
     """
     if endpoint.name is None:
         return _remote_seat(_address(endpoint), name, who, deadline, index, timeout_s)
@@ -117,7 +117,7 @@ def take_seat(
 
 
 def buffer_names(endpoint: Endpoint, who: str, deadline: Deadline) -> list[str]:
-    """The box's buffers, sorted. Raises InputError where nobody serves the box."""
+    """The box's buffers, sorted. Raises InputError if nobody serves the box."""
     if endpoint.name is None:
         return _address(endpoint).ask(Kind.NAMES, b"", who, deadline).decode().split()
     with _said_by(who):
@@ -125,7 +125,7 @@ def buffer_names(endpoint: Endpoint, who: str, deadline: Deadline) -> list[str]:
 
 
 def drop_buffer(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> None:
-    """Delete it; members at work keep theirs. Raises InputError where there is none, or nobody serves the box."""
+    """Delete it; members at work keep theirs. Raises InputError if there is none, or nobody serves the box."""
     if endpoint.name is None:
         _address(endpoint).ask(Kind.DROP, pack_name(name), who, deadline)
         return
@@ -135,7 +135,7 @@ def drop_buffer(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a buffer is: its shape, its members, and which part of a center; None: it is a whole one."""
+    """A buffer: its shape, its members, and its part of a center (None: a whole center)."""
 
     shape: BufferShape
     rows: list[Row]
@@ -143,7 +143,7 @@ class Look:
 
 
 def look_at(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> Look:
-    """The buffer, for who is no member. Raises InputError as `take_seat`."""
+    """The buffer, seen without being a member. Raises InputError as `take_seat`."""
     if endpoint.name is None:
         board = RemoteBoard(_address(endpoint), name, who, deadline)
         try:
@@ -175,7 +175,7 @@ def describe(name: str, found: Look) -> dict[str, Any]:
 def read_buffer(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> tuple[BufferShape, dict[str, Array]]:
     """The buffer's shape, and copies of `center`, `velocity` (where it has one), `versions` and `words` (of the board).
 
-    Others may change it meanwhile: each chunk is whole, and the words are no newer than the center. Cost: 4 bytes an
+    Others may change it meanwhile: each chunk is whole, and the words are not newer than the center. Cost: 4 bytes an
     element, 8 with velocity. Raises InputError as `take_seat`.
     """
     if endpoint.name is None:
@@ -252,7 +252,7 @@ def _remote_seat(
 def _remote_center(
     box: BoxAddress, name: str, who: str, deadline: Deadline, index: int | None, timeout_s: float
 ) -> RemoteCenter:
-    """Who was killed a moment ago has its row until the box hears of it."""
+    """A member that was just killed keeps its row until the box notices."""
     patience = Deadline.after(min(_PATIENCE_S, deadline.remaining_s()))
     while True:
         try:

@@ -65,7 +65,7 @@ class BoxAddress:
 class Line:
     """A connection of one `kind` (ATTACH or WATCH) to one buffer, as one member; `who` begins every error.
 
-    The first time `attachment` and `member` are what is asked for; from then on, who the box said that the member is.
+    At first `attachment` and `member` are a request; afterwards they are the box's answer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Line:
             self._lock.release()
 
     def insist(self, attempt: Callable[[Deadline], _Answer], deadline: Deadline) -> _Answer:
-        """What attempt(deadline) returns, made again after every lost connection. Raises DeadlineExceeded.
+        """The result of attempt(deadline), repeated after every lost connection. Raises DeadlineExceeded.
 
         The caller has it `locked`.
         """
@@ -135,7 +135,7 @@ class Line:
             self._channel = None
 
     def give_up(self) -> None:
-        """An operation of another thread ends soon, in vain; nothing is tried again."""
+        """End an operation of another thread soon, without success; nothing is tried again."""
         self._is_closed = True
         if (channel := self._channel) is not None:
             channel.end()
@@ -159,7 +159,7 @@ class Line:
 
 
 def ask(channel: SecureChannel, request: Request, body: bytes, deadline: Deadline) -> bytes:
-    """The text that answers a request about no chunks. Raises what the box says."""
+    """The text that answers a request about no chunks. Raises the box's error."""
     request = replace(request, body_bytes=len(body))
     channel.send(request.pack(), np.frombuffer(body, np.uint8), deadline)
     reply = Reply.unpack(channel.receive(deadline))

@@ -1,4 +1,4 @@
-"""A box of this host: its server, and how programs of the same user see it, who map the memory of buffers."""
+"""A box of this host: its server, and its view for programs of the same user, which map the memory of buffers."""
 
 import os
 import re
@@ -36,16 +36,16 @@ def holder_address(box: str) -> str:
 
 
 class LocalBox:
-    """The box called `box`. Only what is asked here needs its server: members go on without it.
+    """The box called `box`. Only these methods need its server; members continue without it.
 
-    Errors of all methods: InputError where nobody serves the box or it refuses, DeadlineExceeded.
+    All methods raise InputError if nobody serves the box or it refuses, DeadlineExceeded.
     """
 
     def __init__(self, box: str = DEFAULT_BOX) -> None:
         self._box = checked_name(box)
 
     def create(self, name: str, shape: BufferShape, deadline: Deadline) -> Buffer:
-        """The buffer `name`, made of zeros where there is none; the caller owns its descriptors."""
+        """The buffer `name`, made of zeros if there is none; the caller owns its descriptors."""
         return self._buffer({"do": "create", "name": name, **asdict(shape)}, deadline)
 
     def attach(self, name: str, deadline: Deadline) -> Buffer:
@@ -53,7 +53,7 @@ class LocalBox:
         return self._buffer({"do": "attach", "name": name}, deadline)
 
     def drop(self, name: str, deadline: Deadline) -> None:
-        """Delete it; who has it mapped keeps it."""
+        """Delete it; members that have it mapped keep it."""
         self._ask({"do": "drop", "name": name}, deadline).close()
 
     def names(self, deadline: Deadline) -> list[str]:
@@ -89,7 +89,7 @@ class BoxServer:
     It does nothing on the buffers itself, so its death stops no member. Their memory is held by another process as well
     (`samovar.box.memory_holder`): a server that is started within `keep_s` after this one was killed finds it again.
 
-    Raises InputError where the box has a server already, or another user has its name.
+    Raises InputError if the box has a server already, or another user has its name.
     """
 
     def __init__(self, box: str, keep_s: float) -> None:
@@ -132,10 +132,10 @@ class BoxServer:
         try:
             unix_sockets.send(connection, content, Deadline.after(_ANSWER_S), descriptors)
         except SamovarError:
-            return  # whoever asked went away; it will say so itself
+            return  # the asking process went away
 
     def _done(self, message: LocalMessage) -> tuple[dict[str, object], list[int]]:
-        message.close()  # nobody has a descriptor to give
+        message.close()  # messages carry no descriptor here
         name = str(message.content.get("name"))
         buffer: Buffer | None = None
         try:

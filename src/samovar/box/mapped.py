@@ -1,9 +1,9 @@
-"""A center in memory that all members of one machine map: each works on it directly, and no server stands between.
+"""A center in memory that all members of one machine map: each works on it directly, without a server.
 
-A member makes a chunk's next state in a spare chunk of its own and swaps it in by one compare-and-swap; where another
-was quicker, it does that chunk again. So nobody can hold a lock: a member that is stopped or killed at any moment
-keeps nobody waiting, and every chunk holds whole updates only. (The scheme is read-copy-update with one spare per
-writer; an update reads and writes each byte of c once.)
+A member makes a chunk's next state in a spare chunk of its own and swaps it in by one compare-and-swap. If another was
+faster, it repeats that chunk. There is no lock: a stopped or killed member never delays the others, and every chunk
+holds whole updates only. (The scheme is read-copy-update with one spare per writer. An update reads and writes each
+byte of c once.)
 """
 
 import os
@@ -38,10 +38,10 @@ def create_center(
 ) -> int:
     """A new center, all zeros; returns its descriptor, which the caller owns.
 
-    Without locks (Hogwild; Recht, Re, Wright, Niu, 2011) members change chunks where they are: elements are whole,
-    but of two updates at once one may be lost in part. A chunk that would not be finite stays as it is, and who changes
-    it gets NotFinite, unless the center `takes_any`. Cost: 4 bytes an element (8 with velocity), one chunk a member,
-    and 32 bytes for each pair of a chunk and a member. Raises InputError where shared memory is short.
+    Without locks (Hogwild; Recht, Re, Wright, Niu, 2011) members change chunks in place: elements are whole, but of
+    two updates at once one may be lost in part. A chunk that would not be finite stays as it is, and its member gets
+    NotFinite, unless the center `takes_any`. Cost: 4 bytes an element (8 with velocity), one chunk a member,
+    and 32 bytes for each pair of a chunk and a member. Raises InputError if shared memory is short.
     """
     descriptor = create_empty()
     try:
@@ -61,9 +61,9 @@ def fill_center(
     chunk_elements: int = DEFAULT_CHUNK_ELEMENTS,
     takes_any: bool = False,
 ) -> None:
-    """Make a center of a file by `create_empty`; of one that somebody died filling, anew; of a center, nothing.
+    """Make a center of a file by `create_empty`, also after another process died doing so; leave a center as it is.
 
-    Only one process at a time may do so; the file is a center for others once `is_filled`.
+    Only one process at a time may do so. The file is a center for others once `is_filled`.
     """
     if is_filled(descriptor):
         return
@@ -85,10 +85,10 @@ def is_filled(descriptor: int) -> bool:
 
 
 class MappedCenter:
-    """The center behind `descriptor` as `member` sees it (see `samovar.box.base.Center`); nobody may only read it.
+    """The center behind `descriptor` as `member` sees it (see `samovar.box.base.Center`); without a member, read-only.
 
     The descriptor may be closed afterwards. One object is one member: its updates run one after the other, those in
-    the background first. Raises InputError where the file is no center or damaged, RankFailed where the member's row
+    the background first. Raises InputError if the file is damaged or not a center, RankFailed if the member's row
     belongs to a newer incarnation or to a living process.
     """
 
@@ -99,9 +99,9 @@ class MappedCenter:
             if member is not None:
                 self._native.attach(member.index, member.incarnation)
         except ValueError as error:
-            raise InputError(f"{self._name}: {error}; start the box anew") from error
+            raise InputError(f"{self._name}: {error}; start the box again") from error
         except (_native.Fenced, OSError) as error:
-            raise RankFailed(f"{self._name} cannot take its place in the center: {error}; join anew") from error
+            raise RankFailed(f"{self._name} cannot take its place in the center: {error}; join again") from error
         native = self._native
         self.num_elements, self.chunk_elements = native.num_elements, native.chunk_elements
         self.num_chunks, self.max_members = native.num_chunks, native.max_members
@@ -188,11 +188,11 @@ class MappedCenter:
         deadline: Deadline,
         moved: Array | None = None,
     ) -> Versions:
-        """`exchange` with a part of the chunks; after DeadlineExceeded the same call goes on with the other chunks.
+        """`exchange` with a part of the chunks; after DeadlineExceeded the same call continues with the other chunks.
 
-        With `moved`, x - d is written there, and `weights` is only read: a chunk's part of `moved` is right before c
-        shows the change, so that it survives this process where its memory does; chunks that hold the sequence
-        already leave `moved` as it is.
+        With `moved`, x - d is written there, and `weights` is only read. A chunk's part of `moved` is complete before c
+        shows the change, so it survives this process if its memory does. Chunks that hold the sequence already leave
+        `moved` as it is.
         """
         versions, waiting_s = self._versions(weights), deadline.remaining_s()
         with self._refusing():
@@ -216,7 +216,7 @@ class MappedCenter:
     def accumulate_in_background(self, sequence: int, difference: Array, momentum: float = 0.0) -> PendingPush:
         self._check_momentum(momentum)
         ticket = self._native.submit(sequence, difference, momentum)
-        self._pushed[ticket] = difference  # the thread reads it, whoever forgets to wait
+        self._pushed[ticket] = difference  # the thread reads it, even if no caller waits
         return PendingPush(lambda deadline: self._landed(ticket, deadline))
 
     def exchange_in_background(self, sequence: int, weights: Array, moving_rate: float) -> PendingPush:
@@ -262,4 +262,4 @@ class MappedCenter:
         except _native.NotFinite as error:
             raise NotFinite(f"{self._name}: refused, {error}") from error
         except _native.Fenced as error:
-            raise RankFailed(f"{self._name}: {error}; join anew") from error
+            raise RankFailed(f"{self._name}: {error}; join again") from error

@@ -1,9 +1,9 @@
 """A small process that holds a box's memory for its server, and the server's end of it.
 
 `python -P -m samovar.box.memory_holder LISTENER KEEP_S`: LISTENER is the descriptor of a socket that listens. The
-server puts descriptors in under keys; one that comes after it was killed gets them all back. The process ends when the
-server tells it to, or KEEP_S after the last server went without a word; the memory goes with it, but for members that
-have it mapped.
+server stores descriptors under keys. If it is killed, the next server gets them all back. The process ends when the
+server asks for it, or KEEP_S after the last server disappeared. The memory ends with it, except for members that have
+it mapped.
 """
 
 import os
@@ -77,9 +77,9 @@ class MemoryHolder:
 
 
 class HeldMemory:
-    """Descriptors that outlive this process, held by the process at `address`, which is started where there is none.
+    """Descriptors that outlive this process, held by the process at `address`, which is started if needed.
 
-    Raises InputError where that belongs to another user or cannot be started.
+    Raises InputError if that process belongs to another user or cannot be started.
     """
 
     def __init__(self, address: str, keep_s: float) -> None:
@@ -89,7 +89,7 @@ class HeldMemory:
         self._connection = connection or self._start(address, keep_s)
 
     def _start(self, address: str, keep_s: float) -> socket.socket:
-        """It gets a socket that listens already: nobody need wait for it to come."""
+        """It gets a socket that listens already, so no caller waits for its start."""
         with unix_sockets.listen(address) as listener:
             try:
                 self._process = subprocess.Popen(
@@ -119,7 +119,7 @@ class HeldMemory:
         return self._ask({"do": "get"})
 
     def end(self) -> None:
-        """The process ends, and what it holds goes with it."""
+        """End the process, and with it the memory."""
         try:
             unix_sockets.send(self._connection, {"do": "end"}, Deadline.after(_ANSWER_S))
         except SamovarError:  # it has ended already
@@ -146,7 +146,7 @@ class HeldMemory:
         except SamovarError as error:
             for descriptor in found.values():
                 os.close(descriptor)
-            raise SamovarError(f"the process that holds the box's memory: {error}; start the box anew") from error
+            raise SamovarError(f"the process that holds the box's memory: {error}; start the box again") from error
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""What a remote member and a box say to each other, byte by byte, and who still waits for which answer.
+"""The protocol between a remote member and a box, byte by byte.
 
 An operation on a center travels in parts of whole chunks, each with its own answer. A part says which update it belongs
-to: (member, incarnation, sequence). So it may be sent again, come twice, late, or over another connection: a chunk that
-holds the update already is left alone, and the answer is the same. No sockets here, no clocks: the tests' simulated
-link runs the same code.
+to: (member, incarnation, sequence). So it may be sent again, come twice, late, or over another connection. A chunk that
+holds the update already stays as it is, and the answer is the same. There are no sockets and clocks here: the tests'
+simulated link runs the same code.
 
-Requests and replies have one shape each, bodies that of their kind; what has another size, or no sense, is refused.
+Requests and replies have one shape each, bodies that of their kind. A message of another size or without sense is
+refused.
 """
 
 import math
@@ -108,15 +109,15 @@ NOBODY: Final = Member(-1, 0)
 
 
 def elements(shape: BufferShape, first_chunk: int, num_chunks: int) -> slice:
-    """Those of a center's chunks. Raises SamovarError where these are not chunks of one part."""
+    """Those of a center's chunks. Raises SamovarError if these are not chunks of one part."""
     if not (1 <= num_chunks <= _part_chunks(shape) and 0 <= first_chunk <= shape.num_chunks - num_chunks):
-        raise SamovarError(f"chunks {first_chunk} + {num_chunks} of {shape.num_chunks} are no part")
+        raise SamovarError(f"chunks {first_chunk} + {num_chunks} of {shape.num_chunks} are not a part")
     start = first_chunk * shape.chunk_elements
     return slice(start, min(start + num_chunks * shape.chunk_elements, shape.num_elements))
 
 
 def parts(shape: BufferShape, least: int = 1) -> Iterator[tuple[int, int]]:
-    """(first chunk, number of chunks) of each part, in order; `least` of them, where there are so many chunks."""
+    """(first chunk, number of chunks) of each part, in order; at least `least` of them if there are enough chunks."""
     count = min(_part_chunks(shape), -(-shape.num_chunks // least))
     for first in range(0, shape.num_chunks, count):
         yield first, min(count, shape.num_chunks - first)
@@ -146,7 +147,7 @@ class Request:
 
     @classmethod
     def unpack(cls, header: bytes) -> "Request":
-        """Raises SamovarError where no member of this version sends it."""
+        """Raises SamovarError if no member of this version sends it."""
         kind, version, call, index, first, count, incarnation, sequence, rate, body = _REQUEST.unpack_from(header)
         if version != VERSION:
             raise SamovarError(f"a member speaks version {version} of the box's language, the box version {VERSION}")
@@ -161,7 +162,7 @@ class Request:
         return request
 
     def elements(self, shape: BufferShape) -> slice:
-        """What it is about. Raises SamovarError where its chunks are none, or its body has another size."""
+        """Its elements. Raises SamovarError if it names no chunks, or its body has another size."""
         part = elements(shape, self.first_chunk, self.num_chunks)
         expected = _FLOAT_BYTES * (part.stop - part.start) if self.kind in _WITH_FLOATS else 0
         if self.body_bytes != expected:
@@ -171,7 +172,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one request: where DONE, versions of its chunks (int64) follow, then `body_bytes`; else a text.
+    """The answer to one request: if DONE, versions of its chunks (int64) follow, then `body_bytes`; else a text.
 
     `lost_s` is what the member lost to others meanwhile.
     """
@@ -192,7 +193,7 @@ class Reply:
 
     @classmethod
     def unpack(cls, header: bytes) -> "Reply":
-        """Raises SamovarError where no box of this version sends it."""
+        """Raises SamovarError if no box of this version sends it."""
         kind, status, call, first, count, sequence, body, lost_s = _REPLY.unpack_from(header)
         if kind not in _KINDS or status not in _STATUSES or body > max(MOST_CHUNK_BYTES, MOST_TEXT_BYTES):
             raise SamovarError(f"no such answer: kind {kind}, status {status}, {body} bytes")
@@ -206,12 +207,12 @@ class Reply:
         return cls(request.kind, status, request.call, *chunks, request.sequence, body_bytes, lost_s)
 
     def error(self, text: str) -> SamovarError:
-        """What the box says went wrong."""
+        """The box's error."""
         return _ERRORS[self.status](text)
 
 
 def status_of(error: SamovarError) -> Status:
-    """How an answer tells of it; what is none of these is the box's own failure."""
+    """The status that reports an error; any other error is the box's own failure."""
     return next((status for status, kind in _ERRORS.items() if isinstance(error, kind)), Status.FAILED)
 
 
@@ -240,7 +241,7 @@ class Operation:
     def expected(self, reply: Reply) -> slice | None:
         """The elements that the answer's floats are; None where it answers nothing that is still open.
 
-        Raises SamovarError where it contradicts its request.
+        Raises SamovarError if it contradicts its request.
         """
         request = self._left.get(reply.first_chunk)
         if request is None or (reply.kind, reply.call, reply.sequence) != (
@@ -256,13 +257,13 @@ class Operation:
         return part
 
     def answered(self, reply: Reply, versions: Versions) -> None:
-        """Note the answer, whose floats are where they belong."""
+        """Note the answer, whose floats are in their place."""
         del self._left[reply.first_chunk]
         self.versions[reply.first_chunk : reply.first_chunk + reply.num_chunks] = versions
 
 
 def pack_name(name: str) -> bytes:
-    """Raises InputError where no buffer can be called so."""
+    """Raises InputError if no buffer can be called so."""
     encoded = name.encode()
     if not 1 <= len(encoded) <= MOST_NAME_BYTES:
         raise InputError(f"the name of a center has 1 to {MOST_NAME_BYTES} bytes, got {name!r}")
@@ -278,9 +279,9 @@ def unpack_name(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Which buffer a connection is for; `token` is its board's, 0 for whichever has the name now.
+    """Which buffer a connection is for; `token` is its board's, 0 for the present buffer of this name.
 
-    `attempt` is a number of this attachment, so that one whose answer was lost makes no second member.
+    `attempt` is a number of this attachment, so that a repeated one makes no second member.
     """
 
     name: str
@@ -301,7 +302,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to an attachment: the buffer's shape, who the member is from now on, and the board's token."""
+    """The answer to an attachment: the buffer's shape, the member's identity, and the board's token."""
 
     shape: BufferShape
     member: Member
@@ -319,7 +320,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """A buffer to make; `attempt` tells a second try from another who wants the same."""
+    """A buffer to make; `attempt` tells a second try from another process's request."""
 
     name: str
     shape: BufferShape
@@ -382,7 +383,7 @@ def _pack_shape(shape: BufferShape) -> bytes:
 
 
 def _unpack_shape(data: bytes) -> BufferShape:
-    """Raises InputError where no buffer has it."""
+    """Raises InputError if no buffer has it."""
     return BufferShape.of_sizes(_SHAPE.unpack(data))
 
 

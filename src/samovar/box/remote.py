@@ -38,14 +38,15 @@ CLOSE_S = 10.0
 class RemoteCenter:
     """See `samovar.box.base.SeatCenter`; the center `name` of a box, for one member. `who` begins every error.
 
-    Where the connection breaks, or the box is started again, the member comes back as who it was and sends what was
-    not answered. After DeadlineExceeded an operation may be tried again with the same sequence and array. Updates in
-    the background have `background_s`. Arrays are sent from, and received into, where they lie. With an `index` the
-    member takes that row. Who `is_viewer` is no member, and may only read. While an update is on its way in the
-    background, `read` takes a connection of its own: a link carries both directions at once.
+    If the connection breaks, or the box is started again, the member returns under its incarnation and repeats requests
+    without an answer. After DeadlineExceeded an operation may be tried again with the same sequence and array. Updates
+    in the background have `background_s`. Arrays are sent and received in place. With an `index` the member takes that
+    row. A viewer (`is_viewer`) may only read. During an update in the background, `read` uses a connection of its own,
+    because a link carries both directions at once.
 
-    Cost: 4N bytes for `write`, `accumulate` and `read`, 4N each way for `exchange`, in parts of whole chunks of about
-    4 MiB, of an exchange a quarter of the center at most; the box applies one part while the next is under way.
+    Cost: 4N bytes for `write`, `accumulate` and `read`, 4N each way for `exchange`. They travel in parts of whole
+    chunks, about 4 MiB each, of an exchange at most a quarter of the center. The box applies one part while the next
+    travels.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class RemoteCenter:
         return self._reader
 
     def _settle(self, deadline: Deadline) -> None:
-        """A member's updates are applied in their order, those in the background first. Raises what the last raised."""
+        """A member's updates are applied in their order, those in the background first. Raises the last one's error."""
         if self._last is not None:
             self._last.wait(deadline)
 
@@ -163,7 +164,7 @@ class RemoteCenter:
 
 
 def _try(line: Line, operation: Operation, outgoing: Array | None, incoming: Array | None, deadline: Deadline) -> None:
-    """One attempt; what was answered before is not sent again."""
+    """One attempt; parts with an answer are not sent again."""
     channel = line.channel(deadline)
     with _sending(channel, operation.unanswered(), outgoing, deadline):
         while not operation.is_complete:
@@ -193,7 +194,7 @@ def _sending(
     """Requests leave while their answers come in: a thread sends them, since the box reads no more than it answers."""
 
     def send() -> None:
-        with suppress(SamovarError):  # the channel is over: who receives hears of it
+        with suppress(SamovarError):  # the channel is over: the receiving thread sees it
             for request, part in requests:
                 channel.send(request.pack(), None if outgoing is None else outgoing[part], deadline)
 
@@ -209,11 +210,11 @@ def _sending(
 
 
 class RemoteBoard:
-    """See `samovar.box.board.Rows`; as `member` sees it, or as a viewer, who may only read. `who` begins every error.
+    """See `samovar.box.board.Rows`; as `member` sees it, or as a viewer, which may only read. `who` begins every error.
 
-    Every call but `post` is one round trip, which has `timeout_s`, whatever becomes of the connection meanwhile. Posts
-    leave in the background, the newest one first and only; what fails is raised by the next call. A member's posts and
-    changes of words are made once each, in the order of its calls. For several threads.
+    Every call except `post` is one round trip, which has `timeout_s`, even if the connection is lost meanwhile. Posts
+    leave in the background, only the newest one; the next call raises their errors. A member's posts and changes of
+    words are made once each, in the order of its calls. Several threads may use it.
     """
 
     def __init__(
@@ -264,7 +265,7 @@ class RemoteBoard:
                 self._thread.start()
 
     def close(self, deadline: Deadline | None = None) -> None:
-        """Raises what kept the last post from being shown, or DeadlineExceeded."""
+        """Raises the error of the last post, or DeadlineExceeded."""
         deadline = deadline or Deadline.after(CLOSE_S)
         try:
             with self._line.locked(deadline):
@@ -285,7 +286,7 @@ class RemoteBoard:
         self._line.disconnect()
 
     def _serve(self) -> None:
-        """Until the end: what was posted goes out."""
+        """Send posts, until the end."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closing or self._posted is not None)
@@ -308,7 +309,7 @@ class RemoteBoard:
             return self._asked(kind, first, count, body, deadline)
 
     def _flush(self, deadline: Deadline) -> None:
-        """What was posted before goes first; the caller has the line."""
+        """Send the earlier post first; the caller has the line."""
         with self._changed:
             progress, self._posted = self._posted, None
         if progress is not None:

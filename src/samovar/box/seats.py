@@ -1,8 +1,8 @@
-"""What a box does for its remote members, each update once.
+"""The box's work for its remote members, each update once.
 
-No sockets here: the tests' simulated link runs the same code.
-The answers to a member's exchanges are kept until they are written over by the next, so a lost one can be given again.
-Of its requests to the board, which come one after the other, the last one's answer is kept.
+There are no sockets here: the tests' simulated link runs the same code.
+The answers to a member's last exchange are kept until the next one, so a lost answer can be sent again. Requests to the
+board come one after the other, and the last answer is kept.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class Seat:
     """A buffer as one remote member's place sees it; one call at a time on the center, and one on the board.
 
     `answers` and `notes` are the member's own (see `RemoteMemory`), and live as long as the center: the server's death
-    costs nothing. NOBODY may only read, and has neither. `origin` is where the member is.
+    costs nothing. NOBODY may only read, and has neither. `origin` is the member's host.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Seat:
         self._origin = origin
 
     def post(self, progress: MemberProgress) -> None:
-        """Show it in the member's row, beside where the member is."""
+        """Show it in the member's row, together with the member's host."""
         self.board.post(self.member, progress, self._origin)
 
     def show_away(self, *, is_away: bool) -> None:
@@ -65,7 +65,7 @@ class Seat:
             self.post(replace(row.progress, away=is_away))
 
     def close(self) -> None:
-        """The member is not there any more; its place is free."""
+        """Free the place of the member, which has left."""
         self.center.close()
         if self.member != NOBODY:
             self.board.leave(self.member)
@@ -80,12 +80,12 @@ class BufferHost:
     def attach(self, attachment: Attachment, member: Member, origin: Origin) -> Seat:
         """The buffer's place for a new member (incarnation 0; its row where the index is one), or for an earlier one.
 
-        Raises InputError where there is no such buffer, RankFailed where the member's place is another's by now.
+        Raises InputError if there is no such buffer, RankFailed if another member has the place by now.
         """
         with self._buffers.held(attachment.name) as buffer:
             board = Board(buffer.board)
             if attachment.token not in (0, board.claim_token(0)):
-                raise RankFailed(f"buffer {attachment.name!r} was made anew, without this member; join anew")
+                raise RankFailed(f"buffer {attachment.name!r} was made again, without this member; join again")
             if member.incarnation == 0:
                 member = board.join(member.index if member.index >= 0 else None)
             else:
@@ -106,7 +106,7 @@ class BufferHost:
         return memory
 
     def view(self, name: str) -> Seat:
-        """The buffer for who only reads. Raises InputError where there is none."""
+        """The buffer, to read only. Raises InputError if there is none."""
         with self._buffers.held(name) as buffer:
             return Seat(Board(buffer.board), MappedCenter(buffer.center), NOBODY)
 
@@ -123,7 +123,7 @@ class BufferHost:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What goes back: the reply, and its bodies."""
+    """A reply and its bodies."""
 
     reply: Reply
     versions: Versions
@@ -131,7 +131,7 @@ class Answer:
 
 
 def answer(seat: Seat, request: Request, body: Array, deadline: Deadline) -> Answer:
-    """Do what the request says with the member's center. Raises SamovarError where it cannot be done.
+    """Carry out the request at the member's center. Raises SamovarError if that fails.
 
     `body` is float32, as many as the request says; for READ it is filled.
     """
@@ -164,9 +164,9 @@ def _done(seat: Seat, request: Request, body: Array, deadline: Deadline) -> tupl
 
 
 def answer_on_board(seat: Seat, request: Request, body: bytes) -> bytes:
-    """Do what the request says with the buffer's board. Raises SamovarError where it cannot be done.
+    """Carry out the request at the buffer's board. Raises SamovarError if that fails.
 
-    A member's posts and changes of words are numbered, and made one after the other: what was done is not done again.
+    A member's posts and changes of words are numbered, and made one after the other; a repeated one changes nothing.
     """
     match request.kind:
         case Kind.ROWS:

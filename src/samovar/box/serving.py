@@ -1,7 +1,7 @@
-"""The box's side of the network: connections of remote members, and whose they are.
+"""The box's side of the network: connections of remote members.
 
-A member is its (index, incarnation), not its connections: where one breaks, the member comes back over another and goes
-on. It has one for its center and one for the board, so that neither waits for the other.
+A member is its (index, incarnation), not its connections. If one breaks, the member continues over another. It has one
+for its center and one for the board, so that neither waits for the other.
 """
 
 import math
@@ -36,7 +36,7 @@ from samovar.transports.secure import ConnectionLost, SecureChannel
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """A member without a connection is away after `away_s`: it does not count, but may come back as who it was.
+    """A member without a connection is away after `away_s`: it does not count, but may return as the same member.
 
     Its place is given up after `absent_s`. Everything else has `timeout_s`.
     """
@@ -48,7 +48,7 @@ class ServingConfig:
 
 
 class _Lane(Enum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     CENTER = 1
     BOARD = 2
@@ -81,7 +81,7 @@ class Service:
         self._threads: dict[SecureChannel, threading.Thread] = {}
 
     def accept(self, channel: SecureChannel) -> None:
-        """Serve it; where too many are there, close it."""
+        """Serve the connection, or close it if there are too many."""
         thread = threading.Thread(target=self.serve, args=(channel,), name="samovar-member", daemon=True)
         with self._lock:
             if len(self._threads) >= self.config.most_connections:
@@ -114,7 +114,7 @@ class Service:
         self.expire(math.inf)
 
     def expire(self, now_s: float | None = None) -> None:
-        """Say who is away, and give up the places of members that have been for long."""
+        """Mark members that are away, and give up the places of those that were away for long."""
         now_s = time.monotonic() if now_s is None else now_s
         with self._lock:
             for place in self._places:
@@ -125,7 +125,7 @@ class Service:
     def attached(self, attachment: Attachment, member: Member, lane: _Lane, channel: SecureChannel) -> _Place:
         """The member's place, from now on over this connection too; one of its kind that it had before ends first."""
         self.expire()
-        if member.index >= 0 and member.incarnation == 0:  # a new one, who asks for this row: an absent one loses it
+        if member.index >= 0 and member.incarnation == 0:  # a new one asks for this row: an absent one loses it
             self._give_up(
                 lambda place: (
                     (place.name, place.seat.member.index) == (attachment.name, member.index)
@@ -166,7 +166,7 @@ class Service:
             channel.end()
 
     def _found(self, attachment: Attachment, member: Member) -> _Place | None:
-        """That of a member who was here, or whose first attachment was answered in vain."""
+        """The place of a known member, or of one that lost the answer to its first attachment."""
         for place in self._places:
             if member.incarnation == 0:
                 is_its_own = place.attempt == attachment.attempt
@@ -198,7 +198,7 @@ def _show_away(place: _Place, *, is_away: bool) -> None:
 
 
 class _Connection:
-    """One connection of a member: its memory is one part, whatever is asked."""
+    """One connection of a member; its memory is one part for any request."""
 
     def __init__(self, channel: SecureChannel, service: Service) -> None:
         self._channel = channel
@@ -208,7 +208,7 @@ class _Connection:
         self._buffer = np.empty(0, np.float32)
 
     def answer_next(self) -> None:
-        """Raises SamovarError where the connection is over."""
+        """Raises SamovarError if the connection is over."""
         request = Request.unpack(self._channel.receive(FOR_EVER))
         deadline = Deadline.after(self._service.config.timeout_s)
         if request.kind in ON_CHUNKS:

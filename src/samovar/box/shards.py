@@ -36,7 +36,7 @@ class CenterShard:
 
     @classmethod
     def on(cls, board: Rows) -> "CenterShard | None":
-        """What the board says; None where the buffer is a whole center, or has not been said to be a shard yet."""
+        """The shard that the board names; None for a whole center, or a shard that is not marked yet."""
         place = board.word(_PLACE_WORD)
         return cls._of(place, board.word(_SET_WORD))
 
@@ -59,12 +59,12 @@ class CenterShard:
 
 
 def cut(whole: BufferShape, num_shards: int) -> list[BufferShape]:
-    """The shards of a center of N elements, in their order; a pure function, the same for all who train there.
+    """The shards of a center of N elements, in their order; a pure function, the same for all members.
 
-    Each of K shards has q = ceil(N / (K C)) chunks, C being the most elements of a chunk (`whole.chunk_elements`), and
-    each chunk ceil(N / (K q)) elements, in whole lines of 64 bytes where every shard still gets some; what is missing
-    is missing in the last shard. So shards differ by less than 16 q elements, or K q where N is small. Raises
-    InputError where a shard would be empty.
+    Each of K shards has q = ceil(N / (K C)) chunks; a chunk has at most C elements (`whole.chunk_elements`). Each chunk
+    has ceil(N / (K q)) elements, rounded up to lines of 64 bytes if no shard becomes empty by that. The last shard may
+    be smaller. So shards differ by less than 16 q elements, or K q if N is small. Raises InputError if a shard would be
+    empty.
     """
     if num_shards == 1:
         return [whole]
@@ -92,9 +92,9 @@ _Found = TypeVar("_Found")
 class ShardedCenter:
     """See `samovar.box.base.SeatCenter`; the elements of `shards`, one after the other, each cut by its own chunks.
 
-    Every operation runs on all shards at once, under one deadline. A shard tries again by itself what was not answered,
-    and leaves alone what it holds: an operation that failed for one of them may be tried again as a whole, with the
-    same sequence and array, and counts once in each. An error is raised when no shard is at work any more.
+    Every operation runs on all shards at once, under one deadline. A shard by itself repeats requests without an
+    answer, and ignores updates that it holds. So an operation that failed for one of them may be tried again as a
+    whole, with the same sequence and array, and counts once in each. An error is raised when no shard is at work.
 
     Cost: that of the slowest shard; a thread for each.
     """
@@ -139,7 +139,7 @@ class ShardedCenter:
         self._on_all(lambda shard, own: shard.write_velocity(values[own], deadline))
 
     def close(self) -> None:
-        """End the threads; the shards are closed by whoever made them."""
+        """End the threads; the maker of the shards closes them."""
         self._threads.shutdown()
 
     def _begin(self, work: Callable[[SeatCenter, slice], Push]) -> Push:
@@ -155,7 +155,7 @@ class ShardedCenter:
 
 
 class ShardedBoard:
-    """See `samovar.box.board.Rows`: the first box's board, which alone has words for all who train at the center.
+    """See `samovar.box.board.Rows`: the first box's board, which alone has words for all members of the center.
 
     Posts are shown in every box, each in the member's row there.
     """

@@ -1,4 +1,4 @@
-"""The center through the verbs of any window: the reference twin of the native one, and what the simulator runs."""
+"""The center through the verbs of any window: the reference of the native one, used by the simulator."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,13 +29,13 @@ _Change: TypeAlias = Callable[[slice, Array], None]
 
 
 class WindowCenter:
-    """See `samovar.box.base.Center`; c lies in the memory of rank 0, all zeros at the start.
+    """See `samovar.box.base.Center`; c is in the memory of rank 0, all zeros at the start.
 
-    Every rank of the transport's group opens it. A chunk is locked by a queue (Mellor-Crummey and Scott 1991): who
-    comes swaps itself in as the tail and tells the one before; who leaves notifies the next. So members have their
-    turn in the order in which they came, and nobody spins. `with_locks` False (hogwild): whoever reads a chunk,
-    changes it and puts it back overwrites what others put meanwhile. A member that dies inside a chunk is waited
-    for until the deadline: this is the reference for what the rules mean, not for what they survive.
+    Every rank of the transport's group opens it. A queue locks a chunk (Mellor-Crummey and Scott 1991). A member swaps
+    itself in as the tail and notifies the one before; when it leaves, it notifies the next. So members have their turn
+    in the order in which they came, and none spins. Without locks (hogwild), a member reads a chunk, changes it and
+    puts it back, which overwrites other updates of that time. If a member dies inside a chunk, the others wait until
+    the deadline. This class is the reference for the rules, not for faults.
 
     One push in the background at a time; `accumulate` and `exchange` await it first. Cost per chunk and update:
     8 to 10 messages there and back; memory 1N floats on rank 0 (with velocity 2N), two chunks elsewhere.
@@ -90,7 +90,7 @@ class WindowCenter:
         return self._in_background(sequence, self._pulling(weights, moving_rate))
 
     def read_velocity(self, destination: Array, deadline: Deadline) -> None:
-        """destination = v; for snapshots, while nobody pushes."""
+        """destination = v; for snapshots, while there are no updates."""
         assert self.with_velocity, "made without a velocity"
         self._read(self._velocity_offset, destination, deadline)
 
@@ -169,7 +169,7 @@ class WindowCenter:
         return add_with_momentum if momentum else add
 
     def _pulling(self, weights: Array, moving_rate: float) -> _Change:
-        """d = alpha (x - c); x -= d; c += d"""
+        """d = alpha (x - c), x -= d, c += d"""
         differences = np.empty(self.chunk_elements, np.float32)
 
         def pull(part: slice, center: Array) -> None:
@@ -237,7 +237,7 @@ def _require_finite(values: Array) -> None:
 
 
 def _place(rank: int, lane: int) -> int:
-    """What stands for a waiting member in a queue; 0 is nobody."""
+    """The number of a waiting member in a queue; 0 is none."""
     return 2 * rank + lane + 1
 
 
@@ -246,7 +246,7 @@ def _owner(place: int) -> tuple[int, int]:
 
 
 def _next_slot(lane: int) -> int:
-    """Where the one behind in the queue says who it is."""
+    """The place where the next one in the queue writes its number."""
     return 2 * lane
 
 

@@ -1,1 +1,1 @@
-"""Atomic, hashed, complete snapshots of whatever is `Stateful`."""
+"""Atomic, hashed, complete snapshots of anything that is `Stateful`."""

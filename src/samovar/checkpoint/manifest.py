@@ -1,4 +1,4 @@
-"""The manifest of a snapshot: what belongs to it, and how each file is recognised.
+"""The manifest of a snapshot: its parts, and the size and hash of each file.
 
     {"format": "samovar-snapshot", "version": 1, "step": 600, "sequence": 3,
      "config": {...},
@@ -137,7 +137,7 @@ def _count(body: Mapping[str, object], field: str) -> int:
 
 def _file_mark(name: str, mark: object) -> FileMark:
     if not is_plain_name(name) or name == MANIFEST_NAME:
-        raise DamagedManifest(f"names a file {name!r} that is no plain name inside the snapshot")
+        raise DamagedManifest(f"names a file {name!r} that is not a plain name inside the snapshot")
     if not isinstance(mark, dict):
         raise DamagedManifest(f"has no size and sha256 of {name}")
     digest = mark.get("sha256")
@@ -148,7 +148,7 @@ def _file_mark(name: str, mark: object) -> FileMark:
 
 def _notes(part: str, values: object) -> dict[str, ValueNote]:
     if not isinstance(values, dict):
-        raise DamagedManifest(f"part {part!r} is no object")
+        raise DamagedManifest(f"part {part!r} is not an object")
     for name, value in values.items():
         if not (isinstance(value, int | float | str) or _is_note(value)):
             raise DamagedManifest(f"part {part!r}: value {name!r} is {value!r}")

@@ -25,9 +25,9 @@ _NEXT_STEP = "use another snapshot, or --snapshot latest"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was saved at `step`: parts as their `state_dict` gave them; names of the extra files in `path`.
+    """The snapshot of `step`: parts as their `state_dict` gave them; names of the extra files in `path`.
 
-    `skipped` says, a line each, which snapshots could not be used when the newest one was asked for.
+    `skipped` has a line for each newer snapshot that could not be used.
     """
 
     step: int
@@ -42,7 +42,7 @@ def read_snapshot(folder: Path, wanted: Callable[[str], bool] | None = None) -> 
     """The snapshot in `folder`, verified; raises InputError naming the file and what differs.
 
     `wanted(part)` tells which parts to read, None reads all; files of the others are not looked at.
-    Cost: reads every such file once; holds one part's file and its arrays at a time beside the result.
+    Cost: reads every such file once; holds one part's file and its arrays at a time, in addition to the result.
     """
     manifest = read_manifest(folder)
     extra = tuple(name for name in manifest.files if name.removesuffix(PART_SUFFIX) not in manifest.parts)
@@ -68,7 +68,7 @@ def read_manifest(folder: Path) -> Manifest:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a folder; give one such as snapshots/step_00000600, or latest")
         if not path.is_file():
-            raise InputError(f"{folder} is no complete snapshot: {MANIFEST_NAME} is missing; {_NEXT_STEP}")
+            raise InputError(f"{folder} is not a complete snapshot: {MANIFEST_NAME} is missing; {_NEXT_STEP}")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise InputError(f"{path} is over {_MAX_MANIFEST_BYTES:,} bytes; {_NEXT_STEP}")
         return decode(path.read_bytes())

@@ -1,8 +1,8 @@
-"""A run's snapshots: one folder a step, complete or not there at all.
+"""A run's snapshots: one folder a step, complete or absent.
 
-A snapshot is written beside its place (`.tmp-step_00000600-<pid>`), fsynced file by file, manifest last, and
-renamed into place. One that it replaces waits as `.old-step_00000600-<pid>` until the new one stands. So at
-every moment, also after a kill or a power cut, the newest complete snapshot can be loaded.
+A snapshot is written next to its place (`.tmp-step_00000600-<pid>`), fsynced file by file, manifest last, and
+renamed into place. The one that it replaces is kept as `.old-step_00000600-<pid>` until then. So the newest complete
+snapshot can be loaded at every moment, also after a kill or a power cut.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class StagedPart:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What one save will write."""
+    """The content of one save."""
 
     step: int
     parts: Mapping[str, State]
@@ -78,11 +78,11 @@ class SnapshotStore:
         config: Mapping[str, object] = _NOTHING,
         staged: Sequence[StagedPart] = (),
     ) -> Path:
-        """Write the snapshot of `step` and return its folder; one that is there already is replaced.
+        """Write the snapshot of `step` and return its folder; an existing one is replaced.
 
         `parts` are states by part name, `files` go in as they are, `config` is anything JSON can hold, `staged` are
         parts that `stage` has written, here or in other processes.
-        Raises InputError where the disk refuses (full, read-only, faulty); what was saved before stays whole.
+        Raises InputError if the disk refuses (full, read-only, faulty); earlier snapshots stay whole.
         Cost: writes and hashes each byte once, and waits until all of it is on the disk.
         """
         content = _Content(step, parts, files, config, staged)
@@ -97,8 +97,8 @@ class SnapshotStore:
     def stage(self, step: int, part: str, state: State) -> StagedPart:
         """Write one part of the snapshot of `step`, which the process that saves it will take in.
 
-        Any number of processes may stage parts of different names at once. What nobody takes in, `clean` removes.
-        Raises InputError where the disk refuses.
+        Any number of processes may stage parts of different names at once. `clean` removes unused ones.
+        Raises InputError if the disk refuses.
         """
         content = _Content(step, {part: state}, _NO_FILES, _NOTHING)
         _check_names(content)
@@ -117,7 +117,7 @@ class SnapshotStore:
     def load(self, which: Path | Literal["latest"]) -> Snapshot:
         """Read a snapshot whose every file has the recorded size and SHA-256.
 
-        A path must be whole; "latest" is the last saved one that is, and `skipped` says why others were not.
+        A path must be whole; "latest" is the last whole one, and `skipped` says why newer ones were not used.
         Raises InputError naming the file and what differs, or that there is none.
         """
         if which != LATEST_NAME:
@@ -141,9 +141,9 @@ class SnapshotStore:
         raise InputError(_none_found(self.folder, skipped))
 
     def clean(self) -> tuple[Path, ...]:
-        """Remove what saves of dead processes, or of this one, left unfinished; returns what was removed.
+        """Remove unfinished saves of dead processes and of this one; return what was removed.
 
-        A replaced snapshot that stands nowhere else gets its name back instead.
+        A replaced snapshot without a successor gets its name back instead.
         """
         removed = []
         for path in self._entries():
@@ -211,7 +211,7 @@ class SnapshotStore:
             self._discard(folder)
 
     def _newest_first(self) -> tuple[list[Path], list[str]]:
-        """Folders with a sound manifest, last saved first; and what is wrong with the others."""
+        """Folders with a sound manifest, last saved first, and the faults of the others."""
         found: list[tuple[int, Path]] = []
         wrong = []
         for path in self._entries():
@@ -245,7 +245,7 @@ class SnapshotStore:
         return InputError(
             f"snapshot of step {content.step} not saved in {self.folder}: {error.strerror} "
             f"({content.size_bytes():,} bytes needed, {_free_bytes(self.folder):,} free); "
-            f"{self._what_is_left()}; make room there or give another folder with --out"
+            f"{self._what_is_left()}. Make room there, or give another folder with --out"
         )
 
     def _what_is_left(self) -> str:
@@ -324,7 +324,7 @@ def _is_abandoned(process_id: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder if it is there; what cannot be removed is left for `clean`."""
+    """Remove a file or folder if it exists; `clean` tries again if it cannot be removed."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

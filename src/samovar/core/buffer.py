@@ -54,7 +54,7 @@ class FlatBuffer(FlatTensor):
         return {**self.logical_arrays()}
 
     def load_state_dict(self, state: Mapping[str, StateValue], what: str) -> None:
-        """Take back what `state_dict` gave; InputError where a name or a shape differs, nothing loaded then."""
+        """Load a `state_dict`. Raises InputError if a name or a shape differs, and then loads nothing."""
         names = {entry.spec.name for entry in self.layout.entries}
         if names != set(state):
             missing, unknown = sorted(names - set(state)), sorted(set(state) - names)
@@ -88,10 +88,10 @@ def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
 
 
 class StagedBuffer:
-    """`host` is what ranks share and solvers update; `near` is what layers read and write, on `device`.
+    """Ranks share and solvers update `host`; layers read and write `near`, on `device`.
 
-    The host's is the truth between steps: `fetch` before the device computes with it, `store` what the device made of
-    it. Both wait until the copy is done. With `device` None the two are the same memory, and nothing is copied.
+    Between steps the host's copy is the truth: `fetch` before the device computes with it, `store` the device's result.
+    Both wait until the copy is done. With `device` None the two are the same memory, and nothing is copied.
 
     Memory: N floats on the device. Cost: 4 bytes read and written for each element of a copy.
     """

@@ -39,7 +39,7 @@ def polled(
     pause_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether the condition came true, asked anew every `pause_s`, before the deadline passed."""
+    """Whether the condition, asked every `pause_s`, became true before the deadline."""
     while not condition():
         if deadline.passed():
             return False

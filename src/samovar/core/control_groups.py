@@ -1,4 +1,4 @@
-"""This process's control groups, of both versions, and what they still allow."""
+"""This process's control groups, of both versions, and their limits."""
 
 import contextlib
 import re
@@ -28,7 +28,7 @@ def memory_limit(group: Path) -> int | None:
 def memory_left(root: Path = Path("/")) -> int | None:
     """Bytes that the groups still allow; None where no group has a limit.
 
-    Files that the kernel keeps in memory count as used there, but make room for whoever needs it.
+    Files that the kernel keeps in memory count as used there, but make room if needed.
     """
     return _least(root, _memory_left_in)
 
@@ -65,6 +65,6 @@ def _processes_left_in(group: Path) -> int | None:
 
 
 def _number(*paths: Path) -> int | None:
-    """What the first of these files holds that there is; None where that is no number."""
+    """The number in the first of these files that exists; None if it holds none."""
     found = next((text for path in paths if (text := text_of(path).strip())), "")
     return int(found) if found.isdecimal() else None

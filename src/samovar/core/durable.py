@@ -49,7 +49,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def publish_file(path: Path, pieces: Iterable[bytes | memoryview]) -> FileMark:
-    """Write `pieces` beside `path` and rename: `path` is the whole new file or what it was before; raises OSError."""
+    """Write `pieces` next to `path` and rename: `path` is the whole new file or the old one. Raises OSError."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         mark = write_file(partial, pieces)

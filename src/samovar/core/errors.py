@@ -3,7 +3,7 @@
 SamovarError                 anything this package refuses or cannot finish (exit code 3)
 |-- InputError               the user's input: a file, a field, a flag (exit code 2)
 |-- DeadlineExceeded         a wait ended by its deadline
-|-- NotFinite                weights became infinite or no numbers (exit code 4)
+|-- NotFinite                weights became infinite or NaN (exit code 4)
 |-- RankFailed               a rank died or reported an error
 `-- ReplicasDiffer           ranks that must agree hold different values
 
@@ -20,8 +20,8 @@ _TAIL_LENGTH: Final = 300
 class SamovarError(Exception):
     """Root of the tree; `exit_code` is the process's exit status.
 
-    Its text is one line that a terminal can show, whatever a file's names hold: line ends and control characters are
-    written as escapes, and of more than 1,000 characters the middle is left out.
+    Its text is one line that a terminal can show. Line ends and control characters, from names of files for example,
+    become escapes. Of more than 1,000 characters the middle is left out.
     """
 
     exit_code = 3
@@ -44,7 +44,7 @@ class DeadlineExceeded(SamovarError):
 
 
 class NotFinite(SamovarError):
-    """Weights, or an update of them, are infinite or no numbers: from here on nothing is learned."""
+    """Weights, or an update of them, are infinite or NaN: from here on nothing is learned."""
 
     exit_code = 4
 

@@ -1,4 +1,4 @@
-"""What this process has of its host: memory, its own and shared, processors, and who else computes on its cores."""
+"""This process on its host: its memory and shared memory, its processors, and other programs on its cores."""
 
 import ctypes
 import fcntl
@@ -31,12 +31,12 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
 
 
 def keep_freed_memory(*, large_too: bool) -> bool:
-    """Have malloc keep what is freed for the next step, instead of giving it back to the kernel; whether it does.
+    """Let malloc keep freed memory for the next step instead of returning it to the kernel; whether it does.
 
-    Every step asks for the same blobs again, and pages that come fresh from the kernel cost a fault and zeros each:
-    3 to 20 % of a step (20,000 faults in each of AlexNet's and GoogLeNet's without this, none with it). The process
-    stays as large as it was at its largest. With `large_too` blocks above 32 MiB are kept as well; until malloc's
-    caches of slivers have filled, several copies of each may lie there.
+    Every step asks for the same blobs again. Pages that come fresh from the kernel cost a fault and zeros each. They
+    take 3 to 20 % of a step (20,000 faults in a step of AlexNet or GoogLeNet). The process stays as large as it was at
+    its largest. With `large_too` blocks above 32 MiB are kept as well. Several copies of each may exist until malloc's
+    caches of slivers have filled.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
@@ -61,7 +61,7 @@ def _meminfo_bytes(path: Path) -> int | None:
 
 
 def address_space_left() -> int | None:
-    """What this process may still map under its limit (`ulimit -v`); None without one."""
+    """Bytes that this process may still map under its limit (`ulimit -v`); None without one."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -117,7 +117,7 @@ _QUIET_LOOKS: Final = 4
 
 
 def busy_seconds(cpus: Iterable[int], path: Path = _STAT) -> dict[int, float]:
-    """What each of these cores has computed since the machine started; nothing where the system does not tell."""
+    """Busy seconds of each of these cores since the machine started; empty if the system does not report them."""
     wanted = {f"cpu{cpu}": cpu for cpu in cpus}
     lines = [line.split() for line in text_of(path).splitlines()]
     ticks_a_second = os.sysconf("SC_CLK_TCK")
@@ -153,11 +153,11 @@ class Others:
 
 
 class PoliteThreads:
-    """Has `num_threads` compute threads sleep while they wait for each other, as long as others use their cores.
+    """Lets `num_threads` compute threads sleep while they wait for each other, as long as others use their cores.
 
-    By themselves they spin for milliseconds first: a barrier is quick where each has a core, and where one has not,
-    the others spin on the core that it waits for. Beside one busy program on 2 cores LeNet makes a tenth of its steps.
-    The sums that each thread makes stay the same.
+    By default they spin for milliseconds first. A barrier is then fast if each has a core. If one has none, the others
+    spin on the core that it waits for: next to one busy program on 2 cores LeNet makes a tenth of its steps. The sums
+    of each thread stay the same.
     """
 
     def __init__(self, num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""The large-batch recipe: what a step of many more samples asks of the learning rate."""
+"""The large-batch recipe: the learning rate of a step with many more samples."""
 
 from dataclasses import dataclass
 
@@ -32,5 +32,5 @@ class LargeBatch:
             raise InputError(f"--warm-up-steps: got {self.warm_up_steps}; give at least 0")
 
     def rate_factor(self, times: float) -> float:
-        """By what the rate grows where a step has `times` as many samples."""
+        """The factor of the rate if a step has `times` as many samples."""
         return float(times ** RATE_SCALINGS[self.rate_scaling])

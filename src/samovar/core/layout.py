@@ -1,4 +1,4 @@
-"""Where each parameter lies in the flat buffer, and how buckets cut it.
+"""The places of parameters in the flat buffer, and its division into buckets.
 
 Offsets and sizes count elements of 4 bytes (float32). Every parameter starts on 64 bytes.
 """
@@ -23,7 +23,7 @@ ALIGNMENT_ELEMENTS = 16  # 64 bytes: a cache line, and the widest vector registe
 class ParameterSpec:
     """A parameter as its owner describes it; `channels_last` stores a 4-D shape (O, C, H, W) as O, H, W, C.
 
-    What is not learned (frozen, or a statistic that forward keeps) has no gradient and belongs to no bucket.
+    A parameter that is not learned (frozen, or a statistic of forward) has no gradient and belongs to no bucket.
     """
 
     name: str
@@ -67,14 +67,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is learned, in the order in which backward finishes it, then what is not."""
+    """Learned parameters in the order in which backward finishes them, then the others."""
 
     entries: tuple[Entry, ...]
     num_elements: int
 
     @classmethod
     def pack(cls, specs: Iterable[ParameterSpec]) -> "Layout":
-        """Place the specs one behind the other, what is not learned last, each start rounded up to 64 bytes."""
+        """Place the specs one after the other, those that are not learned last, each start rounded up to 64 bytes."""
         entries = []
         offset = 0
         for spec in sorted(specs, key=lambda spec: not spec.is_learned):
@@ -83,7 +83,7 @@ class Layout:
         return cls(tuple(entries), offset)
 
     def buckets(self, bucket_size_bytes: int | None = None) -> tuple[Bucket, ...]:
-        """Cut what is learned into buckets of at least `bucket_size_bytes` (the last may be smaller); None is one.
+        """Cut learned parameters into buckets of at least `bucket_size_bytes` (the last may be smaller); None is one.
 
         A parameter is never split, so 1 gives one bucket per parameter.
         """
@@ -103,7 +103,7 @@ class Layout:
         return tuple(entry for entry in self.entries if entry.spec.is_learned)
 
     def cut(self, lengths: Sequence[int]) -> tuple[Bucket, ...]:
-        """Buckets of so many learned parameters each, in order; the lengths must add up to all of them."""
+        """Buckets of `lengths` learned parameters each, in order; the lengths must add up to all of them."""
         learned = self.learned
         assert sum(lengths) == len(learned), f"{sum(lengths)} parameters in buckets, {len(learned)} are learned"
         assert all(length > 0 for length in lengths), lengths
@@ -141,5 +141,5 @@ def all_finite(values: npt.NDArray[np.float32]) -> bool:
 
 
 def first_not_finite(entries: Iterable[Entry], values: npt.NDArray[np.float32]) -> str:
-    """The name of the first parameter of `entries` that holds what is not finite in `values`; "" where none does."""
+    """The name of the first parameter of `entries` with values that are not finite in `values`, or ""."""
     return next((entry.spec.name for entry in entries if not all_finite(values[entry.offset : entry.stop])), "")

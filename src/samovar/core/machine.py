@@ -1,15 +1,17 @@
-"""A machine in figures: what was measured of one, on which every `auto` stands, and the model that simulations run on.
+"""A machine in figures: the measurements that every `auto` uses, and the model of simulations.
 
 In the model a message of n bytes from s to d occupies the sending port of s and then the receiving port of d for
 
     occupied = overhead_s + n / bandwidth_bytes_per_s
 
 each, one message at a time, in the order in which messages come to the port. Its first byte reaches d
-`latency_s` after it left s, and it has arrived when the receiving port is through with it. So a message that meets
-nobody takes T = latency_s + overhead_s + n / bandwidth_bytes_per_s: the alpha-beta model with
-alpha = latency_s + overhead_s, of which only overhead_s keeps a port from sending the next message (LogGP's L
-and o = g, with 1/G the bandwidth). Not modelled: back-pressure of a busy receiver on the sender, routes and
-switches (the network between the ports is never the limit), packets of several messages taking turns on a port.
+`latency_s` after it left s, and it has arrived when the receiving port has finished with it. So a message alone takes
+
+    T = latency_s + overhead_s + n / bandwidth_bytes_per_s
+
+This is the alpha-beta model with alpha = latency_s + overhead_s. Only overhead_s keeps a port from sending the next
+message (LogGP's L and o = g, with 1/G the bandwidth). Not modelled: back-pressure of a busy receiver, routes and
+switches (the network between ports is never the limit), and packets of several messages that alternate on a port.
 
 References: Hockney, The communication challenge for MPP, 1994; Alexandrov et al., LogGP, 1995.
 """
@@ -31,7 +33,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What lies between two ranks; the default costs nothing."""
+    """The link between two ranks; the default costs nothing."""
 
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float = math.inf
@@ -47,7 +49,7 @@ class Link:
         return self.overhead_s + num_bytes / self.bandwidth_bytes_per_s
 
     def message_s(self, num_bytes: int) -> float:
-        """How long a message takes that meets nobody."""
+        """The seconds of a message that meets no other."""
         return self.latency_s + self.occupied_s(num_bytes)
 
     @property
@@ -57,7 +59,7 @@ class Link:
 
 
 class Ports(StrEnum):
-    """What a port carries at a time: one message out and one in, one of either, or any number."""
+    """Messages that a port carries at a time: one out and one in, one of either, or any number."""
 
     DUPLEX = "duplex"
     SHARED = "shared"
@@ -89,7 +91,7 @@ class MachineModel:
         return rank // self.ranks_per_host
 
     def compute_s(self, rank: int, nominal_s: float) -> float:
-        """What takes `nominal_s` takes compute_factors[rank mod their number] times as long on this rank."""
+        """Seconds on this rank: `nominal_s` times compute_factors[rank mod their number]."""
         factors = self.compute_factors
         return nominal_s * factors[rank % len(factors)] if factors else nominal_s
 
@@ -102,9 +104,9 @@ class MachineModel:
 class TransportFigures:
     """One transport between two ranks.
 
-    Latencies are from the call that puts 64 bytes and notifies until the other rank goes on: while that spins on
-    a core of its own, while it sleeps there, and where both share one core. `bandwidth` is what one rank puts
-    into another's memory, as (bytes of a message, bytes per second), sizes rising.
+    A latency is from the call that puts 64 bytes and notifies until the other rank continues. The other rank spins on
+    its own core, sleeps there, or shares a core with the first. `bandwidth` has pairs (bytes of a message, bytes per
+    second) of puts into another rank's memory, sizes rising.
     """
 
     spinning_latency_s: float
@@ -118,7 +120,7 @@ class TransportFigures:
         if not sizes or sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
             raise ValueError(f"bandwidth has the sizes {sizes}; they must rise from at least 1")
         if not all(math.isfinite(rate) and rate > 0 for _, rate in self.bandwidth):
-            raise ValueError("bandwidth has a rate that is no positive number")
+            raise ValueError("bandwidth has a rate that is not a positive number")
 
     def bandwidth_at(self, num_bytes: int) -> float:
         """Bytes per second of messages of that size: linear in the logarithm between sizes, flat beyond."""
@@ -133,8 +135,9 @@ class TransportFigures:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """A machine in figures. `copy_bandwidth_*` count bytes read and written, by one process and by one on every
-    core; `wake_up_s` is how much longer a sleeping rank takes to go on than a spinning one.
+    """A machine in figures. `copy_bandwidth_*` count bytes read and written, by one process and by one on every core.
+
+    `wake_up_s` is the additional time of a sleeping rank to continue, compared with a spinning one.
     """
 
     machine: str
@@ -157,29 +160,29 @@ class CalibrationRecord:
 
     @classmethod
     def from_json(cls, values: object) -> "CalibrationRecord":
-        """The record that `to_json` gave; raises ValueError saying what does not fit."""
+        """The record that `to_json` gave. Raises ValueError that names the fault."""
         return _read(cls, values, transports=_transports)
 
     @classmethod
     def load(cls, path: Path) -> "CalibrationRecord":
-        """Read back what `samovar doctor --save` wrote; InputError where it is something else."""
+        """Read a file of `samovar doctor --save`. Raises InputError if it is something else."""
         try:
             return cls.from_json(json.loads(path.read_bytes()))
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; make it with samovar doctor --save") from error
         except (ValueError, OverflowError, RecursionError) as error:
-            raise InputError(f"{path} is no calibration: {error}; make it anew with samovar doctor --save") from error
+            raise InputError(f"{path} is not a calibration: {error}; make one with samovar doctor --save") from error
 
 
 def _transports(values: object) -> dict[str, TransportFigures]:
     if not isinstance(values, Mapping):
-        raise ValueError("transports is no object")
+        raise ValueError("transports is not an object")
     return {str(name): _read(TransportFigures, value, bandwidth=_bandwidth) for name, value in values.items()}
 
 
 def _bandwidth(pairs: object) -> tuple[tuple[int, float], ...]:
     if not isinstance(pairs, list | tuple) or not all(_is_pair(pair) for pair in pairs):
-        raise ValueError("bandwidth is no list of pairs [bytes, bytes per second]")
+        raise ValueError("bandwidth is not a list of pairs [bytes, bytes per second]")
     return tuple((size, float(rate)) for size, rate in pairs)
 
 
@@ -188,9 +191,9 @@ def _is_pair(pair: object) -> bool:
 
 
 def _read(kind: type[_Record], values: object, **readers: Callable[[object], Any]) -> _Record:
-    """The record whose fields are the members of this JSON object; what is no text and no number has its reader."""
+    """The record whose fields are the members of this JSON object; `readers` read all but text and numbers."""
     if not isinstance(values, dict):
-        raise ValueError(f"{kind.__name__} is no object")
+        raise ValueError(f"{kind.__name__} is not an object")
     types = get_type_hints(kind)
     for name in sorted(types.keys() - values.keys()):
         raise ValueError(f"{kind.__name__} lacks {name!r}")
@@ -218,7 +221,7 @@ def _require_positive(record: object, names: tuple[str, ...]) -> None:
 
 
 # Measured by `samovar doctor` on two cores of a virtual machine (AMD EPYC, Linux 6), rounded: the machine that
-# `auto` stands on where none is given, so that the same command chooses the same everywhere.
+# `auto` uses if none is given, so that the same command chooses the same everywhere.
 NOMINAL = CalibrationRecord(
     machine="nominal",
     cores=2,

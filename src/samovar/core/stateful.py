@@ -1,4 +1,4 @@
-"""What a snapshot can hold: anything that gives its state as named arrays and numbers."""
+"""The content of a snapshot: anything that gives its state as named arrays and numbers."""
 
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
@@ -17,4 +17,4 @@ class Stateful(Protocol):
         """Named arrays (copied or never written again), numbers and short strings."""
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Take back what `state_dict` gave; raises InputError where it does not fit."""
+        """Load a `state_dict`. Raises InputError if it does not fit."""

@@ -1,4 +1,4 @@
-"""What a rank did and when, kept in memory while a few steps run."""
+"""The spans of a rank's work, kept in memory while a few steps run."""
 
 import re
 import time

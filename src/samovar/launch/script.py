@@ -18,7 +18,7 @@ from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
 from samovar.launch.numa import apart, place
 from samovar.launch.watch import EXIT_PREEMPTED, Consequence, EndPolicy, Outlet, RankEnd, RankProcess, RankWatch
-from samovar.transports.meeting import addresses_towards, interface_of
+from samovar.transports.rendezvous import addresses_towards, interface_of
 
 LOOPBACK = "127.0.0.1"
 _ENDING = (signal.SIGINT, signal.SIGTERM)

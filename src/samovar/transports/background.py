@@ -14,7 +14,7 @@ _thread = threading.local()
 
 
 class Job:
-    """Work under way; `phase` says in words what it is waiting for."""
+    """Work under way; `phase` is a text that says for what it waits."""
 
     def __init__(self, what: str, work: Callable[["Job"], None]) -> None:
         self.what = what
@@ -30,18 +30,18 @@ class Job:
         return self._done.is_set()
 
     def run(self, earlier: Exception | None) -> Exception | None:
-        """Do it, unless earlier work failed; what went wrong."""
+        """Do the work unless `earlier` work failed; return the error."""
         try:
             if earlier is not None:
                 raise earlier
             self._work(self)
-        except Exception as error:  # for whoever waits
+        except Exception as error:  # for the thread that waits
             self._error = error
         self._done.set()
         return self._error
 
     def wait(self, deadline: Deadline) -> None:
-        """Return when it is done. Raises what it raised, or DeadlineExceeded."""
+        """Return when it is done. Raises its error, or DeadlineExceeded."""
         if not self._done.wait(deadline.timeout_s()):
             after_s = time.monotonic() - self._submitted_s
             raise DeadlineExceeded(f"{self.what}: not done within {after_s:.1f} s: it {self._cause()}; see their logs")
@@ -108,7 +108,7 @@ class Background:
 
 
 def note_phase(phase: str) -> None:
-    """Say what the job that runs on this thread waits for; without meaning elsewhere."""
+    """Note the wait of the job that runs on this thread; elsewhere nothing happens."""
     job: Job | None = getattr(_thread, "job", None)
     if job is not None:
         job.phase = phase

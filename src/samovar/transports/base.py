@@ -1,4 +1,4 @@
-"""What a transport offers: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
+"""The interface of a transport: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Notification:
 
 
 class MissingNotification(DeadlineExceeded):
-    """A rank did not notify; `peer` is what errors call it."""
+    """A rank did not notify; `peer` is its name in errors."""
 
     def __init__(self, message: str, peer: str) -> None:
         super().__init__(message)
@@ -82,12 +82,12 @@ class Window(Protocol):
         """
 
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
-        """Wait until one of the own slots is not zero; resets it and returns (slot, value)."""
+        """Wait until one of this rank's slots is not zero; reset it and return (slot, value)."""
 
 
 @runtime_checkable
 class MappedWindow(Window, Protocol):
-    """A window whose memory, of all ranks, lies in this process's address space."""
+    """A window whose memory, of all ranks, is in this process's address space."""
 
     native: _native.Window
 
@@ -112,7 +112,7 @@ class Transport(Protocol):
         """Bytes put into other ranks' memory so far."""
 
     def count_sent(self, num_bytes: int) -> None:
-        """Add what an executor moved without `put`."""
+        """Add bytes that an executor moved without `put`."""
 
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         """destination = ((sources[0] + sources[1]) + sources[2]) + ..., all in this rank's own memory."""
@@ -133,19 +133,19 @@ class Spawning(Transport, Protocol):
     """A transport whose ranks can do several things at once without threads."""
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
-        """Begin work(a deadline that never passes) beside the rank's own thread of control."""
+        """Begin work(a deadline that never passes) in the background."""
 
 
 @runtime_checkable
 class Modelled(Transport, Protocol):
-    """A transport that must be told what a rank computes in its own memory, beside `reduce`."""
+    """A transport that models computation: it must see work in a rank's own memory, in addition to `reduce`."""
 
     def work(self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
-        """what(), which reads and writes these arrays once, in the time that the model gives it."""
+        """Call what(), which reads and writes these arrays once, in the model's time."""
 
 
 class NativeCollectives(Protocol):
-    """Collectives that a library brings along (gloo, NCCL), where it can move bytes that our windows cannot.
+    """Collectives of a library (gloo, NCCL), for networks that our windows do not reach.
 
     Every rank calls the same ones in the same order with the same sizes; `what` names the operation in errors.
     A call never waits; the array must not be touched until the wait for it is over.
@@ -170,7 +170,7 @@ class NativeCollectives(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A typed array that lies at `offset` bytes in this rank's part of `window` (and equally in every peer's)."""
+    """A typed array at `offset` bytes in this rank's part of `window` (and equally in every peer's)."""
 
     window: Window
     offset: int

@@ -16,8 +16,8 @@ from samovar.transports.tcp_memory import SharedMemory
 class HostsTransport:
     """See `samovar.transports.base.Transport`; of `tcp`'s group, the ranks `inside` share this host, and `local`.
 
-    A window's memory and slots lie in the segment of its rank's host. What other hosts' ranks ask for is done there by
-    the threads of `tcp`, so every rank finds what came by either way in one place.
+    A window's memory and slots are in the segment of its rank's host. The threads of `tcp` carry out requests of other
+    hosts there, so a rank finds data of both ways in one place.
     """
 
     def __init__(self, local: ShmTransport, tcp: TcpTransport, inside: Sequence[int]) -> None:
@@ -33,7 +33,7 @@ class HostsTransport:
 
     @property
     def bytes_between(self) -> int:
-        """What this rank sent to other hosts."""
+        """Bytes that this rank sent to other hosts."""
         return self._tcp.bytes_sent
 
     def count_sent(self, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The key of a job: one secret file; who can read it may take part, and nobody else.
+"""The key of a job: one secret file. Only processes that can read it take part.
 
 The file is PEM: a private key (ECDSA, P-256) and a certificate of it, signed by itself. All members hold the same
 file, and each accepts exactly this certificate. It never ends, so no clock has to be right.
@@ -31,7 +31,7 @@ _FIRST_MOMENT, _LAST_MOMENT = datetime.datetime(1970, 1, 1), datetime.datetime(9
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that was read: what TLS needs of it, and the certificate (DER) that the other side must show."""
+    """A key that was read: its TLS contexts, and the certificate (DER) that the other side must show."""
 
     certificate: bytes = field(repr=False)
     for_client: ssl.SSLContext = field(repr=False)
@@ -39,9 +39,9 @@ class Key:
 
 
 def make_key(path: Path) -> None:
-    """Write a new key at `path`, readable by this user only. Raises InputError where that cannot be.
+    """Write a new key at `path`, readable by this user only. Raises InputError if that fails.
 
-    A file that is there is never written over: others may hold it.
+    An existing file is never overwritten, because others may use it.
     """
     text = _new_key()
     try:
@@ -65,14 +65,14 @@ def key_path(descriptor: int) -> Path:
 
 
 def read_key(path: Path) -> Key:
-    """The key in `path`. Raises InputError where it cannot be read, is no key, or others could read it."""
+    """The key in `path`. Raises InputError if it cannot be read, is not a key, or others could read it."""
     with _opened(path) as descriptor:
         text = os.read(descriptor, _MOST_BYTES).decode("ascii", errors="replace")
         found = _CERTIFICATE.search(text)
         if found is None:
             raise InputError(f"key file {path}: holds no certificate; give the key file that the other side has")
         certificate = ssl.PEM_cert_to_DER_cert(found[0])
-        # The very file that was looked at, whatever the path leads to by now.
+        # The file that was checked, even if the path now leads to another.
         place = f"/proc/self/fd/{descriptor}"
         try:
             contexts = [_context(side, place, certificate) for side in _SIDES]
@@ -107,7 +107,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-            raise InputError(f"key file {path}: is no file of at most {_MOST_BYTES:,} bytes; name another")
+            raise InputError(f"key file {path}: is not a file of at most {_MOST_BYTES:,} bytes; name another")
         if status.st_uid != os.geteuid():
             raise InputError(f"key file {path}: belongs to user {status.st_uid}; it must be your own")
         if status.st_mode & 0o077:

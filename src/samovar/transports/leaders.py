@@ -12,10 +12,10 @@ from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group, Host
 from samovar.core.layout import rounded_up
 from samovar.transports.base import Array
-from samovar.transports.meeting import first_line, within
+from samovar.transports.rendezvous import first_line, within
 
 _PEER = re.compile(r"\[([^\[\]/ ]+)\]:[0-9]+")
-# How long a wait goes on after `close`.
+# How long a wait continues after `close`.
 _SLICE_S = 0.1
 _MAX_SEGMENT_BYTES = 1 << 20  # of gloo's ring
 
@@ -32,22 +32,22 @@ class Leader:
 
 
 class Operation(Protocol):
-    """What a library does at the moment."""
+    """An operation of a library that is under way."""
 
     def is_over(self) -> bool:
         """Whether it is done here, or failed."""
 
     def wait(self, limit_s: float) -> None:
-        """Return when its arrays hold what they are to hold; what came out of it may be asked again.
+        """Return when its arrays are complete; its outcome may be asked again.
 
-        Raises RuntimeError: in the library's words why it failed, or that it is not over after `limit_s`.
+        Raises RuntimeError with the library's reason, or if it is not over after `limit_s`.
         """
 
 
 class Library(Protocol):
-    """Collectives of a library, connected. A call never waits for other ranks; they are done in the order of the calls.
+    """Collectives of a connected library. A call never waits for other ranks; operations run in the order of calls.
 
-    `quiet_s` is how long it may go on without an operation coming to an end; infinite where it gives up by itself when
+    `quiet_s` is the longest time between two ends of operations. It is infinite if the library gives up by itself when
     nothing moves.
     """
 
@@ -82,9 +82,9 @@ class LeaderCollectives:
     def connect(
         cls, make: Callable[[], Library], number: int, leaders: Sequence[Leader], advice: str, deadline: Deadline
     ) -> "LeaderCollectives":
-        """`make` connects this rank with the others; `advice` is what a user may try where it does not come about.
+        """`make` connects this rank with the others; `advice` is the next step for the user if that fails.
 
-        Raises DeadlineExceeded or RankFailed where not all hosts can be reached, naming addresses.
+        Raises DeadlineExceeded or RankFailed if not all hosts can be reached, naming addresses.
         """
         others = ", ".join(f"{other} at {other.address}" for k, other in enumerate(leaders) if k != number)
         who = f"{leaders[number]} at {leaders[number].address}: connecting to {others}"
@@ -219,16 +219,16 @@ def _any_of(leaders: Sequence[Leader]) -> str:
 
 
 def _reason(error: RuntimeError) -> str:
-    """What torch says, without the place in its source before and the advice behind."""
+    """Torch's message, without the place in its source and the advice."""
     return re.sub(r"^\[[^]]*\] ?", "", first_line(error)).partition(". This is")[0]
 
 
 def ring_all_reduce_bytes(rank: int, world_size: int, num_bytes: int, element_bytes: int) -> int:
-    """What `rank` sends: 2(P-1)/P of `num_bytes`, up to rounding.
+    """Bytes that `rank` sends: 2(P-1)/P of `num_bytes`, up to rounding.
 
-    The buffer is cut into equal segments of whole elements, at most 1 MiB and at least two a rank; P chunks of as
-    many segments each, of which the last may be shorter or empty. First every chunk but `rank` goes around to
-    be added up, then every chunk but `rank` - 1, complete.
+    The buffer is cut into equal segments of whole elements, at most 1 MiB and at least two a rank. P chunks have
+    equally many segments; the last may be shorter or empty. First every chunk except `rank` goes around to be added,
+    then every complete chunk except `rank` - 1.
     """
     if world_size == 1 or num_bytes == 0:
         return 0
@@ -243,11 +243,11 @@ def ring_all_reduce_bytes(rank: int, world_size: int, num_bytes: int, element_by
 
 
 def broadcast_bytes(rank: int, world_size: int, num_bytes: int) -> int:
-    """What `rank` sends down the binomial tree of rank 0: in round i, ranks below 2^i each reach one 2^i above."""
+    """Bytes that `rank` sends down rank 0's binomial tree: in round i, ranks below 2^i each reach one 2^i above."""
     rounds = range((world_size - 1).bit_length())
     return num_bytes * sum(rank < 1 << i and rank + (1 << i) < world_size for i in rounds)
 
 
 def all_gather_bytes(world_size: int, num_bytes: int) -> int:
-    """What every rank sends: its own part and all but one of the others', around a ring."""
+    """Bytes that every rank sends: its own part and all but one of the others', around a ring."""
     return (world_size - 1) * num_bytes

@@ -1,10 +1,11 @@
 """Connections over TCP that are authenticated and encrypted: both ends hold the same key file, or nothing is read.
 
 TLS 1.3 with mutual certificates opens a connection: it proves both sides, and over it each side gives the other a
-fresh random secret. From then on data are sealed with AES-256-GCM under these secrets, one for each direction, in
-pieces larger than TLS's records of 16 KiB, which cost Python most of its time (docs/adr/0010).
+fresh random secret. From then on data are encrypted with AES-256-GCM under these secrets, one for each direction. The
+pieces are larger than TLS's records of 16 KiB, which cost Python most of its time (docs/adr/0010).
 
-A piece's nonce is its number: what is changed, left out, repeated, reordered or of another connection does not open.
+A piece's nonce is its number. A piece that was changed, left out, repeated, reordered, or taken from another connection
+does not open.
 """
 
 import hmac
@@ -43,13 +44,13 @@ Address = tuple[str, int]
 
 
 class ConnectionLost(RankFailed):
-    """The other side closed the connection, or what came over it was not whole."""
+    """The other side closed the connection, or its data was not whole."""
 
 
 class Handshake:
-    """Opens one connection, without touching a socket: `advance` takes what arrived and gives what to send.
+    """Opens one connection, without touching a socket: `advance` takes received bytes and returns those to send.
 
-    Until it `is_over`, only TLS has looked at what arrived. Neither side sends more than the other must have for its
+    Until it `is_over`, only TLS has seen received bytes. Neither side sends more than the other must have for its
     next step, so nothing that follows can have arrived by then.
     """
 
@@ -65,7 +66,7 @@ class Handshake:
         self._talking = self._talk()
 
     def advance(self, received: bytes) -> bytes:
-        """Raises ssl.SSLError where the other side has no such key; `last_words` has what to tell it."""
+        """Raises ssl.SSLError if the other side has no such key; `last_words` has the bytes to send to it."""
         self._arrived.write(received)
         self.is_over = next(self._talking, True)
         return self.last_words()
@@ -114,7 +115,7 @@ class _Sealer:
         self._cipher.encrypt_into(self._next_nonce(), plain, None, sealed)
 
     def open(self, sealed: memoryview, plain: memoryview) -> None:
-        """Raises InvalidTag where it is not what was sealed."""
+        """Raises InvalidTag if it was changed."""
         self._cipher.decrypt_into(self._next_nonce(), sealed, None, plain)
 
     def _next_nonce(self) -> bytes:
@@ -128,10 +129,9 @@ class _Sealer:
 class SecureChannel:
     """One open connection; messages are a header of 64 bytes, and bodies whose sizes the headers say.
 
-    A body is received in the parts in which it was sent, or in others that end every so many PIECE_BYTES. One thread
-    may send while another receives. After any error nothing more can be sent or received: where in a message it
-    stopped is not known. `peer` is what errors call the other side. The owner closes it, when no thread uses it any
-    more.
+    A body is received in the parts in which it was sent, or in parts of whole multiples of PIECE_BYTES. One thread may
+    send while another receives. After any error nothing more can be sent or received, because the place in the message
+    is not known. `peer` is the name of the other side in errors. The owner closes it, when no thread uses it any more.
 
     Cost: 16 bytes a piece of 512 KiB; both ends encrypt or decrypt each byte once, and copy it once. Memory: two pieces
     for each direction.
@@ -155,7 +155,7 @@ class SecureChannel:
         deadline: Deadline,
         then: npt.NDArray[Any] | None = None,
     ) -> None:
-        """Send a header of at most 64 bytes and, where there are any, one or two bodies.
+        """Send a header of at most 64 bytes and up to two bodies.
 
         Returns when the bodies may be overwritten. Raises DeadlineExceeded, ConnectionLost.
         """
@@ -202,7 +202,7 @@ class SecureChannel:
         self._receiving.close()
 
     def _seal(self, part: memoryview, deadline: Deadline) -> None:
-        """Behind what lies sealed already, which is sent first where there is no room."""
+        """Encrypt a part behind the earlier ones, which are sent first if there is no room."""
         size = len(part) + _TAG_BYTES
         if self._sealed_stop + size > _BUFFER_BYTES:
             self._flush(deadline)
@@ -224,7 +224,7 @@ class SecureChannel:
             self._opener.open(self._arrived[start : self._arrived_start], part)
 
     def _receive_more(self, size: int, deadline: Deadline) -> None:
-        """Until `size` bytes are there; what has come beside them is kept."""
+        """Receive until there are `size` bytes; further bytes are kept."""
         start, stop = self._arrived_start, self._arrived_stop
         if start == stop or start + size > _BUFFER_BYTES:
             self._arrived[: stop - start] = self._arrived[start:stop]
@@ -276,9 +276,9 @@ class _Failing:
 
 
 def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline) -> SecureChannel:
-    """A channel to the listener at `address`, tried again until there is one; `who` asks, `peer` is what it is called.
+    """A channel to the listener at `address`, tried again until it connects; `who` and `peer` name the two sides.
 
-    Raises InputError where the other side has another key, DeadlineExceeded.
+    Raises InputError if the other side has another key, DeadlineExceeded.
     """
     waiting_s, reason = deadline.remaining_s(), "no time was given"
     where, place = f"{address[0]}:{address[1]}", peer.removeprefix(f"{who}: ")
@@ -291,7 +291,7 @@ def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline)
                 f"{who}: {place} does not hold the same key ({error.reason or error}); is it the job's key file?"
             ) from error
         except socket.gaierror as error:
-            raise InputError(f"{who}: {address[0]!r} is no known host ({error.strerror})") from error
+            raise InputError(f"{who}: {address[0]!r} is not a known host ({error.strerror})") from error
         except OSError as error:
             reason = _reason(error)
         time.sleep(min(_RETRY_S, deadline.remaining_s()))
@@ -317,7 +317,7 @@ def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> 
 
 
 def prepare(connection: socket.socket) -> None:
-    """Small messages at once; a host that went is noticed after half a minute, even where nobody writes to it."""
+    """Send small messages at once; notice a lost host after half a minute, even if nothing is sent to it."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)

@@ -22,7 +22,7 @@ from samovar.transports.base import Array, MissingNotification, Notification, mi
 
 
 class BoardWord(IntEnum):
-    """One word of a row. `STEPS_DONE` is a rank's, the next two anybody's who was asked by a signal."""
+    """One word of a row. `STEPS_DONE` is a rank's; any process that got a signal sets the next two."""
 
     STEPS_DONE = 0
     STOP_SIGNAL = 1  # number of the signal that asked to stop; 0: none
@@ -38,7 +38,7 @@ SPIN_NS = 1_000_000
 def create_segment(world_size: int) -> int:
     """A new anonymous memory file with the head for `world_size` ranks; returns its descriptor.
 
-    The file can grow but never shrink, so no mapping of it can ever fault. Raises InputError where shared
+    The file can grow but never shrink, so no mapping of it can ever fault. Raises InputError if shared
     memory is short.
     """
     descriptor = create_empty()
@@ -68,8 +68,8 @@ class RunBoard:
 class ShmTransport:
     """This rank's access to the segment behind `descriptor` (see `samovar.transports.base.Transport`).
 
-    Waits spin for one wake-up time first, unless there are more ranks than cores (`oversubscribed`). `names` are
-    what errors call the ranks, where the group is a part of a larger one.
+    Waits spin first, unless there are more ranks than cores (`oversubscribed`). `names` are the ranks' names in errors,
+    if the group is a part of a larger one.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ShmTransport:
 
         Cost: world_size * (num_bytes + 64 * num_slots) bytes of shared memory, of which each rank allocates its own
         part at once, and with it in the memory of its own NUMA node. Raises
-        SamovarError where another rank opened it with other sizes, InputError where memory is short.
+        SamovarError if another rank opened it with other sizes, InputError if memory is short.
         """
         rank, world_size = self.group.rank, self.group.world_size
         try:

@@ -1,9 +1,8 @@
-"""Windows over a network: every rank keeps its own part, peers ask for what they want to do with it.
+"""Windows over a network: every rank keeps its own part, and peers send requests.
 
-A rank has one connection to each peer that it wants something of, made when it first does; on the peer's side a
-thread receives and does what is asked, in the order in which it was asked. It waits for nothing else, so a rank that
-sends is never held up by what its peer sends. Connections are encrypted, and made only with the job's key
-(`samovar.transports.secure`).
+A rank connects to a peer when it first needs something of it. On the peer's side a thread receives requests and carries
+them out in their order. It waits for nothing else, so sending never blocks two ranks. Connections are encrypted, and
+made only with the job's key (`samovar.transports.secure`).
 """
 
 import threading
@@ -21,7 +20,7 @@ from samovar.core.group import Group
 from samovar.transports.background import Background, Job, note_phase
 from samovar.transports.base import Array, Notification, Pending, missing_notification, nobody_notified
 from samovar.transports.keys import Key
-from samovar.transports.meeting import Meeting
+from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import Address, SecureChannel, connect
 from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
@@ -55,10 +54,10 @@ class _Link:
 class TcpTransport:
     """This rank's access to its peers' memory over TCP (see `samovar.transports.base.Transport`).
 
-    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. `names` are what
-    errors call the ranks. With `needs_memory` whoever opens a window gives its memory.
+    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. `names` are the
+    names of ranks in errors. With `needs_memory` the caller that opens a window gives its memory.
 
-    What `spawn` begins goes on in threads of its own, in the order of its beginning on all ranks.
+    Threads of their own run the work of `spawn`, in the order of its start on all ranks.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class TcpTransport:
 
     @property
     def bytes_between(self) -> int:
-        """What this rank sent to other hosts: all of it."""
+        """Bytes that this rank sent to other hosts: all of them."""
         return self.bytes_sent
 
     def count_sent(self, num_bytes: int) -> None:
@@ -101,11 +100,11 @@ class TcpTransport:
         _native.reduce(destination, sources)
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
-        """See `samovar.transports.base.Spawning`; all ranks must begin in one order what waits for each other."""
+        """See `samovar.transports.base.Spawning`; all ranks must begin dependent work in the same order."""
         return self._background.submit(Job(f"{self.names[self.group.rank]}: {what}", lambda _job: work(FOR_EVER)))
 
     def open_window(self, name: str, num_bytes: int, num_slots: int, memory: WindowMemory | None = None) -> "TcpWindow":
-        """Cost: num_bytes of this rank's memory. Raises SamovarError where a peer opened it with other sizes."""
+        """Cost: num_bytes of this rank's memory. Raises SamovarError if a peer opened it with other sizes."""
         number = self._num_windows
         self._num_windows += 1
         try:
@@ -188,7 +187,7 @@ class TcpWindow:
     def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
         """Add float32 or float64 to the peer's memory, then notify if asked.
 
-        What several ranks add is all there in the end; in which order is not known.
+        Additions of several ranks are complete in the end; their order is not known.
         """
         self._check(peer, offset, source.nbytes, notification)
         if peer == self._rank:
@@ -231,7 +230,7 @@ class TcpWindow:
             self._transport.tell(peer, self, PeerRequest(Verb.NOTIFY, self.number, 0, 0, *_fields(notification)))
 
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
-        """Raises RankFailed where the peer is gone, DeadlineExceeded."""
+        """Raises RankFailed if the peer is gone, DeadlineExceeded."""
         waiting_s, other, gone = deadline.remaining_s(), self._transport.names[peer], self._transport.lost
         note_phase(f"waits for {other}")
         value = self.memory.wait(slot, at_least, lambda: gone(peer) is not None, deadline)
@@ -259,7 +258,7 @@ class TcpWindow:
             self.memory.set_slot(notification.slot, notification.value)
 
     def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
-        """All parts are of one size, so what is wrong is seen here."""
+        """Check here: all parts have one size."""
         num_slots = self.memory.num_slots
         is_inside = 0 <= offset <= len(self.memory.bytes) - num_bytes and 0 <= peer < self._transport.group.world_size
         if not is_inside or (notification is not None and not 0 <= notification.slot < num_slots):
@@ -267,17 +266,17 @@ class TcpWindow:
             raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")
 
 
-def meet(meeting: Meeting, group: Group, own: Address, deadline: Deadline) -> list[Address]:
+def meet(rendezvous: Rendezvous, group: Group, own: Address, deadline: Deadline) -> list[Address]:
     """Where every rank listens; tells them this rank's own. Raises DeadlineExceeded, RankFailed."""
-    meeting.tell(f"tcp/{group.rank}", f"{own[1]} {own[0]}", deadline)
+    rendezvous.tell(f"tcp/{group.rank}", f"{own[1]} {own[0]}", deadline)
     keys = [f"tcp/{rank}" for rank in range(group.world_size)]
     waiting_s = deadline.remaining_s()
-    if missing := meeting.missing(keys, deadline):
+    if missing := rendezvous.missing(keys, deadline):
         ranks = ", ".join(key.removeprefix("tcp/") for key in missing)
         raise DeadlineExceeded(
             f"rank {group.rank}: no word of rank {ranks} within {waiting_s:.1f} s; were they started?"
         )
-    told = (meeting.value(key, deadline).partition(" ") for key in keys)
+    told = (rendezvous.value(key, deadline).partition(" ") for key in keys)
     return [(address, int(port)) for port, _, address in told]
 
 

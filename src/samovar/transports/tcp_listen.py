@@ -84,7 +84,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Take nobody in any more; channels stay open."""
+        """Accept no more connections; channels stay open."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -140,7 +140,7 @@ class Listener:
             self._refuse(stranger)
 
     def _answer(self, stranger: _Stranger, answer: bytes) -> None:
-        """An answer is far smaller than a socket's buffer: one that does not fit is to nobody who reads."""
+        """Send without waiting: an answer is far smaller than a socket's buffer, so a full one has no reader."""
         if answer and stranger.connection.send(answer) != len(answer):
             raise ConnectionResetError
         if stranger.handshake.is_over:

@@ -1,4 +1,4 @@
-"""A rank's own part of a TCP window, and what arrives for it."""
+"""A rank's own part of a TCP window, and its incoming requests."""
 
 import mmap
 import threading
@@ -15,7 +15,7 @@ from samovar.transports.base import Array
 
 WORD_BYTES = 8
 _WORDS = 2**64
-# How long a wait in native code lasts before it looks who has gone.
+# How long a wait in native code lasts before it looks for lost peers.
 _SLICE_S = 0.1
 
 Bytes = npt.NDArray[np.uint8]
@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 class WindowMemory(ABC):
     """Memory and notification slots, which the threads of peers and the rank itself change.
 
-    What a peer asks for is checked here: each method raises SamovarError outside the window.
+    Requests of peers are checked here: each method raises SamovarError outside the window.
     """
 
     def __init__(self, memory: Bytes, num_slots: int) -> None:
@@ -71,7 +71,7 @@ class WindowMemory(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Have those who wait look again."""
+        """Wake the threads that wait."""
 
 
 class PrivateMemory(WindowMemory):
@@ -177,7 +177,7 @@ class WindowTable:
         self._windows: dict[int, WindowMemory] = {}
 
     def open(self, number: int, num_bytes: int, num_slots: int, memory: WindowMemory | None) -> WindowMemory:
-        """The rank's own; made where it is new and no memory is given. Raises SamovarError where sizes differ."""
+        """The rank's own; made where it is new and no memory is given. Raises SamovarError if sizes differ."""
         with self._changed:
             window = self._windows.get(number)
             if window is None:
@@ -187,7 +187,7 @@ class WindowTable:
         return window
 
     def open_by_peer(self, number: int, num_bytes: int, num_slots: int) -> None:
-        """Raises SamovarError where the window has other sizes, DeadlineExceeded where the rank does not open it."""
+        """Raises SamovarError if the window has other sizes, DeadlineExceeded if the rank does not open it."""
         if self._patience_s is None:
             self.open(number, num_bytes, num_slots, None)
             return
@@ -210,7 +210,7 @@ class WindowTable:
             window.wake()
 
     def close(self) -> None:
-        """Nobody waits for a window any more."""
+        """End all waits for windows."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

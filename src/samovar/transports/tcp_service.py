@@ -1,4 +1,4 @@
-"""What peers ask of a rank's windows over TCP, and who does it."""
+"""Requests of peers to a rank's windows over TCP, and the threads that carry them out."""
 
 import hashlib
 import struct
@@ -59,20 +59,20 @@ class PeerRequest:
 
     @classmethod
     def unpack(cls, header: bytes) -> "PeerRequest":
-        """Raises SamovarError where no rank of this version sends it."""
+        """Raises SamovarError if no rank of this version sends it."""
         verb, dtype, window, slot, offset, size, value, expected = _REQUEST.unpack_from(header)
         if verb not in _VERBS or dtype >= len(_DTYPES):
             raise SamovarError(f"no such request: verb {verb}, type {dtype}")
         if not (0 <= size <= _MOST_BYTES and 0 <= offset <= _MOST_BYTES and NO_SLOT <= slot <= _MOST_SLOTS):
             raise SamovarError(f"no such request: {size} bytes at {offset}, slot {slot}")
         if size % np.dtype(_DTYPES[dtype]).itemsize != 0:
-            raise SamovarError(f"no such request: {size} bytes are no whole elements")
+            raise SamovarError(f"no such request: {size} bytes are not whole elements")
         return cls(Verb(verb), window, offset, size, slot, value, expected, _DTYPES[dtype])
 
 
 @dataclass(frozen=True, slots=True)
 class PeerHello:
-    """The first message of a rank to a peer: who speaks to whom, in which job."""
+    """The first message of a rank to a peer: both ranks and the job."""
 
     job: str
     rank: int
@@ -104,7 +104,7 @@ class TcpConfig:
 
 
 class PeerService:
-    """Does what peers ask of this rank's windows, a thread for each; `lost` says who went, and why."""
+    """Carries out requests of peers, a thread for each; `lost` says which peers went, and why."""
 
     def __init__(self, group: Group, names: Sequence[str], config: TcpConfig, windows: WindowTable) -> None:
         self.lost: dict[int, str] = {}
@@ -157,7 +157,7 @@ class PeerService:
                 del self._channels[channel]
 
     def _greeted(self, channel: SecureChannel) -> int:
-        """The rank at the other end. Raises SamovarError where it is none that belongs here."""
+        """The rank at the other end. Raises SamovarError if it is none that belongs here."""
         header = channel.receive(Deadline.after(self._config.timeout_s))
         peer, group = speaker(header), self._group
         if not PeerHello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):

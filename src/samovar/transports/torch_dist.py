@@ -1,6 +1,6 @@
-"""What PyTorch brings along for ranks on several hosts: its store, where they meet, and collectives of gloo and NCCL.
+"""PyTorch's parts for ranks on several hosts: its store, where they meet, and collectives of gloo and NCCL.
 
-The only place below the rooms of training that imports torch.
+The only file below the rooms of training that imports torch.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import RankFailed
 from samovar.transports.base import Array
 from samovar.transports.leaders import Operation
-from samovar.transports.meeting import Meeting, await_server, first_line, listen_at, within
+from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
 _FIRST_POLL_S, _LAST_POLL_S = 20e-6, 0.001
@@ -32,10 +32,10 @@ _CLOSING_S = 5.0
 def open_store(
     address: str, port: int, *, serves: bool, listen_descriptor: int | None, who: str, deadline: Deadline
 ) -> "JobStore":
-    """The store at `address`:`port`; `serves` opens it here, on the inherited listening socket where there is one.
+    """The store at `address`:`port`; `serves` opens it here, on the inherited listening socket if there is one.
 
     A process that already serves that port (torch's own process group does) shares the store. Raises InputError
-    where the address is not ours, DeadlineExceeded where nobody opens it.
+    if the address is not ours, DeadlineExceeded if nobody opens it.
     """
     if not serves:
         await_server(address, port, who, deadline)
@@ -72,9 +72,9 @@ class JobStore:
         self._store = store
         self._place = place
 
-    def meeting(self, prefix: str, who: str) -> Meeting:
+    def rendezvous(self, prefix: str, who: str) -> Rendezvous:
         """The part of the store whose keys begin with `prefix`; `who` begins every error."""
-        return Meeting(PrefixStore(prefix, self._store), self._place, who)
+        return Rendezvous(PrefixStore(prefix, self._store), self._place, who)
 
     def gloo(
         self,
@@ -153,11 +153,11 @@ class _InPlace:
 
 
 class StagedCopy:
-    """See `samovar.transports.leaders.Library`: the group moves copies of the arrays that lie on `device`.
+    """See `samovar.transports.leaders.Library`: the group moves copies of the arrays on `device`.
 
-    A call copies its array there; the wait for the operation copies what came of it back. Nothing tells whether a part
-    of an operation moved, so none may take longer than `quiet_s` after the one before. After one failed, all fail. The
-    first is done here, since only with that NCCL connects.
+    A call copies its array there, and the wait for the operation copies the result back. Progress inside an operation
+    cannot be seen, so none may take longer than `quiet_s` after the one before. After one failed, all fail. The first
+    one runs here, because NCCL connects in it.
 
     Memory: on `device`, as much as is under way. Cost: each byte twice over the bus.
     """
@@ -196,7 +196,7 @@ class StagedCopy:
 
 
 class _DeviceSide:
-    """Where copies lie, and why nothing that comes of them is to be trusted any more, if so.
+    """The device of copies, and the failure after which no result counts.
 
     On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
     """
@@ -214,9 +214,9 @@ class _DeviceSide:
 
 
 class _Copied:
-    """See `samovar.transports.leaders.Operation`: `near` becomes what `array` is to be.
+    """See `samovar.transports.leaders.Operation`: `near` is copied to `array`.
 
-    A wait of NCCL's that has a limit breaks the connections where it gives up, so this asks until it is over.
+    A limited wait of NCCL breaks the connections when it gives up, so this asks until the operation is over.
     """
 
     def __init__(self, work: Work, near: torch.Tensor, array: Array, side: _DeviceSide) -> None:
@@ -255,7 +255,7 @@ class Nccl(StagedCopy):
     """NCCL, between GPUs of which each host's first rank has one."""
 
     def _let_go(self, group: _Group, hangs: bool) -> None:
-        """Call off what hangs; else see for a few seconds that the other hosts get what this one sent last."""
+        """Cancel operations that hang; otherwise wait a few seconds until the last message has arrived."""
         with suppress(RuntimeError):  # what is closed cannot fail any more
             try:
                 within(group.abort if hangs else group.shutdown, Deadline.after(_CLOSING_S))
@@ -269,7 +269,7 @@ def _keep(thing: object) -> None:
 
 
 def nccl_card(device: torch.device | None) -> tuple[str, str]:
-    """What NCCL would use on `device`, as VERSION/GPU, or "" and the reason why it would not."""
+    """NCCL's version and GPU for `device`, as VERSION/GPU, or "" and the reason why it cannot be used."""
     if device is None or device.type != "cuda":
         return "", f"its model is on {device or 'the CPU'}"
     if not distributed.is_nccl_available():

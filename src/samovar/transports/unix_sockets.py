@@ -1,8 +1,8 @@
-"""How processes of one user on one host find each other: abstract Unix sockets, which have no file.
+"""Abstract Unix sockets, by which processes of one user on one host find each other. They have no file.
 
-A socket goes with the process that made it. Whoever is at the other end must belong to this user (SO_PEERCRED), or
-nothing is told and nothing is read. An `Offer` gives the same to all who ask: the descriptor of a running segment, a
-port. Between `listen` and `connect` go messages: JSON, and descriptors beside it.
+A socket ends with its process. The process at the other end must belong to this user (SO_PEERCRED); otherwise nothing
+is sent or read. An `Offer` gives the same to every process that asks: the descriptor of a running segment, or a port.
+Between `listen` and `connect` there are messages: JSON, with descriptors.
 """
 
 import json
@@ -63,7 +63,7 @@ class Offer:
         self.close()
 
     def close(self) -> None:
-        """End the offer; joiners that already have what it offers keep it."""
+        """End the offer; joiners keep what they received."""
         self._closing.set()
         self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
@@ -91,7 +91,7 @@ class Offer:
 
 
 class SegmentOffer(Offer):
-    """Hands `descriptor` to joiners of the same user until closed; `address` is what they need to know.
+    """Passes `descriptor` to joiners of the same user until closed; they need the `address`.
 
     The address carries 128 random bits.
     """
@@ -103,7 +103,7 @@ class SegmentOffer(Offer):
 def join_segment(address: str, deadline: Deadline) -> tuple[int, int]:
     """The (descriptor, world size) offered at `address`; the caller owns the descriptor.
 
-    Raises InputError where nobody offers it or the offer is another user's, DeadlineExceeded.
+    Raises InputError if nobody offers it or the offer is another user's, DeadlineExceeded.
     """
     message, (descriptor,) = _received(address, _WORLD_SIZE.size, 1, deadline)
     return descriptor, int(_WORLD_SIZE.unpack(message)[0])
@@ -115,7 +115,7 @@ def offer_files(secret: bytes, descriptors: tuple[int, ...]) -> Offer:
 
 
 def join_files(secret: bytes, count: int, deadline: Deadline) -> list[int]:
-    """The `count` descriptors that are offered to who knows the `secret`; the caller owns them.
+    """The `count` descriptors that are offered under a `secret`; the caller owns them.
 
     Raises as `join_segment`.
     """
@@ -148,7 +148,7 @@ def offer_port(job: str, port: int) -> Offer:
 def ask_port(job: str, deadline: Deadline) -> int | None:
     """The port that rank 0 of `job` offers on this host; None where it offers none by the deadline.
 
-    Raises InputError where the offer is another user's.
+    Raises InputError if the offer is another user's.
     """
     while not deadline.passed():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -167,12 +167,12 @@ def ask_port(job: str, deadline: Deadline) -> int | None:
 
 
 class ConnectionEnded(SamovarError):
-    """Nobody is at the other end any more."""
+    """The other end has closed."""
 
 
 @dataclass(slots=True)
 class LocalMessage:
-    """What came: JSON, and descriptors that the receiver owns."""
+    """A received message: JSON, and descriptors that the receiver owns."""
 
     content: dict[str, Any]
     descriptors: list[int] = field(default_factory=list)
@@ -184,7 +184,7 @@ class LocalMessage:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens at the abstract `address`. Raises InputError where another has it."""
+    """A socket that listens at the abstract `address`. Raises InputError if another has it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"\0{address}")
@@ -196,7 +196,7 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(address: str, deadline: Deadline) -> socket.socket | None:
-    """A connection to who listens at `address`; None where nobody does. Raises InputError where it is another user."""
+    """A connection to the listener at `address`; None if there is none. Raises InputError if it is another user's."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(deadline.timeout_s())
     try:
@@ -229,7 +229,7 @@ def send(
 
 
 def receive(connection: socket.socket, deadline: Deadline) -> LocalMessage:
-    """The next message. Raises ConnectionEnded, DeadlineExceeded, or SamovarError where it is none."""
+    """The next message. Raises ConnectionEnded, DeadlineExceeded, or SamovarError if it is none."""
     connection.settimeout(deadline.timeout_s())
     try:
         data, descriptors, flags, _address = socket.recv_fds(connection, _MAX_BYTES, _MAX_DESCRIPTORS)
@@ -248,6 +248,6 @@ def receive(connection: socket.socket, deadline: Deadline) -> LocalMessage:
         content = None
     if not isinstance(content, dict) or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         message.close()
-        raise SamovarError("a box's socket brought what is no message of this version")
+        raise SamovarError("a box's socket brought a message that is not of this version")
     message.content = content
     return message

@@ -117,7 +117,7 @@ def test_what_the_server_refuses(box: str) -> None:
     with serving(box) as server:
         local = LocalBox(box)
         local.create("a", SHAPE, soon()).close()
-        with pytest.raises(InputError, match=r"buffer 'a' is there already and is another: .*1000.* not .*2000"):
+        with pytest.raises(InputError, match=r"buffer 'a' exists already with another shape: .*1000.* not .*2000"):
             local.create("a", BufferShape(2000), soon())
         for name in ("", "../a", "a/b", "x" * 65, "a\n"):
             with pytest.raises(InputError, match="a buffer cannot be called"):
@@ -207,7 +207,7 @@ def test_a_server_whose_memory_holder_was_killed_says_so(box: str) -> None:
         assert server._memory._process is not None
         server._memory._process.send_signal(signal.SIGKILL)
         server._memory._process.wait()
-        with pytest.raises(InputError, match=r"the process that holds the box's memory: .*; start the box anew"):
+        with pytest.raises(InputError, match=r"the process that holds the box's memory: .*; start the box again"):
             LocalBox(box).create("a", SHAPE, soon())
 
 
@@ -236,7 +236,7 @@ def test_members_whom_the_server_acts_for(box: str) -> None:
             host.attach(Attachment("a", 7), member, ORIGIN)  # it is here
         with pytest.raises(InputError, match="no buffer 'zzz'"):
             host.attach(Attachment("zzz", 7), NOBODY, ORIGIN)
-        with pytest.raises(RankFailed, match="buffer 'a' was made anew"):
+        with pytest.raises(RankFailed, match="buffer 'a' was made again"):
             host.attach(Attachment("a", 7, token=seat_token + 1), member, ORIGIN)
         assert host.names() == ["a"]
         seat.close()

@@ -148,7 +148,7 @@ def test_rows_have_one_owner_at_a_time(attach: Attach) -> None:
     first = attach(1, 3)
     with pytest.raises(RankFailed, match=r"member 1 of the box cannot take its place in the center: .*process"):
         attach(1, 4)
-    with pytest.raises(RankFailed, match="incarnation 3 of member 1 is here, incarnation 2 is over; join anew"):
+    with pytest.raises(RankFailed, match="incarnation 3 of member 1 is here, incarnation 2 is over; join again"):
         attach(1, 2)
     first.accumulate(7, ones(), soon())
     first.close()

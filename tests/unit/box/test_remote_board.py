@@ -100,7 +100,7 @@ def use(seat: BoxSeat) -> None:
 def test_what_is_refused(box: Box, place: Endpoint) -> None:
     create_buffer(place, "c", SHAPE, "rank 1", soon())
     other = BufferShape(SIZE + 1)
-    with pytest.raises(InputError, match=r"rank 1: .*buffer 'c' is there already and is another"):
+    with pytest.raises(InputError, match=r"rank 1: .*buffer 'c' exists already with another shape"):
         create_buffer(place, "c", other, "rank 1", soon())
     with pytest.raises(InputError, match=r"rank 1: .*a buffer cannot be called"):
         create_buffer(place, "../c", other, "rank 1", soon())
@@ -231,10 +231,10 @@ def test_a_member_of_a_buffer_that_was_made_anew_is_told(box: Box) -> None:
             newer.center.read(found := np.zeros(SIZE, np.float32), soon())
             assert (found == 1).all()
             box.listen_anew()
-            with pytest.raises(RankFailed, match="buffer 'c' was made anew, without this member; join anew"):
+            with pytest.raises(RankFailed, match="buffer 'c' was made again, without this member; join again"):
                 seat.center.accumulate(2, ones, soon())
             newer.center.accumulate(2, ones, soon())
-            with pytest.raises(RankFailed, match="made anew"):
+            with pytest.raises(RankFailed, match="made again"):
                 seat.board.set_word(0, 1)
 
 
@@ -267,7 +267,7 @@ def test_a_row_belongs_to_its_member_for_a_while_after_its_connection(box: Box) 
     assert not board.row(0).is_alive
     assert board.row(0).host == "127.0.0.1"
     board.join(0)
-    with pytest.raises(RankFailed, match="join anew"):
+    with pytest.raises(RankFailed, match="join again"):
         center.read(np.zeros(SIZE, np.float32), soon())
 
 
@@ -291,7 +291,7 @@ def test_who_asks_for_the_row_of_an_absent_member_has_it(box: Box) -> None:
     first._line.disconnect()
     with take_seat(box.places["remote"], "c", "me", soon(), 2) as seat:
         assert seat.member == Member(2, 2)
-        with pytest.raises(RankFailed, match=r"me: the box at .*join anew"):
+        with pytest.raises(RankFailed, match=r"me: the box at .*join again"):
             first.read(np.zeros(SIZE, np.float32), soon())
         assert seat.board.row(2).is_alive
 

@@ -60,7 +60,7 @@ def test_boxes_by_name_and_address(tmp_path: Path) -> None:
         ("a,b,a", "--box a,b,a: names a twice"),
         ("a,", "give letters, digits"),
         ("a,host:4711", "wants its key"),
-        (",".join(f"a{number}" for number in range(65)), "65 boxes; a center lies in 64 at most"),
+        (",".join(f"a{number}" for number in range(65)), "65 boxes; a center is in at most 64"),
     ]:
         with pytest.raises(InputError, match=message):
             parse_endpoints(text, None)
@@ -124,7 +124,7 @@ def test_what_is_made_twice_or_in_part(places: Endpoints) -> None:
     """Nothing is left of what could not be made; an earlier try's parts are taken on."""
     first, middle, last = places.boxes
     create_buffer(middle, "c", SHAPE, "other", soon())
-    with pytest.raises(InputError, match=r"rank 0: .*is there already and is another"):
+    with pytest.raises(InputError, match=r"rank 0: .*exists already with another shape"):
         make(places)
     create_buffer(first, "d", cut(SHAPE, 3)[0], "other", soon())
     assert make(places, "d") == first

@@ -191,8 +191,8 @@ class Broken:
 
 
 def test_the_error_that_no_second_try_mends_is_raised() -> None:
-    late, gone = Broken(DeadlineExceeded("late")), Broken(RankFailed("join anew"))
+    late, gone = Broken(DeadlineExceeded("late")), Broken(RankFailed("join again"))
     center = ShardedCenter([late, gone])  # type: ignore[list-item]
-    with pytest.raises(RankFailed, match="join anew"):
+    with pytest.raises(RankFailed, match="join again"):
         center.read(np.zeros(2 * SIZE, np.float32), soon())
     center.close()

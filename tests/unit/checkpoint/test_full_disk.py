@@ -50,8 +50,8 @@ def test_a_full_disk_is_one_sentence_with_the_figures(small_disk: Path) -> None:
     message = str(caught.value)
     assert re.fullmatch(
         rf"snapshot of step 600 not saved in {store.folder}: No space left on device "
-        r"\(1,000,000 bytes needed, 2\d\d,\d{3} free\); the last good snapshot, step 500, is intact; "
-        r"make room there or give another folder with --out",
+        r"\(1,000,000 bytes needed, 2\d\d,\d{3} free\); the last good snapshot, step 500, is intact\. "
+        r"Make room there, or give another folder with --out",
         message,
     )
     assert hidden(store.folder) == []

@@ -116,7 +116,7 @@ def test_latest_falls_back_and_says_what_was_wrong(store: SnapshotStore) -> None
     skipped = "\n".join(snapshot.skipped)
     assert len(snapshot.skipped) == 2
     assert "step_00000004/model.safetensors is damaged: its sha256 is" in skipped
-    assert "step_00000003 is no complete snapshot: manifest.json is missing" in skipped
+    assert "step_00000003 is not a complete snapshot: manifest.json is missing" in skipped
 
 
 def test_nothing_to_load(store: SnapshotStore) -> None:

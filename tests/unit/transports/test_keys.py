@@ -65,8 +65,8 @@ def test_no_file_a_folder_a_pipe_and_a_huge_file_are_no_keys(tmp_path: Path) -> 
     (tmp_path / "huge").chmod(0o600)
     for path, reason in (
         (tmp_path / "none", "No such file"),
-        (tmp_path, "is no file"),
-        (tmp_path / "pipe", "is no file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "pipe", "is not a file"),
     ):
         with pytest.raises(InputError, match=reason):
             read_key(path)

@@ -13,7 +13,7 @@ from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, Samova
 from samovar.core.group import Group
 from samovar.transports.base import Notification, Region
 from samovar.transports.keys import Key
-from samovar.transports.meeting import Meeting
+from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import ConnectionLost, connect
 from samovar.transports.tcp import TcpTransport, meet
 from samovar.transports.tcp_listen import address_of, listen
@@ -286,12 +286,12 @@ def test_ranks_meet_at_a_store() -> None:
             raise NotImplementedError
 
     own = [("127.0.0.1", 1000), ("fe80::1%eth0", 1001)]
-    meetings = [Meeting(Shelf(), "here", f"rank {rank}") for rank in range(2)]
+    both = [Rendezvous(Shelf(), "here", f"rank {rank}") for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda rank: meet(meetings[rank], Group(rank, 2), own[rank], in_time()), range(2)))
+        found = list(pool.map(lambda rank: meet(both[rank], Group(rank, 2), own[rank], in_time()), range(2)))
     assert found == [own, own]
     with pytest.raises(DeadlineExceeded, match="rank 0: no word of rank 2 within"):
-        meet(meetings[0], Group(0, 3), own[0], LookedAt(3))
+        meet(both[0], Group(0, 3), own[0], LookedAt(3))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", ""])

@@ -10,7 +10,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.core.group import Host
 from samovar.transports.leaders import Leader, LeaderCollectives
-from samovar.transports.meeting import listen_at
+from samovar.transports.rendezvous import listen_at
 from samovar.transports.torch_dist import JobStore, open_store
 
 TIMEOUT_S = 20.0

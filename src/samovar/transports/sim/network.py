@@ -34,9 +34,9 @@ class SimMessage:
 class Network:
     """Times messages by `machine`, each delayed by up to `max_delay_s` more, drawn from `random`.
 
-    Messages of one (source, destination) pair arrive in the order in which they were sent, as on a GASPI queue
-    or a connection; those of different pairs in any order that their times give. Cost: two events a message, one
-    where the link is instant.
+    Messages of one (source, destination) pair arrive in the order in which they were sent, as on a GASPI queue or a
+    connection. Those of different pairs arrive in any order that their times give. Cost: two events a message, one if
+    the link is instant.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Network:
         self._log = hashlib.sha256()
 
     def event_hash(self) -> str:
-        """SHA-256 over all arrivals so far: when, from where, to where, what."""
+        """SHA-256 over all arrivals so far: time, source, destination, content."""
         return self._log.hexdigest()
 
     def send(self, message: SimMessage) -> None:
@@ -105,7 +105,7 @@ class Network:
         return self._max_delay_s * float(self._random.random()) ** 3
 
     def _in_order(self, message: SimMessage, time_s: float, last: dict[int, Moment]) -> Moment:
-        """When it may come, not before what its sender sent earlier to the same rank."""
+        """Its time of arrival, after the sender's earlier messages to the same rank."""
         pair = message.source * self._world_size + message.destination
         moment = max(self._scheduler.moment(time_s), last.get(pair, (0.0, 0.0)))
         last[pair] = moment

@@ -1,10 +1,9 @@
-"""Finds accesses to windows that nothing orders, whatever the schedule of this run happened to be.
+"""Finds unordered accesses to windows, also if this run's schedule hides them.
 
-Every rank has a vector clock; a notification carries its sender's, and who awaits it takes it over (happens-before).
-Every access to a window is noted with its rank's time. Two accesses of one byte, one of them a write, of which
-neither happened before the other, are a race: in another schedule they come the other way round. A put counts
-as written from the call on, for it may land at any time after. Atomics order what is around them and are no
-accesses themselves.
+Every rank has a vector clock. A notification carries its sender's, and the receiver takes it over (happens-before).
+Every access to a window is recorded with its rank's time. Two accesses of one byte, one of them a write, are a race if
+neither happened before the other: in another schedule their order is reversed. A put counts as written from the call
+on, because it may arrive at any time after. Atomics order the accesses around them and are not accesses themselves.
 
 References: Mattern, Virtual time and global states, 1989; Flanagan and Freund, FastTrack, 2009.
 Cost: O(P) per notification and wait, O(number of places) per access.
@@ -24,7 +23,7 @@ class Race(AssertionError):
 
 
 class Access:
-    """Who touched a place, when by its own clock, and how."""
+    """An access: the rank, its time by its own clock, and the kind."""
 
     __slots__ = ("at_s", "rank", "tick", "verb")
 
@@ -39,7 +38,7 @@ class Access:
 
 
 class _History:
-    """Bytes that have the same history: the last write, and who has read since."""
+    """Bytes that have the same history: the last write, and the readers since."""
 
     __slots__ = ("reads", "write")
 
@@ -78,7 +77,7 @@ class RaceFinder:
         self._clocks: list[VectorClock] = list(np.eye(world_size, dtype=np.int64))
 
     def release(self, rank: int) -> VectorClock:
-        """What a notification that `rank` sends now carries; what the rank does next is not part of it."""
+        """The clock of a notification that `rank` sends now, without the rank's later work."""
         clock = self._clocks[rank]
         carried = clock.copy()
         clock[rank] += 1

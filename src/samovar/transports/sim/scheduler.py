@@ -21,11 +21,11 @@ Moment: TypeAlias = tuple[float, float]
 
 
 class Deadlock(AssertionError):
-    """Tasks wait, and nothing is under way that could wake one; the message names each and what it waits for."""
+    """Tasks wait, and nothing is under way that could wake one; the message names each and its wait."""
 
 
 class Task:
-    """One thread of control of a rank; `blocked_on` says what it waits for."""
+    """One thread of control of a rank; `blocked_on` is its wait."""
 
     __slots__ = ("_greenlet", "blocked_on", "deadline_s", "expired", "name", "program", "result", "timer_s")
 
@@ -47,7 +47,7 @@ class Task:
         self._greenlet.switch()
 
     def end(self) -> None:
-        """Unwind it, where it has begun and not ended; what it raises by that is lost."""
+        """Unwind the task if it has begun and not ended; its errors are lost."""
         if self._greenlet is not None and not self._greenlet.dead:
             with suppress(Exception):
                 self._greenlet.throw()
@@ -77,7 +77,7 @@ class Scheduler:
     def run(self, tasks: Sequence[Task]) -> None:
         """Start all tasks at the time zero and return when all have ended.
 
-        Raises Deadlock, and whatever a task raises, with a note that names it; the other tasks are unwound then.
+        Raises Deadlock, and any error of a task, with a note that names it; the other tasks are then unwound.
         """
         self._hub = getcurrent()
         for task in tasks:
@@ -96,7 +96,7 @@ class Scheduler:
         self.at(self.moment(self.now_s), self._start, task)
 
     def block(self, task: Task, reason: object, deadline_s: float = math.inf) -> bool:
-        """Let others run until somebody resumes `task` (True) or the virtual clock reaches the deadline (False)."""
+        """Let others run until `task` is resumed (True) or the virtual clock reaches the deadline (False)."""
         if self._closing:
             raise GreenletExit
         task.blocked_on = reason
@@ -109,7 +109,7 @@ class Scheduler:
         return not task.expired
 
     def wake(self, task: Task) -> None:
-        """Go on with a blocked task: at once between events, where a task runs as the next event."""
+        """Continue a blocked task: at once between events, or as the next event if a task runs."""
         if getcurrent() is self._hub:
             task.resume()
         else:

@@ -34,7 +34,7 @@ class VirtualDeadline(Deadline):
 
 
 class Fabric:
-    """What all ranks share; without `races` nothing is checked."""
+    """The state that all ranks share; without `races` nothing is checked."""
 
     def __init__(self, scheduler: Scheduler, network: Network, races: RaceFinder | None) -> None:
         self.scheduler = scheduler
@@ -43,7 +43,7 @@ class Fabric:
 
 
 class SimPort:
-    """What all windows of one rank share; `task` is the one of its tasks that runs, or ran last."""
+    """The state that all windows of one rank share; `task` is its task that runs, or ran last."""
 
     def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
         self.rank = rank
@@ -64,7 +64,7 @@ class SimPort:
         return arrived
 
     def wait(self, awaited: "Awaited", deadline_s: float) -> bool:
-        """Until `notified` brings what is awaited (True), or the deadline passes (False)."""
+        """Wait until `notified` is called for it (True), or the deadline passes (False)."""
         task = self.task
         self._waiting.append(task)
         try:
@@ -74,7 +74,7 @@ class SimPort:
                 self._waiting.remove(task)
 
     def notified(self, window: "SimWindow", slot: int, value: int) -> None:
-        """Go on with the tasks that wait for this."""
+        """Continue the tasks that wait for this."""
         for task in tuple(self._waiting):
             awaited = task.blocked_on
             if isinstance(awaited, Awaited) and awaited.is_met_by(window, slot, value):
@@ -82,7 +82,7 @@ class SimPort:
                 self.fabric.scheduler.wake(task)
 
     def spawn(self, what: str, work: Callable[[], None]) -> "Spawned":
-        """Do something beside what runs now."""
+        """Run `work` in the background."""
         spawned = Spawned(self, f"rank {self.rank}'s {what}", work)
         self.fabric.scheduler.spawn(spawned.task)
         return spawned
@@ -95,7 +95,7 @@ class SimPort:
         self.task = task
 
     def add_window(self, window: "SimWindow") -> None:
-        """Know where its memory lies."""
+        """Register the place of its memory."""
         address = _address(window.local)
         index = bisect_right(self._addresses, address)
         self._addresses.insert(index, address)
@@ -111,7 +111,7 @@ class SimPort:
             window.note(self.rank, offset, array.nbytes, writes, verb)
 
     def find(self, array: Array) -> tuple["SimWindow | None", int]:
-        """The window in whose part the array lies, and where there."""
+        """The window whose part contains the array, and the place there."""
         address = _address(array)
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
@@ -149,7 +149,7 @@ class Spawned:
 
 
 class Awaited:
-    """What a rank waits for; as text a line of the deadlock report."""
+    """The event for which a rank waits; its text is a line of the deadlock report."""
 
     __slots__ = ("at_least", "peer", "slots", "window")
 
@@ -236,7 +236,7 @@ class SimWindow:
         port.add_window(self)
 
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
-        """The source is read now; the data is there when the message arrives."""
+        """Read the source now; the data arrives with the message."""
         part = self._part(peer, offset, source.nbytes)
         self._port.note(source, writes=False, verb="put (its source)")
         part.note(self._rank, offset, source.nbytes, writes=True, verb="put")
@@ -317,11 +317,11 @@ class SimWindow:
         self._memory[offset : offset + len(data)] = data
 
     def loaded(self, offset: int, num_bytes: int) -> bytes:
-        """What an answer carries."""
+        """The content of an answer."""
         return bytes(self._memory[offset : offset + num_bytes]) if self.is_real else b""
 
     def notice(self, slot: int, value: int, clock: VectorClock | None) -> None:
-        """A notification has come: store it, and go on with the rank where it waits for this."""
+        """Store a notification that has come, and continue the rank if it waits for it."""
         self.slots[slot] = value
         if clock is not None:
             self._clocks[slot] = clock
@@ -368,7 +368,7 @@ class SimWindow:
         return int.from_bytes(old, "little")
 
     def meet(self, offset: int, clock: VectorClock | None) -> VectorClock | None:
-        """Everything known to those who have changed this word by atomics, now one more."""
+        """The knowledge of all ranks that changed this word by atomics, now one more."""
         if clock is None:
             return None
         known = self._word_clocks.get(offset, clock)
@@ -376,7 +376,7 @@ class SimWindow:
         return self._word_clocks[offset]
 
     def _ask(self, peer: int, num_bytes: int, answer: Callable[[], _Answer]) -> _Answer:
-        """What answer() returns at the peer; its own memory answers at once."""
+        """The result of answer() at the peer; its own memory answers at once."""
         if peer == self._rank:
             return answer()
         network, task, answers = self._fabric.network, self._port.task, list[_Answer]()

@@ -1,4 +1,4 @@
-"""Runs a program on every rank of a simulated machine; `SimTransport` is what each rank of it gets."""
+"""Runs a program on every rank of a simulated machine; each rank gets a `SimTransport`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimRun(Generic[_Result]):
-    """What came of it: each rank's result, the virtual time of the last rank's end, and what went over the network.
+    """The outcome: each rank's result, the virtual time of the last rank's end, and the traffic of the network.
 
     `event_hash` is the same for the same program, world size and config.
     """
@@ -92,7 +92,7 @@ class Windows:
 
 
 class SimTransport:
-    """See `samovar.transports.base.Transport`; behind it what simulated programs need besides."""
+    """See `samovar.transports.base.Transport`; with further calls for simulated programs."""
 
     def __init__(self, group: Group, port: SimPort, windows: Windows, machine: MachineModel) -> None:
         self.group = group
@@ -109,7 +109,7 @@ class SimTransport:
         self._port.bytes_sent += num_bytes
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> SimWindow:
-        """Raises SamovarError where another rank opened it with other sizes."""
+        """Raises SamovarError if another rank opened it with other sizes."""
         opened = self._windows.open(self._num_windows, name, num_bytes, num_slots)
         self._num_windows += 1
         if (opened.num_bytes, opened.num_slots) != (num_bytes, num_slots):
@@ -163,7 +163,7 @@ class SimTransport:
         self._port.sleep(seconds)
 
     def compute(self, nominal_s: float) -> None:
-        """Work as long as this rank needs for what takes `nominal_s` on the machine's nominal rank."""
+        """Work as long as this rank needs for `nominal_s` of the machine's nominal rank."""
         self._port.sleep(self._machine.compute_s(self.group.rank, nominal_s))
 
     def deadline(self, seconds: float) -> VirtualDeadline:
@@ -180,7 +180,7 @@ def simulate(
 ) -> SimRun[_Result]:
     """Run `program` on every rank until all have returned.
 
-    Raises Deadlock, Race, and whatever a rank raises (with a note that names it). All randomness that the
+    Raises Deadlock, Race, and any error of a rank (with a note that names it). All randomness that the
     simulator uses is drawn from config.seed.
     """
     random = Random(config.seed)

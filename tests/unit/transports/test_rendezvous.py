@@ -11,8 +11,8 @@ import pytest
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
-from samovar.transports.meeting import (
-    Meeting,
+from samovar.transports.rendezvous import (
+    Rendezvous,
     address_of,
     addresses_towards,
     await_server,
@@ -62,29 +62,29 @@ def shelf() -> Iterator[Shelf]:
 
 
 def test_keys_are_told_and_heard(shelf: Shelf) -> None:
-    meeting, deadline = Meeting(shelf, "10.0.0.1:1", "rank 1"), Deadline.after(TIMEOUT_S)
-    meeting.tell("a", "1", deadline)
-    assert meeting.missing(["a"], deadline) == []
-    assert meeting.value("a", deadline) == "1"
-    assert meeting.missing(["a", "b", "c"], LookedAt(3)) == ["b", "c"]
-    assert meeting.missing(["a", "b"], Deadline.after(0.0)) == ["a", "b"]  # nobody was asked
-    assert [meeting.claim("rank", deadline) for _ in range(3)] == [True, False, False]
+    rendezvous, deadline = Rendezvous(shelf, "10.0.0.1:1", "rank 1"), Deadline.after(TIMEOUT_S)
+    rendezvous.tell("a", "1", deadline)
+    assert rendezvous.missing(["a"], deadline) == []
+    assert rendezvous.value("a", deadline) == "1"
+    assert rendezvous.missing(["a", "b", "c"], LookedAt(3)) == ["b", "c"]
+    assert rendezvous.missing(["a", "b"], Deadline.after(0.0)) == ["a", "b"]  # nobody was asked
+    assert [rendezvous.claim("rank", deadline) for _ in range(3)] == [True, False, False]
 
 
 def test_a_store_that_hangs_costs_no_more_than_the_deadline(shelf: Shelf) -> None:
     shelf.answers.clear()
-    meeting = Meeting(shelf, "10.0.0.1:1", "rank 1")
+    rendezvous = Rendezvous(shelf, "10.0.0.1:1", "rank 1")
     with pytest.raises(DeadlineExceeded, match=r"10\.0\.0\.1:1 did not answer within 0\.\d s"):
-        meeting.tell("a", "1", Deadline.after(0.05))
+        rendezvous.tell("a", "1", Deadline.after(0.05))
     with pytest.raises(DeadlineExceeded, match=r"10\.0\.0\.1:1"):
-        meeting.missing(["a"], Deadline.after(0.05))
+        rendezvous.missing(["a"], Deadline.after(0.05))
 
 
 def test_a_store_that_is_gone(shelf: Shelf) -> None:
     with pytest.raises(
         RankFailed, match=r"10\.0\.0\.1:1 is gone \(Connection reset by peer\): rank 0 ended; see its log"
     ):
-        Meeting(shelf, "10.0.0.1:1", "rank 1").missing(["broken"], Deadline.after(TIMEOUT_S))
+        Rendezvous(shelf, "10.0.0.1:1", "rank 1").missing(["broken"], Deadline.after(TIMEOUT_S))
 
 
 def test_nobody_listens() -> None:

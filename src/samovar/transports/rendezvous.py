@@ -1,4 +1,4 @@
-"""Where ranks of several processes meet before they have anything else in common: a store of keys and values."""
+"""The rendezvous of ranks that have nothing else in common yet: a store of keys and values."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ _LEAST_ANSWER_S = 0.5  # for the last question before a deadline
 
 
 class Store(Protocol):
-    """What is needed of torch's stores; calls may hang where the process that serves it is stopped."""
+    """The methods that we use of torch's stores. A call may hang if the process that serves the store is stopped."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -29,8 +29,8 @@ class Store(Protocol):
     def add(self, key: str, amount: int, /) -> int: ...
 
 
-class Meeting:
-    """The store of one join, served at `server`: keys are told once and asked for until they are there.
+class Rendezvous:
+    """The store of one rendezvous, served at `server`: a key is set once and asked for until it exists.
 
     `who` begins every error.
     """
@@ -41,7 +41,7 @@ class Meeting:
         self._who = who
 
     def tell(self, key: str, value: str, deadline: Deadline) -> None:
-        """Raises RankFailed where the server is gone, DeadlineExceeded where it does not answer."""
+        """Set a key. Raises RankFailed if the server is gone, DeadlineExceeded if it does not answer."""
         self._ask(lambda: self.store.set(key, value), deadline)
 
     def claim(self, key: str, deadline: Deadline) -> bool:
@@ -49,7 +49,7 @@ class Meeting:
         return self._ask(lambda: self.store.add(key, 1), deadline) == 1
 
     def missing(self, keys: Sequence[str], deadline: Deadline) -> list[str]:
-        """Wait for all `keys`; those that nobody told by the deadline. Raises as `tell`."""
+        """Wait for all `keys`; return those that were not set by the deadline. Raises as `tell`."""
         left, pause_s = list(keys), _FIRST_POLL_S
         while left and not deadline.passed():
             answered = Deadline(max(deadline.at_s, Deadline.after(_LEAST_ANSWER_S).at_s))  # a store that lives is heard
@@ -60,7 +60,7 @@ class Meeting:
         return left
 
     def value(self, key: str, deadline: Deadline) -> str:
-        """What was told under `key`, which is there. Raises as `tell`."""
+        """The value of `key`, which exists. Raises as `tell`."""
         return self._ask(lambda: self.store.get(key), deadline).decode()
 
     def _ask(self, call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
@@ -80,7 +80,7 @@ class Meeting:
 
 
 def within(call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
-    """What `call` returns or raises, run in a thread that is left behind where it lasts longer: TimeoutError."""
+    """The result of `call`. It runs in a thread, which is left behind with TimeoutError if it takes too long."""
     answers: list[_Answer] = []
     errors: list[Exception] = []
 
@@ -101,7 +101,7 @@ def within(call: Callable[[], _Answer], deadline: Deadline) -> _Answer:
 
 
 def first_line(error: Exception) -> str:
-    """Torch appends its whole stack to what it says."""
+    """The first line of torch's message, without its stack."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -114,7 +114,7 @@ def await_server(address: str, port: int, who: str, deadline: Deadline) -> None:
             socket.create_connection((address, port), min(deadline.timeout_s(), _CONNECT_S)).close()
             return
         except socket.gaierror as error:
-            raise InputError(f"{who}: MASTER_ADDR {address!r} is no known host ({error.strerror})") from error
+            raise InputError(f"{who}: MASTER_ADDR {address!r} is not a known host ({error.strerror})") from error
         except OSError as error:
             reason = error.strerror or "no answer"
         time.sleep(min(_RETRY_S, deadline.remaining_s()))
@@ -125,15 +125,15 @@ def await_server(address: str, port: int, who: str, deadline: Deadline) -> None:
 
 
 def listen_at(address: str, port: int) -> socket.socket | None:
-    """A socket that listens there; None where the port is taken (perhaps by a store of this very process).
+    """A socket that listens there; None if the port is taken (perhaps by a store of this very process).
 
-    Binds that one address and nothing else. Only a name other than localhost that leads to loopback on its own host,
-    as Debian writes into /etc/hosts, means all addresses: other hosts know it under another one.
+    It binds only that one address, with one exception. A name other than localhost may lead to loopback on its own
+    host, as in Debian's /etc/hosts. It then binds all addresses, because other hosts know the name under another one.
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise InputError(f"MASTER_ADDR {address!r} is no known host ({error.strerror})") from error
+        raise InputError(f"MASTER_ADDR {address!r} is not a known host ({error.strerror})") from error
     if is_loopback(str(place[0])) and not _says_loopback(address):
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", *place[1:])
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -171,9 +171,9 @@ _ANY_PORT = 9
 
 
 def addresses_towards(address: str) -> tuple[str, str]:
-    """The address from which this host reaches `address`, and what that is as a number; nothing is sent.
+    """The address from which this host reaches `address`, and `address` as a number; nothing is sent.
 
-    Raises OSError where there is no such name or no route, UnicodeError where it can be no name.
+    Raises OSError if there is no such name or no route, UnicodeError if it cannot be a name.
     """
     family, _, _, _, target = socket.getaddrinfo(address, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
