@@ -216,5 +216,5 @@ def _describe(replica: Replica, joined: Joined) -> None:
     for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
         warnings.warn(in_python(sentence), stacklevel=3)
     if replica.world_size > 1:
-        hosts = "; ".join(str(host) for host in joined.hosts)
+        hosts = "one host" if joined.is_one_host else "; ".join(map(str, joined.hosts))
         sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}\n")
