@@ -76,8 +76,8 @@ def test_a_job_cannot_join_what_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        ("shm-easgd", "ended before; what they brought to the center stays"),
-        ("async-msgd", "ended before; what they brought to the center stays"),
+        ("shm-easgd", "ended before; their updates stay in the center"),
+        ("async-msgd", "ended before; their updates stay in the center"),
         ("hybrid-easgd", "rank 1"),
         ("round-robin-easgd", "rank 1"),
     ],
