@@ -1,8 +1,8 @@
-"""A strategy of your own: local SGD whose period grows. Workers stay close while they learn most, and send less later.
+"""A strategy of your own: local SGD with a growing period. Workers stay close while they learn most, then send less.
 
     samovar train --solver solver.prototxt --workers 2 --strategy growing.py:GrowingSgd --growth 1.2
 
-In a loop of your own: `samovar.replicate(model, optimizer, GrowingSgd, growth=1.2)`.
+In your own loop: `samovar.replicate(model, optimizer, GrowingSgd, growth=1.2)`.
 """
 
 import math
@@ -19,8 +19,7 @@ GROWTH = samovar.Setting("growth", float, "How many times longer each period is 
 class GrowingSgd(LocalSgd):
     """Workers take the mean of their weights after tau steps of their own, then after tau g, tau g^2, ... more.
 
-    Exchange k comes after tau (g^k - 1) / (g - 1) steps: which steps have one depends on nothing else, so that a run
-    that is resumed has the same bits.
+    Exchange k comes after tau (g^k - 1) / (g - 1) steps of training. So a resumed run has the same bits.
     """
 
     def __init__(self, place: Place) -> None:
@@ -32,4 +31,4 @@ class GrowingSgd(LocalSgd):
 
     def _num_exchanges(self, num_steps: int) -> int:
         periods = math.log1p(num_steps * (self._growth - 1) / self._first_steps) / math.log(self._growth)
-        return int(periods + 1e-9)  # what rounding takes from a whole number
+        return int(periods + 1e-9)  # rounding may take this much from a whole number

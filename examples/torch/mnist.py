@@ -1,15 +1,15 @@
-"""Handwritten digits with a small convolutional net, on any number of ranks: mnist_plain.py with a few lines changed.
+"""Handwritten digits with a small convolutional net on any number of ranks: mnist_plain.py with a few lines changed.
 
     python examples/torch/mnist.py                        scikit-learn's 1,797 digits, one rank
     python examples/torch/mnist.py --data FOLDER          MNIST, its four published files
-    samovar run -n 4 examples/torch/mnist.py              four ranks; torchrun, mpiexec and srun do as well
+    samovar run -n 4 examples/torch/mnist.py              four ranks; torchrun, mpiexec and srun work too
 
---strategy takes any name; async-sgd, async-msgd and hogwild-sgd want --momentum 0. Where ranks step at their own speed
-an epoch shows the center of that moment; in the end all have the same weights.
+--strategy takes any name. async-sgd, async-msgd and hogwild-sgd need --momentum 0. At a center an epoch shows the
+center of that moment, and in the end all ranks have the same weights.
 
-With --checkpoint FOLDER it saves after each epoch, and goes on from there when it is started again.
-SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. Whether one came is
-a buffer of the model: what several ranks evaluate has the mean of their buffers, so all end after the same epoch.
+With --checkpoint FOLDER the script saves after each epoch, and resumes when it is started again. SIGUSR1 (a scheduler's
+"your time is nearly over") ends it after the epoch, with exit code 75. The model has a buffer that says whether one
+came. Ranks evaluate with the mean of their buffers, so all of them end after the same epoch.
 """
 
 import argparse
@@ -58,13 +58,13 @@ def net() -> nn.Module:
 
 
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """The share of the test images that `model` names rightly."""
+    """The share of the test images that `model` recognizes."""
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, 200))
     return right / len(test)
 
 
 class Checkpoint:
-    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt; the last two epochs are kept."""
+    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt, and keeps the last two epochs."""
 
     def __init__(self, folder: Path | None, *parts, rank: int = 0, world_size: int = 1) -> None:
         self.folder, self.parts, self.rank, self.world_size = folder, parts, rank, world_size
@@ -73,7 +73,7 @@ class Checkpoint:
         return self.folder / f"epoch_{epoch}" / f"rank_{self.rank}.pt"
 
     def save(self, epoch: int) -> None:
-        """Whole or not at all, whenever this process is killed."""
+        """Save the whole epoch or nothing, even if this process is killed."""
         if self.folder is not None:
             self.path(epoch).parent.mkdir(parents=True, exist_ok=True)
             new = self.path(epoch).with_suffix(".new")
@@ -82,7 +82,7 @@ class Checkpoint:
             self.path(epoch - 2).unlink(missing_ok=True)
 
     def load(self) -> int:
-        """Take up the last epoch that every rank has saved; how many epochs are done."""
+        """Load the last epoch that every rank has saved. Gives the number of epochs done."""
         files = [] if self.folder is None else [path.parent for path in self.folder.glob("epoch_*/rank_*.pt")]
         complete = {int(path.name[6:]) for path in files if files.count(path) == self.world_size}
         if complete:
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--strategy", default="sync", help="how ranks share what they learn")
-    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to go on from")
+    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to resume from")
     arguments = parser.parse_args()
     stop_signals = []
     signal.signal(signal.SIGUSR1, lambda number, _frame: stop_signals.append(number))

@@ -3,9 +3,9 @@
     python examples/torch/mnist_plain.py                  scikit-learn's 1,797 digits
     python examples/torch/mnist_plain.py --data FOLDER    MNIST, its four published files
 
-With --checkpoint FOLDER it saves after each epoch, and goes on from there when it is started again.
-SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. Whether one came is
-a buffer of the model: what several ranks evaluate has the mean of their buffers, so all end after the same epoch.
+With --checkpoint FOLDER the script saves after each epoch, and resumes when it is started again. SIGUSR1 (a scheduler's
+"your time is nearly over") ends it after the epoch, with exit code 75. The model has a buffer that says whether one
+came. Ranks evaluate with the mean of their buffers, so all of them end after the same epoch.
 """
 
 import argparse
@@ -52,13 +52,13 @@ def net() -> nn.Module:
 
 
 def accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """The share of the test images that `model` names rightly."""
+    """The share of the test images that `model` recognizes."""
     right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, 200))
     return right / len(test)
 
 
 class Checkpoint:
-    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt; the last two epochs are kept."""
+    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt, and keeps the last two epochs."""
 
     def __init__(self, folder: Path | None, *parts, rank: int = 0, world_size: int = 1) -> None:
         self.folder, self.parts, self.rank, self.world_size = folder, parts, rank, world_size
@@ -67,7 +67,7 @@ class Checkpoint:
         return self.folder / f"epoch_{epoch}" / f"rank_{self.rank}.pt"
 
     def save(self, epoch: int) -> None:
-        """Whole or not at all, whenever this process is killed."""
+        """Save the whole epoch or nothing, even if this process is killed."""
         if self.folder is not None:
             self.path(epoch).parent.mkdir(parents=True, exist_ok=True)
             new = self.path(epoch).with_suffix(".new")
@@ -76,7 +76,7 @@ class Checkpoint:
             self.path(epoch - 2).unlink(missing_ok=True)
 
     def load(self) -> int:
-        """Take up the last epoch that every rank has saved; how many epochs are done."""
+        """Load the last epoch that every rank has saved. Gives the number of epochs done."""
         files = [] if self.folder is None else [path.parent for path in self.folder.glob("epoch_*/rank_*.pt")]
         complete = {int(path.name[6:]) for path in files if files.count(path) == self.world_size}
         if complete:
@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to go on from")
+    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to resume from")
     arguments = parser.parse_args()
     stop_signals = []
     signal.signal(signal.SIGUSR1, lambda number, _frame: stop_signals.append(number))

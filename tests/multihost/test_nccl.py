@@ -15,8 +15,8 @@ ROOT = PROGRAM.parents[2]
 @pytest.mark.parametrize(
     ("transport", "means"),
     [
-        ("auto", "hosts; between hosts gloo (transport nccl can be had too; it has never run on a GPU), from"),
-        ("nccl", "hosts; between hosts nccl through each one's GPU, tested on stand-ins for GPUs alone, from"),
+        ("auto", "hosts; between hosts gloo (transport nccl is possible too; it has never run on a GPU), from"),
+        ("nccl", "hosts; between hosts nccl through each one's GPU, tested without GPUs, from"),
         ("gloo", "hosts; between hosts gloo, from"),
     ],
 )

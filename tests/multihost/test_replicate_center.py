@@ -150,5 +150,5 @@ def test_nothing_is_left_when_all_ranks_are_killed(hosts: Pair, variables: dict[
 
 def test_what_cannot_work_is_refused_with_the_reason(hosts: Pair) -> None:
     for found in results(start(hosts, (1, 1), ("async-easgd,round-robin-easgd",))):
-        assert "must have the job's key: name its file by key_file='FILE'" in found["async-easgd"]["refused"]
-        assert "by windows, and gloo has none" in found["round-robin-easgd"]["refused"]
+        assert "need the job's key. Name its file by key_file='FILE'" in found["async-easgd"]["refused"]
+        assert "through windows, and gloo has none" in found["round-robin-easgd"]["refused"]

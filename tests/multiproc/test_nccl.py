@@ -14,5 +14,5 @@ def test_nccl_without_a_gpu_is_refused_by_every_rank() -> None:
             for rank, process in enumerate(ranks):
                 error = failed(process, 2)
                 assert error.startswith(f"rank {rank} of 2 on ")
-                assert "transport 'nccl' between hosts cannot be had: " in error
+                assert "transport 'nccl' between hosts is impossible: " in error
                 assert error.endswith("(rank 0): its model is on the CPU; give auto or gloo")

@@ -145,5 +145,5 @@ def test_a_state_of_another_strategy_gives_its_center_and_what_is_over_stays_ove
     first, second = of("of_other_ranks")
     assert first["loaded"] == second["loaded"] == first["center"]
     assert first["final"] == second["final"] != first["loaded"]
-    assert "wait for 1 rank(s), those of an earlier replica here for 2" in first["mixed"]
-    assert "training is over since finish()" in first["late"]
+    assert "waits for 1 rank(s), and that of an earlier replica for 2" in first["mixed"]
+    assert "finish() has ended training" in first["late"]

@@ -18,7 +18,7 @@ EQUAL = "the weights of ranks [1] differ from those of rank 0"
 
 REFUSED = {
     "plain_backward": BACKWARD,
-    "more_on_every_part": "leave more=True out at the last part of a step",
+    "more_on_every_part": "leave more=True out in the last part of a step",
     "late_backward": "use replica.backward(loss, more=True) for all passes of a step but the last",
     "finish_without_step": NEVER,
     "loads_on_one_rank": PLACES,

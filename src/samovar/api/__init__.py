@@ -1,1 +1,1 @@
-"""The composition root for a user's own training loop: `samovar.replicate`."""
+"""`samovar.replicate`: training loops of users on several ranks."""

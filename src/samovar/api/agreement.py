@@ -1,4 +1,4 @@
-"""What is looked at before training: that ranks train the same model by the same rule, and where momentum is kept."""
+"""Checks before training: all ranks have the same model and settings, and momentum is kept in one place."""
 
 import dataclasses
 import hashlib
@@ -30,7 +30,7 @@ def require_agreement(
 ) -> float:
     """The number of this run, drawn by rank 0.
 
-    Raises InputError, naming the ranks, where the model, what trains of it, or the settings differ from rank 0's.
+    Raises InputError that names the ranks whose model, trained parameters or settings differ from rank 0's.
     """
     run = float(secrets.randbits(48))
     if processes.group.world_size == 1:
@@ -53,9 +53,9 @@ def require_agreement(
 def with_momentum(
     config: StrategyConfig, optimizers: Optimizers, num_workers: int
 ) -> tuple[StrategyConfig, tuple[str, ...]]:
-    """`config` with the center's share of the momentum, and what the user should know; before it is resolved.
+    """The unresolved `config` with the center's share of the momentum, and notices for the user.
 
-    Raises InputError where an optimizer has a momentum that it must not have, or lacks one.
+    Raises InputError if the strategy forbids an optimizer's momentum, or needs one.
     """
     momentum = max((float(group.get("momentum", 0.0)) for group in optimizers.param_groups), default=0.0)
     first_moment = max((_first_moment(group) for group in optimizers.param_groups), default=0.0)
@@ -66,13 +66,13 @@ def with_momentum(
         raise InputError(f"replicate: {shares.refusal}")
     if config.traits.adds_steps and first_moment:
         return shares.config, (
-            f"{config.name}: {optimizers.title} averages gradients over steps (betas), which acts as a "
-            f"momentum of each worker where the center adds up their steps; betas=(0.0, ...) leaves it out",
+            f"{config.name}: {optimizers.title} averages gradients over steps (betas). At a center that adds up steps, "
+            f"this acts as a momentum of each worker; betas=(0.0, ...) leaves it out",
         )
     return shares.config, ()
 
 
 def _first_moment(group: Mapping[str, Any]) -> float:
-    """Adam's beta1 and the like; 0 where there is none."""
+    """Adam's beta1 and similar settings; 0 if the group has none."""
     betas = group.get("betas") or (0.0,)
     return float(betas[0])

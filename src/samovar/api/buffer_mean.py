@@ -14,9 +14,10 @@ from samovar.membership.statistics import ShownStatistics, SummedStatistics
 
 
 class ReplicaBuffers:
-    """Of ranks that meet to evaluate the sum; of those at their own speed what each shows after its steps.
+    """The mean of all ranks' buffers. Ranks in step add theirs up when they evaluate.
 
-    These are the ranks of this host; one that died counts with what it showed last. Cost there: a copy at each step.
+    Ranks at a center show theirs after each step instead, which costs a copy. Only ranks of this host count then, and
+    one that died counts with its last.
     """
 
     def __init__(
@@ -38,20 +39,20 @@ class ReplicaBuffers:
         self._mean = BufferMean(model, self._result)
 
     def stepped(self) -> None:
-        """After each step."""
+        """Show this rank's buffers; call it after each step."""
         if self._shown is not None:
             self._gathered.gather()
             self._shown.show()
 
     def sum(self) -> None:
-        """Take part in a mean that others want."""
+        """Take part in a mean that others need."""
         if self._summed is not None:
             self._gathered.gather()
             self._summed.sum()
 
     @contextmanager
     def mean(self) -> Iterator[None]:
-        """Inside, the model's buffers are the mean."""
+        """A context in which the model's buffers are the mean."""
         statistics = self._shown or self._summed
         if statistics is None:
             yield

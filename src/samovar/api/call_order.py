@@ -1,4 +1,4 @@
-"""Whether a user's loop calls backward and step in turn; what it leaves out would train wrong without a word."""
+"""Checks that a user's loop calls backward and step in turn. A missing call would train wrong without an error."""
 
 from enum import Enum, auto
 
@@ -12,7 +12,7 @@ class _Last(Enum):
 
 
 class CallOrder:
-    """The calls of one replica. Where it `exchanges_gradients` each step needs a backward of the replica's."""
+    """The calls of one replica. If it `exchanges_gradients`, each step needs a call of its backward."""
 
     def __init__(self, rank: int, *, exchanges_gradients: bool) -> None:
         self._rank = rank
@@ -25,7 +25,7 @@ class CallOrder:
         self._num_backwards += 1
 
     def step(self) -> None:
-        """SamovarError where gradients of this step were not exchanged."""
+        """Raises SamovarError if gradients of this step were not exchanged."""
         last, self._last = self._last, _Last.STEP
         self._num_steps += 1
         if not self._exchanges_gradients or last is _Last.BACKWARD:
@@ -33,7 +33,7 @@ class CallOrder:
         if last is _Last.MORE:
             raise SamovarError(
                 f"step(): rank {self._rank}: the last backward(loss, more=True) promised another one, and none "
-                "came, so gradients were not exchanged; leave more=True out at the last part of a step"
+                "came, so gradients were not exchanged; leave more=True out in the last part of a step"
             )
         raise SamovarError(
             f"step(): rank {self._rank}: there was no replica.backward() since the last step, so gradients were not "
@@ -41,7 +41,7 @@ class CallOrder:
         )
 
     def require_steps(self, what: str) -> None:
-        """SamovarError where there were backward passes and never a step."""
+        """Raises SamovarError if there were backward passes and never a step."""
         if self._num_backwards and not self._num_steps:
             raise SamovarError(
                 f"{what}: rank {self._rank}: there were {self._num_backwards} calls of replica.backward() and none of "

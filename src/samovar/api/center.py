@@ -1,4 +1,4 @@
-"""The center that workers at their own speed share: in memory that the ranks of a job hand each other, or in a box."""
+"""The center that workers at their own speed share, in memory of the job's ranks or in a box."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _SEAT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BoxChoice:
-    """A buffer of a box, or of several: a new one, or with `joins` one that is there; this job goes on from it."""
+    """A buffer in one or several boxes: a new one, or with `joins` one that exists and that this job starts from."""
 
     places: Endpoints
     buffer: str
@@ -40,7 +40,7 @@ class BoxChoice:
 def box_choice(
     box: str | Sequence[str] | None, buffer: str | None, key_file: str | Path | None, join: bool, model_name: str
 ) -> BoxChoice | None:
-    """None without `box`. Raises InputError where these do not belong together."""
+    """The choice of a box; None without `box`. Raises InputError if the arguments do not belong together."""
     if box is not None:
         named = box if isinstance(box, str) else ",".join(box)
         endpoints = parse_endpoints(named, None if key_file is None else Path(key_file))
@@ -52,9 +52,9 @@ def box_choice(
 
 
 class SharedCenter:
-    """One rank's part in the center of one replica: its session, what it tells of itself, and who else is there.
+    """One rank's part in the center of one replica: its session, its reports, and the other members.
 
-    All ranks of the job make it together, and call `filled`; nothing else waits for them but `finish`.
+    All ranks of the job make it together and call `filled`. Only these two and `finish` wait for them.
     """
 
     def __init__(
@@ -80,44 +80,44 @@ class SharedCenter:
         self._headcount = Headcount(self._members, self._members.num_living, self._pushers)
 
     def deadline(self) -> Deadline:
-        """For every wait of the strategy: short once this rank leaves."""
+        """The deadline of a wait of the strategy. It is short once this rank leaves."""
         return self._given_deadline() if self._patience_s is None else Deadline.after(self._patience_s)
 
     @property
     def num_pushers(self) -> int:
-        """Workers, or groups of them, that change the center."""
+        """The number of workers, or of groups, that change the center."""
         return self._pushers(self._headcount.count)
 
     def strategy_seat(self) -> CenterSeat:
         return self._session.center_seat(self._session.seat.center, self.num_pushers)
 
     def filled(self) -> None:
-        """The first rank has given the center its weights. Waits for all ranks of the job."""
+        """Say that the first rank has given the center its weights. Waits for all ranks of the job."""
         self._session.filled()
         self._ranks.show()
 
     def look(self, strategy: CenterSteps, step: int) -> str:
-        """Now and then: tell the others how far this rank is; what to tell the user of how many they are, or ""."""
+        """Report this rank's progress from time to time. Gives a notice if the number of members changed, or ""."""
         if not self._members.is_due:
             return ""
         self._post(strategy, step)
         return self._headcount.follow(strategy) if self._follows else ""
 
     def finish(self, strategy: CenterSteps, step: int) -> list[int]:
-        """Wait until every rank of the job has called this or is gone; those that are gone.
+        """Wait until every rank of the job has called this or is gone. Gives those that are gone.
 
-        Raises DeadlineExceeded where none of the others makes a step for as long as a wait may last.
+        Raises DeadlineExceeded if none of the others takes a step for as long as a wait may last.
         """
         self._post(strategy, step, is_finished=True)
         if lagging := still_lagging(self._lagging, self.deadline):
             raise DeadlineExceeded(
-                f"{self._name}: rank(s) {', '.join(map(str, lagging))} neither make steps nor call finish(); are they "
+                f"{self._name}: rank(s) {', '.join(map(str, lagging))} neither take steps nor call finish(); are they "
                 "stopped, or did their loops end without it? See their logs"
             )
         return [rank for rank, row in self._rows().items() if not row.progress.finished]
 
     def leave(self, strategy: CenterSteps) -> None:
-        """Bring what is under way to the center, and give the seat back; waits for no other rank."""
+        """Bring updates under way to the center, and give the seat back. Waits for no other rank."""
         self._patience_s = _LEAVE_S
         try:
             self.drain(strategy)
@@ -125,7 +125,7 @@ class SharedCenter:
             self._session.close()
 
     def drain(self, strategy: CenterSteps) -> None:
-        """Bring what is under way to the center, unless that waits for other ranks: then nothing is."""
+        """Bring updates under way to the center. If ranks take turns, none are, and this does nothing."""
         if self._follows:
             strategy.drain()
 
@@ -150,7 +150,7 @@ class SharedCenter:
         )
 
     def _admitted(self, place: CenterPlace[Any], wanted: BufferShape, layout: Layout, session: Session) -> int:
-        """What is there must fit, and a center that is joined must be filled."""
+        """Check that the buffer fits, and wait until a center that is joined has been filled."""
         found = session.seat.shape
         for what in ("num_elements", "with_velocity", "with_locks"):
             if getattr(found, what) != getattr(wanted, what):
@@ -163,8 +163,8 @@ class SharedCenter:
         number = word_of(layout.fingerprint())
         if session.seat.board.claim_word(BoxWord.NET, number) != number:
             raise InputError(
-                f"{self._name}: {place} holds a model whose parameters have other names, shapes or another order; give "
-                "another buffer"
+                f"{self._name}: {place} holds a model whose parameters differ in names, shapes or order; give another "
+                "buffer"
             )
         return 0
 
@@ -187,12 +187,12 @@ class SharedCenter:
         return max(1, num_members // self._group_size)
 
     def _rows(self) -> dict[int, Row]:
-        """Of the job's ranks, but those whose row is another's by now."""
+        """The rows of the job's ranks, except those that another member has taken."""
         board, members = self._session.seat.board, self._ranks.all()
         rows = ((rank, member, board.row(member.index)) for rank, member in enumerate(members))
         return {rank: row for rank, member, row in rows if row.member == member}
 
     def _lagging(self) -> dict[int, int]:
-        """The ranks that still train, and the steps that they have shown."""
+        """The ranks that still train, and the steps that they have reported."""
         rows = self._rows().items()
         return {rank: row.progress.steps for rank, row in rows if row.is_alive and not row.progress.finished}

@@ -172,13 +172,13 @@ class HybridExchange(GradientExchange):
 
     @torch.no_grad()
     def _adopt(self) -> None:
-        """All of a group start from one moment's center."""
+        """Start all ranks of a group from the center of one moment."""
         self._hybrid.adopt_center()
         self._weights.scatter()
 
 
 class _CenterDuties:
-    """What a worker at a center does beside its steps."""
+    """The duties of a worker at a center in addition to its steps."""
 
     def __init__(self, rank: int, shared: SharedCenter, strategy: CenterSteps) -> None:
         self._rank, self._shared, self._strategy = rank, shared, strategy
@@ -187,7 +187,7 @@ class _CenterDuties:
         self._shared.filled()
 
     def drain(self) -> None:
-        """Where nobody else is waited for."""
+        """Bring updates under way to the center, without a wait for other ranks."""
         self._shared.drain(self._strategy)
 
     def look(self, step: int) -> None:
@@ -198,18 +198,18 @@ class _CenterDuties:
             self._say(notice)
         if self._strategy.is_lost:
             raise NotFinite(
-                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that are not "
-                "finite, the last ones in a row; lower the learning rate, or look at this rank's data"
+                f"rank {self._rank}: step {step}: the center refused {self._strategy.num_refused} updates that were "
+                "not finite, the last of them in a row; lower the learning rate, or look at this rank's data"
             )
 
     def finish(self, step: int) -> None:
         self.drain()
         gone = self._shared.finish(self._strategy, step)
         if gone and self._rank == 0:
-            self._say(f"rank(s) {', '.join(map(str, gone))} ended before; what they brought to the center stays")
+            self._say(f"rank(s) {', '.join(map(str, gone))} ended before; their updates stay in the center")
 
     def leave(self) -> None:
-        """At the end of the replica or the process; called by `weakref.finalize`, so once."""
+        """Leave at the end of the replica or the process. `weakref.finalize` calls this once."""
         try:
             self._shared.leave(self._strategy)
         except SamovarError as error:
@@ -224,7 +224,7 @@ def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyCon
     if rounded and config.traits.adds_steps:
         raise InputError(
             f"replicate: {config.name}: parameter {rounded[0]!r} is {parameters[rounded[0]].dtype}; the center would "
-            "add up what rounding changes at each read: use float32 weights (and autocast), or an elastic strategy"
+            "add up the rounding of each read: use float32 weights (and autocast), or an elastic strategy"
         )
 
 

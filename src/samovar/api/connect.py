@@ -1,4 +1,4 @@
-"""Bringing the ranks of a job together: the collectives of all that are there."""
+"""Connects the ranks of a job, and gives the collectives of all of them."""
 
 import atexit
 import os
@@ -30,10 +30,10 @@ from samovar.transports.torch_dist import JobStore, default_group
 
 @dataclass(slots=True)
 class Joined:
-    """The ranks that train together, in whose collectives this process takes part until `close`.
+    """The ranks that train together. This process takes part in their collectives until `close`.
 
-    `hosts` are those between which they exchange; where they do so as if each had a host of its own, `is_one_host`.
-    `home` is where a center of theirs can lie.
+    They exchange between `hosts`. If `is_one_host`, they may do so as if each had a host of its own. `home` is the
+    place for a center of theirs.
     """
 
     group: Group
@@ -45,13 +45,13 @@ class Joined:
 
     @property
     def host(self) -> Host:
-        """The one that this rank runs on."""
+        """The host that this rank runs on."""
         return next(host for host in self.hosts if self.group.rank in host.ranks)
 
     def close(self) -> None:
-        """End what runs in the background and let go of sockets and shared memory; never waits for other ranks.
+        """End background work, and release sockets and shared memory. Never waits for other ranks.
 
-        Happens at the interpreter's exit where it did not before. Twice is as good as once.
+        The interpreter's exit calls it too. A second call does nothing.
         """
         atexit.unregister(self.close)
         self._closing.close()
@@ -59,9 +59,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How ranks are to exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, the key's file.
+    """How ranks exchange: a value of `--collective`, one of `launch.identity.TRANSPORTS`, and the key's file.
 
-    `device` is where this rank computes; None: on the CPU.
+    This rank computes on `device`; None is the CPU.
     """
 
     collective: str
@@ -78,19 +78,20 @@ def join_group(
     key_file: Path | None = None,
     device: torch.device | None = None,
 ) -> Joined:
-    """Meet the other ranks, which must all call this, equally often; returns when all are there.
+    """Meet the other ranks. All ranks call this equally often, and it returns when all have come.
 
-    `transport` `auto` is `shm` on one host, and `gloo` between several; `nccl` goes through `device`, where the model
-    is (None: the CPU); `shm` is refused between hosts. With `gloo`, `nccl` and `tcp` ranks of one host, if there is no
-    other, exchange as if each had a host of its own. `key_file` is the job's key, for `tcp` and for a center between
-    hosts: the same on all hosts; rank 0 makes it where it is not there yet. Without one the ranks of a single host make
-    a key that no file has. `collective` names the all-reduce (AUTO: the best for each buffer by nominal figures), which
-    between hosts only `tcp` looks at. What is not given is read from the environment; in a
-    program that has opened a process group of torch.distributed, ranks are those of that group, and meet in its store.
-    A single process needs no store and no socket.
+    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. `nccl` goes
+    through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
+    exchange as if each had a host of its own.
 
-    Raises InputError where ranks do not fit together, DeadlineExceeded after `timeout_s`, naming who is missing, and
-    RankFailed.
+    `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
+    it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
+    all-reduce (AUTO: the best for each buffer by nominal figures). Between hosts only `tcp` uses it. Arguments that are
+    left out come from the environment. A single process needs no store and no socket. If the program has opened a
+    process group of torch.distributed, its ranks are those of that group, and they meet in its store.
+
+    Raises InputError if ranks do not fit together, RankFailed, and after `timeout_s` DeadlineExceeded with the missing
+    ranks.
     """
     if collective not in COLLECTIVES:
         raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")

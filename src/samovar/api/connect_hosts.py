@@ -1,4 +1,4 @@
-"""Connecting ranks of several hosts, which have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
+"""Connects ranks of several hosts that have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
 
 import os
 import secrets
@@ -33,29 +33,29 @@ from samovar.transports.tcp_service import TcpConfig
 def connected_leaders(
     gathering: Gathering, transport: str, addresses: Sequence[str], device: torch.device | None, timeout_s: float
 ) -> LeaderCollectives | None:
-    """The collectives of the hosts' first ranks, None on the others; `addresses` are the hosts', `device` the model's.
+    """The collectives of the hosts' first ranks; None on the others. `addresses` are the hosts', `device` the model's.
 
-    By NCCL where `transport` says so, else by gloo. Raises InputError, on all ranks, where not all first ranks have
-    NCCL and a GPU of their own.
+    They use NCCL if `transport` says so, else gloo. With NCCL, raises InputError on all ranks unless each first rank
+    has it and a GPU of its own.
     """
     lacking = lacks_nccl(gathering.hosts, gathering.hellos)
     if transport == "nccl" and lacking:
         gathering.close()  # all ranks come here: the store stays until the last has heard what it says
-        raise InputError(f"{gathering.who}: transport 'nccl' between hosts cannot be had: {lacking}; give auto or gloo")
+        raise InputError(f"{gathering.who}: transport 'nccl' between hosts is impossible: {lacking}; give auto or gloo")
     if gathering.identity.rank != gathering.host.ranks[0]:
         return None
     leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
     if transport == "nccl":
         assert device is not None
         return _by_nccl(gathering, leaders, device, timeout_s)
-    # Of two ways the one that has been run is the default.
+    # NCCL has never run on a GPU, so gloo is the default.
     is_news = transport == "auto" and not lacking
-    means = "gloo (transport nccl can be had too; it has never run on a GPU)" if is_news else "gloo"
+    means = "gloo (transport nccl is possible too; it has never run on a GPU)" if is_news else "gloo"
     return _by_gloo(gathering, leaders, means, timeout_s)
 
 
 def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
-    """Why the first ranks of `hosts`, by what ranks said of themselves, cannot exchange by NCCL; else nothing."""
+    """Why the first ranks of `hosts` cannot exchange by NCCL, from what ranks reported; "" if they can."""
     firsts = [hellos[host.ranks[0]] for host in hosts]
     for host, hello in zip(hosts, firsts, strict=True):
         if not hello.card:
@@ -86,7 +86,7 @@ def _by_nccl(
     gathering: Gathering, leaders: Sequence[Leader], device: torch.device, timeout_s: float
 ) -> LeaderCollectives:
     number = gathering.host_number
-    means = "nccl through each one's GPU, tested on stand-ins for GPUs alone"
+    means = "nccl through each one's GPU, tested without GPUs"
     _announce(gathering, means, "an interface of NCCL's choice or NCCL_SOCKET_IFNAME's (transport gloo is proven)")
 
     def make() -> Library:
@@ -106,12 +106,12 @@ def connected_by_tcp(
     timeout_s: float,
     closing: ExitStack,
 ) -> PlannedCollectives:
-    """Our own plans over windows of all ranks, those of this host in `local`, where there is one."""
+    """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
     _require_messages(collective)
     host_size = _host_size(gathering.hosts)
     if collective == "two-level" and host_size is None:
         raise InputError(
-            f"{gathering.who}: two-level needs equally many ranks in a row on each host, and they run on "
+            f"{gathering.who}: two-level needs the same number of consecutive ranks on each host, and they run on "
             f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
         )
     tcp = _tcp_transport(gathering, addresses, key_file, local is not None, timeout_s)
@@ -124,7 +124,7 @@ def connected_by_tcp(
 def _tcp_transport(
     gathering: Gathering, addresses: Sequence[str], key_file: Path | None, is_shared: bool, timeout_s: float
 ) -> TcpTransport:
-    """Every rank listens at the address of its host, and nowhere else."""
+    """The connections of all ranks. Each rank listens only at the address of its host."""
     identity = gathering.identity
     key = _key(gathering, key_file)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
@@ -139,13 +139,13 @@ def _tcp_transport(
 
 
 def _key(gathering: Gathering, key_file: Path | None) -> Key:
-    """The job's: of the file, or on a single host one that rank 0 makes, and that only this user's ranks are given."""
+    """The job's key, from the file. On a single host, rank 0 makes one for the ranks of this user."""
     if key_file is not None:
         return read_key(key_file)
     if not gathering.is_one_host:
         raise InputError(
-            f"{gathering.who}: tcp between hosts needs a key that all of them have: name its file by SAMOVAR_KEY_FILE "
-            "or `samovar run --key-file`; rank 0 makes one where there is none, for you to copy to the other hosts"
+            f"{gathering.who}: tcp between hosts needs a key that all of them have. Name its file by SAMOVAR_KEY_FILE "
+            "or `samovar run --key-file`. If there is none, rank 0 makes it: copy it to the other hosts and start again"
         )
     ranks = range(gathering.identity.world_size)
     descriptor = gathering.shared_descriptor("key", ranks, make_key_in_memory)
@@ -157,11 +157,11 @@ def _key(gathering: Gathering, key_file: Path | None) -> Key:
 
 def _require_messages(collective: str) -> None:
     if collective == "direct":
-        raise InputError("collective: direct adds up in memory that all ranks map; over tcp choose another, or auto")
+        raise InputError("collective: direct needs memory that all ranks map; over tcp choose another, or auto")
 
 
 def _host_size(hosts: Sequence[Host]) -> int | None:
-    """How many ranks in a row share a host, where that is the same on all but the last, which may have less."""
+    """The number of consecutive ranks that share a host; the last host may have fewer. None if hosts differ."""
     size = len(hosts[0].ranks)
     ranks = [rank for host in hosts for rank in host.ranks]
     is_regular = ranks == sorted(ranks) and all(len(host.ranks) == size for host in hosts[:-1])
@@ -169,7 +169,7 @@ def _host_size(hosts: Sequence[Host]) -> int | None:
 
 
 def _choice(collective: str, host_size: int | None, world_size: int) -> Callable[[int], str]:
-    """Where hosts have several ranks each, as little as possible goes between them."""
+    """The plan for a number of bytes. If hosts have several ranks each, it sends little between hosts."""
     if collective != AUTO:
         return lambda _num_bytes: collective
     if host_size is not None and host_size > 1:
@@ -178,9 +178,9 @@ def _choice(collective: str, host_size: int | None, world_size: int) -> Callable
 
 
 def host_addresses(gathering: Gathering) -> list[str]:
-    """Where each host is reached, for all ranks; its first one finds out.
+    """The address of each host, for all ranks. The first rank of each host finds it.
 
-    Loopback where there is but one host, unless an interface is named.
+    On a single host it is loopback, unless an interface is named.
     """
     identity, number = gathering.identity, gathering.host_number
     numbers = range(len(gathering.hosts))
@@ -201,7 +201,7 @@ def host_addresses(gathering: Gathering) -> list[str]:
 
 
 def _own_address(identity: Identity, towards: str | None) -> str:
-    """That of the interface which the user named, else the one that leads `towards`."""
+    """The address of the interface that the user named, else of the one that leads `towards`."""
     for interface in identity.interfaces:
         if (address := address_of(interface)) is None:
             raise InputError(f"GLOO_SOCKET_IFNAME: interface {interface!r} has no IPv4 address here; see `ip address`")
@@ -218,7 +218,7 @@ def _from(identity: Identity, address: str) -> str:
 
 
 def _announce(gathering: Gathering, means: str, place: str) -> None:
-    """Once, by rank 0."""
+    """Print once, on rank 0, how the ranks exchange."""
     if gathering.identity.rank != 0:
         return
     where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"

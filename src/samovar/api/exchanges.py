@@ -1,4 +1,4 @@
-"""What a replica does with its ranks in backward and step: exchange gradients, exchange weights, or nothing."""
+"""The exchanges of a replica in backward and step: of gradients, of weights, or none."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -33,15 +33,15 @@ from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
 
-# Where nothing travels. Of smaller ones the copy that is saved costs less than looking through the loss's graph.
+# If nothing travels. For smaller matrices the copy costs less than a search of the loss's graph.
 LEAST_IN_PLACE_BYTES = 12 << 20
 
 
 def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig) -> tuple[str, ...]:
-    """The parameters whose gradients are looked for among the products of a loss's graph: those of 12 MiB and more,
-    where factors may travel of 1 MiB, and all where they always do.
+    """The matrices whose gradients may be products in a loss's graph.
 
-    Raises InputError where they always should, and there is none.
+    These are matrices of 12 MiB and more, of 1 MiB and more if factors may travel, and all with factors='always'.
+    Raises InputError if there are none then.
     """
     if config.factors == NONE:
         return ()
@@ -49,7 +49,7 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
     names = matrices(parameters, least_bytes)
     if config.factors == ALWAYS and not names:
         raise InputError(
-            f"replicate: factors='always': the model has no matrix of float32 on the CPU; choose 'auto' or '{NONE}'"
+            f"replicate: factors='always': the model has no float32 matrix on the CPU; choose 'auto' or '{NONE}'"
         )
     return names
 
@@ -80,19 +80,19 @@ class Exchange(Protocol):
     def step(self, step: int, apply: Apply, /) -> None: ...
 
     def shadow(self, step: int, own_step: int, event: Event, /) -> int:
-        """Take part at `step` without data; the step that this rank has come to."""
+        """Take part at `step` without data. Gives this rank's step afterwards."""
         ...
 
     def even_out(self, step: int, highest: int, /) -> None:
-        """Nobody has data any more; this rank's next step is `step`, the foremost one's `highest`."""
+        """All data has ended. This rank's next step is `step`, and the foremost one's is `highest`."""
         ...
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Wait for all ranks, then have the weights that count in the model until the context ends."""
+        """Wait for all ranks. Then the model has the weights that count until the context ends."""
         ...
 
     def finish(self, step: int, /) -> None:
-        """Training is over after `step` steps: what `evaluated` shows from now on is final."""
+        """End training after `step` steps. From now on `evaluated` shows the final weights."""
         ...
 
     def close(self) -> None:
@@ -102,12 +102,12 @@ class Exchange(Protocol):
     def center(self) -> dict[str, torch.Tensor] | None: ...
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
-        """The next step is `step`."""
+        """Take `state` back. The next step is `step`."""
         ...
 
 
 class NoExchange:
-    """A single process with a strategy that has nothing to do then: plain torch."""
+    """A single process with a strategy that exchanges nothing then: plain torch."""
 
     def backward(self, backward: BackwardPass, _step: int, _more: bool) -> None:
         backward.run()
@@ -119,13 +119,13 @@ class NoExchange:
         return own_step
 
     def even_out(self, _step: int, _highest: int) -> None:
-        """Nobody else is there."""
+        """Do nothing: this process is alone."""
 
     def evaluated(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def finish(self, _step: int) -> None:
-        """The others are there when they evaluate."""
+        """Do nothing: all ranks meet when they evaluate."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -137,7 +137,7 @@ class NoExchange:
         return {}
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
-        """Nothing to take back."""
+        """Do nothing: there is no state."""
 
 
 class GradientExchange(NoExchange):
@@ -207,7 +207,7 @@ class GradientExchange(NoExchange):
         return own_step
 
     def even_out(self, step: int, _highest: int) -> None:
-        """Ranks that answered take weights and the optimizer's state from one that trained to the end."""
+        """Copy weights and the optimizer's state from a rank that had data to the end to those that had not."""
         answered = [detail for _, detail in self._announcer.gathered(step, self._num_shadowed)]
         self._num_shadowed = 0
         if any(answered):
@@ -235,7 +235,7 @@ class GradientExchange(NoExchange):
         self._gradients.publish(self._group.world_size / num_active)
 
     def _sum(self, step: int) -> None:
-        """The step's first half, to its end: the optimizer steps later, when the user says so."""
+        """Run the first half of the step. The optimizer steps later, when the user calls it."""
         for _bucket in self._strategy.reduced(step):
             continue
 
@@ -246,8 +246,8 @@ class GradientExchange(NoExchange):
         differing = [rank for rank, value in enumerate(fingerprints) if value != fingerprints[leader]]
         if differing:
             raise SamovarError(
-                f"rank {self._group.rank}: uneven data: the optimizers of ranks {differing} hold other state than that "
-                f"of rank {leader}, so it cannot be copied to them; give every rank data for at least one step"
+                f"rank {self._group.rank}: uneven data: the optimizers of ranks {differing} hold other state than rank "
+                f"{leader}'s, which can therefore not be copied; give every rank data for at least one step"
             )
         for name, parameter in self._parameters.items():
             self._flat.view(name).copy_(parameter.data)
@@ -262,7 +262,7 @@ class GradientExchange(NoExchange):
         self._staged.fetch()
 
     def _sum_of(self, leader: int) -> None:
-        """The flat buffer of the leader on all ranks, however gradients travel."""
+        """Bring the leader's flat buffer to all ranks, uncompressed."""
         if self._exact_sum is None:
             self._exact_sum = self._collectives.all_reduce("state of another rank", self._region)
         if self._group.rank != leader:
@@ -319,7 +319,7 @@ class WeightExchange:
         self._go_through(step, highest)
 
     def _go_through(self, start: int, stop: int) -> None:
-        """Steps without data; the others wait for the exchanges among them."""
+        """Make steps without data, because the others wait for the exchanges among them."""
         for step in range(start, stop):
             self._finish(step, lambda: None)
 
@@ -338,7 +338,7 @@ class WeightExchange:
         return nullcontext() if center is None else self._weights.replaced(center.copy())
 
     def finish(self, _step: int) -> None:
-        """The others are there when they evaluate."""
+        """Do nothing: all ranks meet when they evaluate."""
 
     def close(self) -> None:
         self._weights.release()
@@ -357,7 +357,7 @@ class WeightExchange:
         self._strategy.load_state_dict(state)
 
     def _drain(self) -> None:
-        """Complete what is under way; it may move these weights."""
+        """Complete an exchange under way. It may change these weights."""
         with self._weights.in_buffer():
             self._strategy.drain()
 

@@ -1,4 +1,4 @@
-"""A rank's part of a loader's data, and what it has done so far."""
+"""A rank's part of a loader's data, and its progress."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from samovar.frontends.torch.order import divided_loader
 
 
 class ReplicaMetrics:
-    """Samples that were taken from its shards, how fast, and the loss of its last backward pass."""
+    """The samples taken from a rank's shards, their rate, and the loss of the last backward pass."""
 
     def __init__(self) -> None:
         self.num_samples = 0
@@ -22,28 +22,29 @@ class ReplicaMetrics:
         self._pace = Pace()
 
     def lost(self, loss: torch.Tensor) -> None:
-        """Keep it where it is: it is brought from a GPU when it is told."""
+        """Keep the loss where it is. It comes from a GPU when somebody asks."""
         self._loss = loss.detach()
 
     @property
     def loss(self) -> float:
-        """NaN before the first backward pass."""
+        """The last loss; NaN before the first backward pass."""
         return float("nan") if self._loss is None else float(self._loss)
 
     def samples_per_s(self) -> float:
-        """Over the last times that this was asked; 0 where loaders do not tell their batch size."""
+        """The rate since the last calls; 0 if loaders do not tell their batch size."""
         return self._pace.take(self.num_samples)
 
 
 class Shard:
-    """Iterating gives one epoch of this rank's batches; the parts of all ranks are disjoint and together complete.
+    """This rank's part of a loader: each iteration is one epoch. All parts are disjoint, and complete together.
 
-    From a map-style data set all ranks take the same number of steps wherever possible; `len` tells it. From a stream
-    (`IterableDataset`) each takes every P-th item, and how many there are is not known. A rank whose data ends
-    first stays in the loop and takes part, without data, in what the others exchange; all leave it together. Where
-    workers step at their own speed each leaves by itself; `step_group` are those that step together.
+    If the data set has a length, all ranks take the same number of steps wherever possible, and `len` gives it. Of a
+    stream (`IterableDataset`), rank r of P takes every P-th item, beginning with item r. The length is then not known.
 
-    `epoch` counts the epochs begun, and gives the order of the next. `source` is the loader as it was given.
+    A rank whose data ends first stays in the loop and takes part, without data, in the exchanges of the others. All
+    ranks of a step group leave the loop together. At a center each rank leaves by itself.
+
+    `epoch` counts the epochs that have begun, and gives the order of the next one. `source` is the loader as given.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The ranks that a process trains with, all of them or those that step together, and what all its replicas share."""
+"""The ranks that a process trains with, all or those that step together, and the state that its replicas share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,22 +20,22 @@ from samovar.transports.tcp import TcpTransport
 
 
 class UnevenReplica(Protocol):
-    """A replica, where ranks have uneven inputs."""
+    """A replica whose ranks may have uneven inputs."""
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in what the active ranks do."""
         ...
 
     def even_out(self) -> None:
-        """All ranks' data has ended: come to the same step, and to the same weights where they must be equal."""
+        """All ranks' data has ended: come to the same step, and to the same weights if these must be equal."""
         ...
 
 
 class ProcessGroup:
-    """Every rank makes one, and its replicas in the same order. `first_rank` is that of its first process.
+    """A group of ranks, beginning with `first_rank`. Every rank makes one, and its replicas in the same order.
 
-    `home` is where centers lie that the job makes for itself; None: all ranks share a host. `local_rank` is this rank's
-    number among those of its host.
+    `home` is the place for centers of the job's own; None if all ranks share a host. `local_rank` is this rank's number
+    on its host.
     """
 
     def __init__(
@@ -63,34 +63,34 @@ class ProcessGroup:
         return self.collectives.group
 
     def step_group(self, size: int, make: Callable[[], "ProcessGroup"]) -> "ProcessGroup":
-        """Those `size` ranks, this one among them, that step together: all, or what `make` gives the first time.
+        """The `size` ranks that step together with this one: all, or what `make` gives the first time.
 
-        A loop over data belongs to one such group. Raises InputError where an earlier replica's is another.
+        A loop over data belongs to one such group. Raises InputError if an earlier replica has another.
         """
         if self._step_group is None:
             self._step_group = self if size == self.group.world_size else make()
         if self._step_group.group.world_size != size:
             raise InputError(
-                f"replicate: steps of this strategy wait for {size} rank(s), those of an earlier replica here for "
-                f"{self._step_group.group.world_size}, and a loop over data cannot do both; give all replicas of a "
-                "script strategies of one kind"
+                f"replicate: a step of this strategy waits for {size} rank(s), and that of an earlier replica for "
+                f"{self._step_group.group.world_size}. A loop over data cannot do both; give all replicas of a script "
+                "strategies of one kind"
             )
         return self._step_group
 
     def announcer(self, member: UnevenReplica, timeout_s: float) -> "Announcer":
-        """What the next replica tells the others of its steps by."""
+        """The announcer of the next replica, which tells the other ranks of its steps."""
         self._members.append(member)
         return Announcer(self.uneven, len(self._members) - 1, partial(Deadline.after, timeout_s))
 
     def enter_loop(self) -> None:
-        """A loop over divided data begins."""
+        """Say that a loop over divided data begins."""
         self._depth += 1
 
     def leave_loop(self) -> None:
         self._depth -= 1
 
     def shadow_until_all_end(self) -> None:
-        """This rank's data has ended: answer the others until theirs has."""
+        """After this rank's data has ended, answer the others until theirs has."""
         while True:
             heard = self.uneven.shadow(self._depth, self._deadline)
             if isinstance(heard, Call):
@@ -104,14 +104,14 @@ class ProcessGroup:
 
 @dataclass(frozen=True, slots=True)
 class Announcer:
-    """Replica number `number` tells the other ranks what it is about to do, and hears who takes part."""
+    """Replica number `number` tells the other ranks its next call, and learns which of them take part."""
 
     uneven: UnevenInputs
     number: int
     deadline: Callable[[], Deadline]
 
     def among(self, processes: ProcessGroup) -> "Announcer":
-        """The same replica's among these ranks."""
+        """The announcer of the same replica among these ranks."""
         return replace(self, uneven=processes.uneven)
 
     def announce(self, event: Event, step: int, detail: float = 0.0) -> None:
@@ -121,20 +121,20 @@ class Announcer:
         return self.uneven.num_active(Call(self.number, event, step, detail), self.deadline)
 
     def agree(self, event: Event, step: int, detail: float = 0.0) -> None:
-        """Meet all ranks here. Raises ReplicasDiffer where one is elsewhere, or has another detail."""
+        """Meet all ranks here. Raises ReplicasDiffer if one is at another call, or has another detail."""
         self.announce(event, step, detail)
         self.num_active(event, step, detail)
 
     def gathered(self, step: int, detail: float) -> list[tuple[int, float]]:
-        """Every rank's step and detail, where nobody has data any more."""
+        """Every rank's step and detail, after all data has ended."""
         rows = self.uneven.gather(Call(self.number, Event.EVEN_OUT, step, detail), self.deadline)
         return [(int(row[3]), float(row[4])) for row in rows]
 
 
 def step_group_of(processes: ProcessGroup, config: StrategyConfig) -> ProcessGroup:
-    """The ranks that step together by the resolved `config`, this one among them; the same for all replicas.
+    """The ranks that step together with this one by the resolved `config`. They are the same for all replicas.
 
-    Raises InputError where groups do not fit into hosts, or an earlier replica's step group is another.
+    Raises InputError if groups do not fit into hosts, or an earlier replica has another step group.
     """
     if not config.is_async:
         return processes.step_group(processes.group.world_size, lambda: processes)
@@ -144,7 +144,7 @@ def step_group_of(processes: ProcessGroup, config: StrategyConfig) -> ProcessGro
 
 
 def by_windows(collectives: Collectives) -> PlannedCollectives:
-    """Collectives among the ranks whose windows this one reaches: by gloo those of its host, else all."""
+    """Collectives among the ranks whose windows this one reaches: with gloo those of its host, else all."""
     if isinstance(collectives, HierarchicalCollectives):
         return PlannedCollectives(collectives.local, lambda _num_bytes: "direct")
     assert isinstance(collectives, PlannedCollectives), collectives
@@ -152,7 +152,7 @@ def by_windows(collectives: Collectives) -> PlannedCollectives:
 
 
 def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
-    """Whose part of a window can be read whatever becomes of them: those that share this rank's host."""
+    """The ranks whose part of a window stays readable if they die: those that share this rank's host."""
     transport = collectives.transport
     if isinstance(transport, HostsTransport):
         return tuple(transport.places)
@@ -169,6 +169,6 @@ def _require_whole_groups(collectives: Collectives, size: int) -> None:
     for host in collectives.hosts if isinstance(collectives, HierarchicalCollectives) else ():
         if len(host.ranks) % size:
             raise InputError(
-                f"hybrid-easgd: a group of {size} lies within one host, and {host} are no whole number of groups; "
-                "give a group_size that divides the ranks of every host"
+                f"hybrid-easgd: a group of {size} must be inside one host, and {host} are not a whole number of "
+                "groups; give a group_size that divides the ranks of every host"
             )

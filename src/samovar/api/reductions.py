@@ -1,4 +1,4 @@
-"""What a loop asks of all ranks beside its steps: the mean of a loss, the predictions of all, a place to meet."""
+"""Values over all ranks, for example the mean of a loss or all predictions, and a barrier."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.float64]
 
 
 class RankReduction(IntEnum):
-    """What ranks do together; the value stands in the records."""
+    """An operation of all ranks. Records hold its value."""
 
     MEAN = 0
     SUM = 1
@@ -39,8 +39,8 @@ _FUNCTIONS: dict[RankReduction, Callable[..., Any]] = {
 class Reductions:
     """Numbers, tensors and plain objects of all ranks, in float64 and in rank order: the same bits on every rank.
 
-    Ranks whose data ended are left out: a mean is over those that have data. Cost: each rank sends its value to each
-    other one, 2 KiB at a time.
+    Ranks whose data ended are left out, so a mean is over those that have data. Cost: each rank sends its value to each
+    other rank, 2 KiB at a time.
     """
 
     def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
@@ -49,7 +49,7 @@ class Reductions:
         self._records = processes.collectives.records(_WORDS + 1) if processes.group.world_size > 1 else None
 
     def reduce(self, operation: RankReduction, value: Value) -> Value:
-        """The mean, sum or maximum over ranks. Raises InputError where it is no number and no tensor of numbers."""
+        """The mean, sum or maximum over ranks. Raises InputError unless `value` is a number or a tensor of numbers."""
         own = _numbers(value)
         rows = np.stack([row for row in self._rows(operation, own) if row is not None])
         reduce = _FUNCTIONS[operation]
@@ -68,7 +68,7 @@ class Reductions:
         return [None if row is None else _unpacked(row) for row in self._rows(RankReduction.GATHER, padded)]
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """The value of rank `source`, on every rank; what the others give is not looked at."""
+        """The value of rank `source`, on every rank. The values of the others are ignored."""
         world_size = self._group.world_size
         if not 0 <= source < world_size:
             raise InputError(f"broadcast: source is {source}; ranks are 0 to {world_size - 1}")
@@ -79,12 +79,12 @@ class Reductions:
         self._announcer.agree(Event.REDUCING, RankReduction.BARRIER)
 
     def take_part(self, operation: RankReduction, num_words: int) -> None:
-        """Without data, in what the others do."""
+        """Take part, without data, in an operation of the others."""
         if operation is not RankReduction.BARRIER:
             list(self._exchanged(np.zeros(num_words), has_data=False))
 
     def _rows(self, operation: RankReduction, own: Rows) -> list[Rows | None]:
-        """What each rank gave; None of those without data."""
+        """The value of each rank; None for ranks without data."""
         self._announcer.agree(Event.REDUCING, operation, float(len(own)))
         if self._records is None:
             return [own]
@@ -101,7 +101,7 @@ class Reductions:
 
 
 class RankCalls:
-    """Which rank this is, and what it may ask of all of them."""
+    """This process's rank, and the calls that combine values of all ranks."""
 
     def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
         self._team = processes
@@ -109,50 +109,50 @@ class RankCalls:
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """The number of this process, from 0."""
         return self._team.group.rank
 
     @property
     def world_size(self) -> int:
-        """How many processes train together."""
+        """The number of processes in this job."""
         return self._team.group.world_size
 
     @property
     def local_rank(self) -> int:
-        """This process's number among those of its host, from 0."""
+        """The number of this process on its host, from 0."""
         return self._team.local_rank
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and saves what is needed once."""
+        """Whether this is rank 0. It prints, and saves what is needed once."""
         return self.rank == 0
 
     def mean(self, value: Value) -> Value:
-        """The mean over ranks of a number, or of a tensor element by element; in float64, the same on every rank.
+        """The mean over ranks of a number, or of a tensor by element. Computed in float64, the same on every rank.
 
-        Waits for all ranks, which make the same call, as `sum`, `max`, `gather`, `broadcast` and `barrier` do. Inside a
-        loop over a shard those whose data ended are left out.
+        All ranks make the same call and wait for each other. This also holds for `sum`, `max`, `gather`, `broadcast`
+        and `barrier`. Inside a loop over a shard, ranks whose data ended are left out.
         """
         return self._reductions.reduce(RankReduction.MEAN, value)
 
     def sum(self, value: Value) -> Value:
-        """The sum over ranks of a number, or of a tensor element by element; in float64, the same on every rank."""
+        """The sum over ranks of a number, or of a tensor by element. Computed in float64, the same on every rank."""
         return self._reductions.reduce(RankReduction.SUM, value)
 
     def max(self, value: Value) -> Value:
-        """The largest over ranks of a number, or of a tensor element by element."""
+        """The maximum over ranks of a number, or of a tensor by element."""
         return self._reductions.reduce(RankReduction.MAX, value)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order; None stands for a rank whose data ended.
+        """Every rank's value, in rank order; None for a rank whose data ended.
 
-        Values are numbers, strings, None, and lists and dicts of these. Tuples become lists. Nothing is pickled.
-        Raises InputError where it is another object.
+        A value may be a number, a string, None, or a list or dict of these. Tuples become lists. Nothing is pickled.
+        Raises InputError for another object.
         """
         return self._reductions.gather(value)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """The value of rank `source`, of the kinds that `gather` takes, on every rank."""
+        """The value of rank `source`, on every rank. It may be what `gather` takes."""
         return self._reductions.broadcast(value, source)
 
     def barrier(self) -> None:
@@ -169,7 +169,7 @@ def _numbers(value: float | torch.Tensor) -> Rows:
 
 
 def _packed(value: Any) -> Rows:
-    """JSON in words that float64 holds exactly, the length before them."""
+    """The length, and JSON in pieces of 6 bytes, which float64 holds exactly."""
     try:
         text = json.dumps(value).encode()
     except (TypeError, ValueError) as error:

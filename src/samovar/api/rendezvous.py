@@ -1,4 +1,4 @@
-"""Who is there: ranks meet in a store, find out which share a host, and get that host's shared memory."""
+"""Ranks meet in a store, find out which of them share a host, and get that host's shared memory."""
 
 import atexit
 import json
@@ -24,16 +24,16 @@ from samovar.transports.torch_dist import JobStore, nccl_card, open_store
 from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
 
 _LOOPBACK = "127.0.0.1"
-# Those under which ranks of one host, if there is no other, meet as if each had a host of its own.
+# With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "nccl", "tcp")
 _gatherings = count()
 
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """What a rank tells about itself. Ranks with the same `host` share memory and loopback.
+    """A rank's description of itself. Ranks with the same `host` share memory and loopback.
 
-    `card` is what NCCL would use there, as VERSION/GPU; where it is empty, `no_card` says why.
+    `card` is NCCL's version and the GPU, as VERSION/GPU. If it is empty, `no_card` says why.
     """
 
     world_size: int
@@ -59,7 +59,7 @@ class RankHello:
 
     @classmethod
     def from_json(cls, text: str, who: str) -> "RankHello":
-        """What `to_json` gave; InputError where it is something else."""
+        """The hello that `to_json` wrote. Raises InputError if the text is something else."""
         try:
             values: dict[str, Any] = json.loads(text)
             return cls(**(values | {"cores": tuple(values["cores"])}))
@@ -68,10 +68,10 @@ class RankHello:
 
 
 class Gathering:
-    """All ranks of a job, which are there when this is made; `close` leaves them.
+    """All ranks of a job. They have come when this is made, and `close` leaves them.
 
-    They meet in `store`, or in the one that `identity` leads to. Raises InputError where they do not fit together,
-    DeadlineExceeded where some do not come, naming them.
+    They meet in `store`, or in the one that `identity` leads to.
+    Raises InputError if they do not fit together, and DeadlineExceeded with the numbers of ranks that do not come.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Gathering:
         return self.shared_descriptor("segment", ranks, lambda: create_segment(len(ranks)))
 
     def shared_descriptor(self, kind: str, ranks: Sequence[int], make: Callable[[], int]) -> int:
-        """What the first of these ranks of one real host makes, and hands to the others, as a descriptor of each."""
+        """A descriptor that the first of these ranks of one real host makes and passes to the others."""
         first, *others = ranks
         if self.identity.rank != first:
             address = self.tell_and_hear(kind, None, [first], [first])[0]
@@ -128,9 +128,9 @@ class Gathering:
     def tell_and_hear(
         self, kind: str, own: str | None, numbers: Iterable[int], ranks: Sequence[int] | None = None
     ) -> list[str]:
-        """Tell `own` (where it is not None) under this host's number, hear what was told under `numbers`.
+        """Tell `own`, unless it is None, under this host's number. Gives the texts told under `numbers`.
 
-        Errors name those of `ranks` (as many as numbers; None: the first ranks of these hosts) that told nothing.
+        Errors name the `ranks` that told nothing, one for each number (None: the first ranks of these hosts).
         """
         numbers = list(numbers)
         tellers = ranks if ranks is not None else [self.hosts[number].ranks[0] for number in numbers]
@@ -140,13 +140,13 @@ class Gathering:
         return [self.rendezvous.value(f"{kind}/{number}", self.deadline) for number in numbers]
 
     def close(self) -> None:
-        """Say that this rank is ready; whoever serves the store stays until all are."""
+        """Say that this rank is ready. The rank that serves the store waits until all are."""
         self.rendezvous.tell(f"ready/{self.identity.rank}", "", self.deadline)
         if self.identity.rank == 0 and not self.identity.agent_store:
             self._await("ready", {rank: rank for rank in range(self.identity.world_size)})
 
     def _greet(self, own: RankHello) -> list[RankHello]:
-        """What every rank tells, in rank order."""
+        """Every rank's hello, in rank order."""
         if not self.rendezvous.claim(f"claim/{self.identity.rank}", self.deadline):
             raise InputError(f"{self.who}: another process has the same rank; give every process its own RANK")
         self.rendezvous.tell(f"rank/{self.identity.rank}", own.to_json(), self.deadline)
@@ -158,13 +158,13 @@ class Gathering:
         return hellos
 
     def _await(self, kind: str, ranks: dict[int, int]) -> None:
-        """Wait until all of the numbers in `ranks` were told; else name the ranks behind those that were not."""
+        """Wait until all numbers in `ranks` were told. Errors name the ranks of those that were not."""
         missing = self.rendezvous.missing([f"{kind}/{number}" for number in ranks], self.deadline)
         if not missing:
             return
         absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]
         names = ", ".join(map(str, absent))
-        did = "did not come" if kind == "rank" else f"came, but did not get on ({kind})"
+        did = "did not come" if kind == "rank" else f"came, but did not continue ({kind})"
         raise DeadlineExceeded(
             f"{self.who}: rank{'s' if len(absent) > 1 else ''} {names} {did} within {self._timeout_s:.1f} s; were all "
             "ranks started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE? See their logs"
@@ -180,7 +180,7 @@ class Gathering:
 
 
 def hosts_of(hellos: Sequence[RankHello]) -> tuple[Host, ...]:
-    """In the order of their first ranks."""
+    """The hosts, in the order of their first ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, hello in enumerate(hellos):
         ranks.setdefault(hello.host, []).append(rank)

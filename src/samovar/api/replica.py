@@ -41,10 +41,13 @@ from samovar.strategies.defaults import resolved
 
 
 class Replica(RankCalls):
-    """What `samovar.replicate` returns. All ranks make the same calls in the same order, except where told.
+    """One rank's model and optimizer, as `samovar.replicate` returns them.
 
-    `config` is the strategy with every setting given, for `num_workers`: all ranks, and who else shares a box with
-    them at the start. `notices` are sentences for the user.
+    All ranks make the same calls in the same order. At a center each rank makes them when it comes to them. No wait for
+    another rank is longer than `timeout_s`; then DeadlineExceeded names the ranks that are missing.
+
+    `config` is the strategy with every setting. `num_workers` are all ranks, and those of other jobs that share the box
+    at the start. `notices` are sentences for the user.
     """
 
     def __init__(
@@ -90,12 +93,12 @@ class Replica(RankCalls):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are that train here."""
+        """The device of the parameters that train here."""
         return next(iter(self._parameters.values())).device
 
     @property
     def step_count(self) -> int:
-        """Steps so far, those included that were answered without data."""
+        """The steps so far, with those that this rank took part in without data."""
         return self._step
 
     def backward(
@@ -108,13 +111,18 @@ class Replica(RankCalls):
         inputs: Sequence[torch.Tensor] | None = None,
         also: Sequence["Replica"] = (),
     ) -> None:
-        """loss.backward(); where gradients are exchanged, `p.grad` is then the mean over ranks that have data.
+        """Call this in place of `loss.backward()`.
 
-        A parameter's gradient is None where no rank had one. `more` says that another backward pass follows before
-        the step: gradients add up on this rank, and are not exchanged yet. Without it each call exchanges, which gives
-        the same mean. `gradient`, `retain_graph` and `inputs` are those of `Tensor.backward`. `also` are other replicas
-        that take the gradients of their parameters from the same pass. Waits for all ranks where it exchanges. Raises
-        ReplicasDiffer where they are not all here, DeadlineExceeded, RankFailed.
+        With `sync`, `p.grad` is then the mean over the ranks that have data, and None if no rank had a gradient.
+        `hybrid-easgd` does this among the ranks of a group. With other strategies `p.grad` is this rank's own.
+
+        `more=True` says that another backward pass follows before the step. Its gradients add up on this rank, and
+        nothing is exchanged yet. Without it each pass exchanges its part, which gives the same mean. `gradient`,
+        `retain_graph` and `inputs` are those of `Tensor.backward`. The replicas in `also` take the gradients of their
+        own parameters from the same pass.
+
+        Waits for all ranks of the exchange. Raises ReplicasDiffer if another rank is at a different call, RankFailed,
+        and DeadlineExceeded. Cost: one all-reduce of the gradients.
         """
         leaves = None if inputs is None else tuple(inputs)
         around = tuple(partial(other._backward, more) for other in also)
@@ -128,12 +136,14 @@ class Replica(RankCalls):
         self._metrics.lost(backward.loss)
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
-        """optimizer.step(), or `apply()` in its place, which must update the weights: `lambda: scaler.step(optimizer)`.
+        """Call this in place of `optimizer.step()`, once for each step.
 
-        Where weights are exchanged, this is where: after the update, at the steps that the strategy says, it waits for
-        all ranks. Raises what `backward` does; SamovarError where gradients of this step were not exchanged, because
-        loss.backward() was called in place of replica.backward(); and NotFinite where weights are infinite or no
-        numbers: it looks every 8 steps, and before weights are evaluated or saved.
+        `apply` updates the weights instead of the optimizer, for example `lambda: scaler.step(optimizer)`.
+
+        Strategies that exchange weights do so here, after the update, at some steps. At those steps it waits for the
+        other ranks; at a center it does not. Raises what `backward` raises, and SamovarError if gradients of this step
+        were not exchanged, because `loss.backward()` was called. Raises NotFinite if weights are infinite or NaN: it
+        looks every 8 steps, and before weights are evaluated or saved.
         """
         self._require_training("step()")
         if apply is not None and not callable(apply):
@@ -154,10 +164,14 @@ class Replica(RankCalls):
             self._show_digest()
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
-        """The loader's data divided among ranks; see `samovar.api.metrics.Shard`.
+        """This rank's part of the loader's data: `for x, y in replica.shard(loader)` is one epoch.
 
-        `seed` and the number of the epoch give the order of samples, alike on all ranks and at every run. The same
-        loader gives the same shard again, so that this may stand inside the loop over epochs.
+        It keeps the loader's batch size, which is that of each rank. `seed` and the number of the epoch give the order
+        of samples, on all ranks and at every run. The same loader gives the same shard again. `len` gives the number of
+        batches, and `epoch` the number of epochs so far.
+
+        Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
+        loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
         """
         for shard in self._shards:
             if shard.source is loader and shard.seed == seed:
@@ -170,12 +184,14 @@ class Replica(RankCalls):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The weights that count stand in the model: the strategy's center; and BatchNorm's mean statistics.
+        """A context in which the model has the weights that count.
 
-        Where there is no center, those are the model's own, equal on all ranks. Buffers of floating types are the mean
-        over ranks. Afterwards the model is as before. Waits at its beginning for all ranks, which must all come; what
-        runs inside may differ. Where ranks step at their own speed any of them may, and none waits: the center is then
-        that of the moment. model.eval() remains the caller's.
+        These are the center, the mean of the ranks' weights (`local-sgd`), or the weights that all have (`sync`).
+        Floating-point buffers, such as BatchNorm's statistics, are the mean over ranks. Afterwards the model is as
+        before. Call `model.eval()` yourself.
+
+        All ranks must enter, and wait for each other there. At a center any rank may enter, and none waits: it sees the
+        center of this moment. Calls that train raise SamovarError inside. Cost: a copy of the weights.
         """
         if self._is_finished:
             yield
@@ -193,11 +209,11 @@ class Replica(RankCalls):
             yield
 
     def finish(self) -> None:
-        """The end of training: what `evaluating` shows stays in the model, the same on all ranks.
+        """End training: the weights that `evaluating` shows stay in the model, on all ranks.
 
-        Waits for all ranks, which must all call it; those that died are not waited for where ranks step at their own
-        speed. Raises DeadlineExceeded where a wait is too long, or none of those that lag behind makes a step, and
-        ReplicasDiffer where ranks in step end with different weights.
+        All ranks must call it, and wait for each other. At a center it does not wait for ranks that died, and waits for
+        ranks that still train, however long they take. Raises DeadlineExceeded if none of these takes a step for
+        `timeout_s`, and ReplicasDiffer if ranks that keep equal weights end with different ones.
         """
         self._require_training("finish()")
         self._order.require_steps("finish()")
@@ -216,10 +232,10 @@ class Replica(RankCalls):
             self._announcer.agree(Event.FINISHING, self._step)
 
     def close(self) -> None:
-        """Model and optimizers are the caller's again, with memory of their own, and may be replicated anew.
+        """Give model and optimizers back, with memory of their own. They may be replicated again.
 
-        Waits for no other rank. An update that is under way to a center is brought there. May be called twice;
-        `with replicate(...) as replica:` calls it at the end.
+        Brings an update under way to the center, and waits for no other rank. A second call does nothing. A
+        `with replicate(...) as replica:` block calls it at the end.
         """
         if not self._is_closed:
             self._is_closed = self._is_finished = True
@@ -235,15 +251,16 @@ class Replica(RankCalls):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on with the same bits: numbers, strings and tensors, copied. Never waits for data.
+        """The state that this rank needs to resume with the same bits: numbers, strings and copied tensors.
 
-        Every rank saves and loads its own. Generators of random numbers are the caller's. Where ranks keep equal
-        weights, they compare them at the next exchange.
+        It holds the model, the optimizers, the strategy, the step and the epochs. Every rank saves and loads its own.
+        Generators of random numbers, schedulers and scalers are yours to save. Never waits for other ranks' data. Ranks
+        that keep equal weights compare them at the next exchange.
         """
         self._require_training("state_dict()")
         self._require_finite()
         self._show_digest()
-        # Before the weights: what is under way may move them.
+        # Before the weights, because an exchange that is not over may change them.
         strategy_state = from_arrays(self._exchange.state_dict())
         return {
             "run": self._run,
@@ -259,12 +276,14 @@ class Replica(RankCalls):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave on this rank. All ranks call this, unless they go at their own speed.
+        """Load what `state_dict` gave on this rank. All ranks call this; at a center each may call it alone.
 
-        Raises InputError where it does not fit, and ReplicasDiffer, before anything is taken, where the states are not
-        all of one save, or another rank is elsewhere.
-        A state of another number of ranks or another strategy gives its center, or else the weights, of what rank 0
-        loads, to all ranks; all must call this then. Each keeps the optimizer's state that it loads.
+        A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
+        has no center. Both are those that rank 0 loads, so all ranks must call this. Each rank keeps the optimizers'
+        state that it loads.
+
+        Raises InputError if the state does not fit. Raises ReplicasDiffer, before anything is loaded, if the states are
+        not all of one save, or another rank is at a different call.
         """
         self._require_training("load_state_dict()")
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
@@ -284,7 +303,7 @@ class Replica(RankCalls):
         self._show_digest()
 
     def shadow(self, call: Call) -> None:
-        """Where inputs are uneven: take part in what the others do, without data."""
+        """Take part, without data, in a call of the other ranks."""
         if call.event is Event.REDUCING:
             self._reductions.take_part(RankReduction(call.step), int(call.detail))
             return
@@ -293,7 +312,7 @@ class Replica(RankCalls):
             self._buffers.sum()
 
     def even_out(self) -> None:
-        """Where inputs are uneven: everybody's data has ended."""
+        """Come to the same step as the others, when all ranks' data has ended."""
         highest = max(step for step, _ in self._announcer.gathered(self._step, 0.0))
         self._exchange.even_out(self._step, highest)
         self._step = highest
@@ -304,7 +323,7 @@ class Replica(RankCalls):
     def _with_center(
         self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None
     ) -> Exchange:
-        """Where workers share a center; the number of them in all gives the settings that were not given."""
+        """The exchange with a center. The number of workers that share it gives the settings that are left out."""
         shared = SharedCenter(
             self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._metrics
         )
@@ -322,27 +341,27 @@ class Replica(RankCalls):
         self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
 
     def _name_unclaimed(self) -> None:
-        """Of what wants gradients all should be in an optimizer; what is not by now will never be."""
+        """Warn of parameters that require gradients and are in no optimizer at the first step."""
         if self.is_first and (names := unclaimed(self._model)):
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             warnings.warn(
-                f"{len(names)} parameter(s) want gradients and are in no optimizer, so nobody updates them: {shown}",
+                f"{len(names)} parameter(s) require gradients but are in no optimizer, and stay as they are: {shown}",
                 stacklevel=4,
             )
 
     def _show_digest(self) -> None:
-        """At the next call that all make, ranks compare weights that this strategy keeps equal."""
+        """Let ranks compare weights that the strategy keeps equal, at the next call that all make."""
         if self._keeps_equal and self.world_size > 1:
             self._announcer.uneven.show_digest(digest_of(self._parameters))
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:
-            raise SamovarError(f"{what}: training is over since finish(); make another model and replica to train on")
+            raise SamovarError(f"{what}: finish() has ended training; make another model and replica to train more")
         if self._is_evaluating:
-            raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that ends")
+            raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")
 
     def _require_finite(self) -> None:
-        """NotFinite where ranks go in step and a weight is infinite or no number; a center looks for itself."""
+        """Raise NotFinite if ranks train in step and a weight is infinite or NaN; a center looks by itself."""
         if self._is_async or not (name := first_not_finite(self._parameters)):
             return
         rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})

@@ -1,12 +1,12 @@
-"""`samovar.replicate`: a user's own training loop on several ranks."""
+"""`samovar.replicate`: a training loop of the user on several ranks."""
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Unpack, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
 from samovar.config import DEFAULT_TIMEOUT_S
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.limits import allocator_is_chosen
@@ -31,10 +31,12 @@ from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, KINDS
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
 class _Process:
-    """What this process joined, once."""
+    """The ranks that this process has joined, once for all of its replicas."""
 
     def __init__(self) -> None:
         self._joined: Joined | None = None
@@ -49,6 +51,8 @@ class _Process:
         device: torch.device | None,
         timeout_s: float,
     ) -> tuple[Joined, ProcessGroup]:
+        if not 0 < timeout_s < 86_400:
+            raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
         chosen = {"collective": collective, "transport": transport}
         if self._joined is None or self._team is None:
             if not allocator_is_chosen():
@@ -63,13 +67,28 @@ class _Process:
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):
                 raise InputError(
-                    f"replicate: {what} {value!r}, but this process joined with {self._chosen[what]!r}: give it in "
-                    "the first call"
+                    f"replicate: {what} {value!r}, but the first call of this process chose {self._chosen[what]!r}; "
+                    "give it in the first call"
                 )
         return self._joined, self._team
 
 
 _process = _Process()
+
+
+def _in_short(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Errors name arguments instead of flags, and their tracebacks end at the caller's line."""
+
+    @wraps(function)
+    def call(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        try:
+            return function(*given, **named)
+        except SamovarError as error:
+            if isinstance(error, InputError):
+                error.args = (in_python(str(error)),)
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 @overload
@@ -90,6 +109,7 @@ def replicate(
 ) -> Replica: ...
 @overload
 def replicate(model: nn.Module, optimizer: Given, strategy: type[Strategy], **settings: Any) -> Replica: ...
+@_in_short
 def replicate(
     model: nn.Module,
     optimizer: Given,
@@ -105,57 +125,46 @@ def replicate(
     compare_weights_steps: int | None = None,
     **settings: Any,
 ) -> Replica:
-    """Train `model` with `optimizer` on all ranks of this job; every rank calls this, with the same settings.
+    """Train `model` with one or several optimizers on all ranks of this job. Each rank gives the same arguments.
 
-    Rank 0's weights and buffers become everybody's. `strategy` is a `StrategyName`, or one of your own: its class, or
-    where it stands, "module:Name" or "file.py:Name". `settings` are its own, as docs/torch.md lists them. A center lies
-    in memory of rank 0's host, which ranks of others reach with the job's key in `key_file`; or in a box: `box` is a
-    NAME on this host, or "HOST:PORT" with the box's `key_file`; or several, each for a part of it. There rank 0 makes
-    the buffer called `buffer` (by default as the model's class); with `join` it is there, and all ranks start from its
-    weights. No wait lasts longer than `timeout_s`. `transport` is how ranks reach each other: "shm" on one host, "gloo"
-    between hosts (both "auto"), "nccl" there through GPUs, or "tcp", which encrypts.
+    The first call waits for all ranks: those of `samovar run`, torchrun, SLURM or MPI, or this one process. Rank 0
+    sends its weights and buffers to all, which costs their bytes once, and prints the settings in use.
 
-    The first call brings the ranks together: those of `samovar run`, torchrun, SLURM or MPI, or this one process.
-    Raises InputError where model, optimizer or settings cannot be used or differ between ranks, DeadlineExceeded.
+    - `strategy`: its name, or your own strategy: the class, "module:Name" or "file.py:Name". `settings` are its own.
+    - `collective`: the plan of the all-reduce; `transport`: "shm" on one host, "gloo" between hosts, "nccl" between
+      hosts through GPUs, or "tcp", which encrypts. Both hold for the whole process. `timeout_s`: the longest wait.
+    - `box`: the parameter server with the center: a name on this host, "HOST:PORT", or a list to divide the center.
+      `buffer`: the center's name there, by default that of the model's class; `join`: start from its weights.
+    - `key_file`: the key of the box, of "tcp", or of a center that ranks on other hosts reach.
+    - `compare_weights_steps`: with `sync`, the steps between two comparisons of all ranks' weights.
+
+    Raises InputError if an argument cannot be used or differs between ranks, DeadlineExceeded if a rank is missing.
     """
-    if not 0 < timeout_s < 86_400:
-        raise InputError(f"replicate: timeout_s is {timeout_s}; give more than 0 and less than a day")
-    with _errors_in_python():
-        config, has_bucket = _config(strategy, collective, settings)
-        key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
-        choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
-        joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
-        config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-        replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps)
+    config, has_bucket = _config(strategy, collective, settings)
+    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
+    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
+    joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
+    config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
+    replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps)
     _describe(replica, joined)
     return replica
 
 
-@contextmanager
-def _errors_in_python() -> Iterator[None]:
-    """Sentences about settings, which commands share, name the arguments."""
-    try:
-        yield
-    except InputError as error:
-        error.args = (in_python(str(error)),)
-        raise
-
-
 def _device_of(model: nn.Module) -> torch.device | None:
-    """Where it seems to train; what it is will be looked at when all are there."""
+    """The device on which the model seems to train. It is checked when all ranks have met."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
     return next((parameter.device for parameter in parameters if parameter.requires_grad), None)
 
 
 def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
-    """`choice`. Raises InputError where the strategy has nothing to put into a box."""
+    """`choice`. Raises InputError if the strategy has nothing to put into a box."""
     if choice is not None and not config.is_async:
-        raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, say")
+        raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, for example")
     return choice
 
 
 def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_itself: bool) -> StrategyConfig:
-    """What the hosts make of the settings. Raises InputError where they have no place for a center."""
+    """The settings for these hosts. Raises InputError if there is no place for a center."""
     if len(joined.hosts) == 1:
         return replace(config, factors=None) if config.factors == AUTO else config
     if config.needs_center and not has_box:
@@ -167,22 +176,22 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
 
 
 def _require_home(config: StrategyConfig, joined: Joined) -> None:
-    """Raises InputError where ranks on several hosts cannot come to a center of their own."""
+    """Raises InputError if ranks on several hosts cannot reach a center of the job's own."""
     if config.traits.in_turn and not isinstance(joined.collectives, WindowCollectives):
         raise InputError(
-            f"replicate: {config.name}: the turn goes from rank to rank by windows, and gloo has none; give "
+            f"replicate: {config.name}: ranks pass the turn to each other through windows, and gloo has none; give "
             "transport='tcp' and a key file"
         )
     if not joined.is_one_host and joined.home.key_file is None:
         raise InputError(
-            f"replicate: {config.name}: the center lies on the first of {len(joined.hosts)} hosts, and who comes to it "
-            "from another must have the job's key: name its file by key_file='FILE', SAMOVAR_KEY_FILE or `samovar run "
-            "--key-file` (rank 0 makes one where there is none, for you to copy to the other hosts); or give a box"
+            f"replicate: {config.name}: the center is on the first of {len(joined.hosts)} hosts, and ranks on the "
+            "others need the job's key. Name its file by key_file='FILE', SAMOVAR_KEY_FILE or `samovar run "
+            "--key-file`. If there is none, rank 0 makes it: copy it to the other hosts and start again. Or give a box"
         )
 
 
 def _config(strategy: str | type[Strategy], collective: str, settings: dict[str, Any]) -> tuple[StrategyConfig, bool]:
-    """The settings, and whether the size of buckets is among them."""
+    """The settings, and whether they include the size of buckets."""
     name = strategy if isinstance(strategy, str) else name_of(strategy)
     if ":" in name:
         declared_as(name)
@@ -194,18 +203,18 @@ def _config(strategy: str | type[Strategy], collective: str, settings: dict[str,
     except TypeError as error:
         shown = ", ".join(f"{setting}={value!r}" for setting, value in settings.items())
         raise InputError(
-            f"replicate: got {shown}; one is unknown or of a wrong type; known are {_known(name)}"
+            f"replicate: got {shown}: one is unknown or has a wrong type; known are {_known(name)}"
         ) from error
     if config.divides_updates:
         raise InputError(
-            "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank; a torch "
+            "replicate: overlap='full' and owner='parts' update each bucket, or its parts, on one rank, but a torch "
             "optimizer updates all at once; choose overlap='backward', or leave both out"
         )
     return config, bucket is not None
 
 
 def _known(strategy: str) -> str:
-    """The settings of this strategy, or of all where there is none of the name."""
+    """The settings of this strategy; of all strategies if the name is unknown."""
     kinds = [KINDS[strategy]] if strategy in KINDS else list(KINDS.values())
     return ", ".join(dict.fromkeys(setting.argument for kind in kinds for setting in kind.traits.settings))
 
@@ -214,7 +223,7 @@ def _describe(replica: Replica, joined: Joined) -> None:
     if not replica.is_first:
         return
     for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
-        warnings.warn(in_python(sentence), stacklevel=3)
+        warnings.warn(in_python(sentence), stacklevel=4)  # the line that calls replicate
     if replica.world_size > 1:
-        hosts = "; ".join(str(host) for host in joined.hosts)
+        hosts = "one host" if joined.is_one_host else "; ".join(map(str, joined.hosts))
         sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}\n")

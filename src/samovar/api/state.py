@@ -14,7 +14,7 @@ _FIELDS = ("rank", "world_size", "strategy", "step", "epochs", "model", "optimiz
 
 
 def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str) -> tuple[Mapping[str, Any], bool]:
-    """The state, and whether it is this very rank's; InputError where it is none, or another rank's of the same run."""
+    """The state, and whether this rank saved it. Raises InputError if another rank of the same run did, or none."""
     missing = [field for field in _FIELDS if field not in state]
     if missing:
         raise InputError(f"load_state_dict: {', '.join(missing)} missing; give what replica.state_dict() returned")
@@ -28,7 +28,7 @@ def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str)
 
 
 def identity_of(state: Mapping[str, Any]) -> float:
-    """48 bits that are equal for what the ranks of one run saved at one step."""
+    """48 bits that are equal for all states that the ranks of one run saved at one step."""
     named = repr([state.get("run"), *(state[field] for field in ("world_size", "strategy", "step"))])
     return float(int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "big"))
 
@@ -47,5 +47,5 @@ def from_arrays(value: Any) -> Any:
 
 
 def to_arrays(state: Mapping[str, Any]) -> State:
-    """What a strategy gave, back from tensors."""
+    """The state of a strategy, back from tensors."""
     return {name: value.cpu().numpy() if isinstance(value, torch.Tensor) else value for name, value in state.items()}

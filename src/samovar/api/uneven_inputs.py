@@ -1,4 +1,4 @@
-"""Before ranks exchange anything, each tells the others where it is, and whether it still has data."""
+"""Before an exchange each rank tells the others its place in the script, and whether it still has data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.float64]
 
 
 class Event(IntEnum):
-    """What a rank is about to do together with the others; the value stands in the records."""
+    """A rank's next call together with the others. Records hold its value."""
 
     BACKWARD = 0
     STEP = 1
@@ -41,23 +41,23 @@ _NAMES = {
     Event.FINISHING: "finish()",
     Event.REDUCING: "mean(), sum(), max(), gather() or barrier()",
 }
-# Where ranks are at the same place with other details: what differs, and what to do.
+# If ranks make the same call with other details: the difference, and the next step.
 _DIFFERING = {
     Event.LOADING: (
-        "what ranks {ranks} load is of another run, step or strategy than what rank {first} loads; give every rank the "
-        "file that it saved, all of one save"
+        "the states that ranks {ranks} load are of another run, step or strategy than that of rank {first}; give every "
+        "rank the file that it saved, all of one save"
     ),
     Event.REDUCING: "ranks {ranks} gave a value of another size than rank {first}; give all ranks the same shape",
 }
 _DIFFERING_ORDER = (
-    "the order of samples on ranks {ranks} differs from that of rank {first}; a sampler with a generator of its own "
-    "must be seeded alike on all ranks"
+    "the order of samples on ranks {ranks} differs from that of rank {first}; seed a sampler with its own generator in "
+    "the same way on all ranks"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`detail` is a number that all active ranks must agree on."""
+    """One call of a replica. All active ranks must have the same `detail`."""
 
     replica: int
     event: Event
@@ -69,7 +69,7 @@ class Call:
 
 
 class Leaving(Enum):
-    """What a rank without data does where nobody is active: wait for ranks in inner loops, or leave its loop."""
+    """How a rank without data continues if no rank is active: it waits for inner loops, or leaves its loop."""
 
     NOT_YET = auto()
     SOME = auto()
@@ -77,18 +77,17 @@ class Leaving(Enum):
 
 
 class UnevenInputs:
-    """What ranks that step together tell each other before each exchange, for all replicas of the process.
+    """The messages of ranks that step together before each exchange, for all replicas of the process.
 
-    As torch's Join does it: a rank whose data ended shadows what the others do, without data.
+    As in torch's Join, a rank whose data ended shadows the calls of the others, without data. An active rank announces
+    a call as early as it can, and asks for the answers when the exchange begins. A rank whose data ended answers every
+    call of the others until no rank is active.
 
-    An active rank announces a call as early as it can and asks for the answers where the exchange begins. A rank
-    whose data ended answers every call of the others until nobody is active.
-
-    Cost per call: P-1 messages of 48 bytes per rank, awaited only where the answers are asked for.
+    Cost per call: P-1 messages of 48 bytes per rank, awaited only when the answers are asked for.
     """
 
     def __init__(self, collectives: Collectives, first_rank: int = 0) -> None:
-        self.last_active: tuple[int, ...] = (0,)  # who took part in the last call that was answered
+        self.last_active: tuple[int, ...] = (0,)  # the ranks that took part in the last answered call
         self._group = collectives.group
         self._first_rank = first_rank
         self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
@@ -97,11 +96,11 @@ class UnevenInputs:
         self._digest = 0.0
 
     def show_digest(self, digest: float) -> None:
-        """Of weights that are equal on all ranks: the next call tells it, and is refused where it differs."""
+        """Send the digest of weights that must be equal with the next call, which fails if ranks differ."""
         self._digest = digest
 
     def announce(self, call: Call, deadline: Callable[[], Deadline]) -> None:
-        """Tell the others; waits only where the call before this one was not yet asked for."""
+        """Tell the others. Waits only if nothing has asked for the call before this one."""
         if self._records is None:
             return
         self._answer_pending(deadline)
@@ -110,9 +109,9 @@ class UnevenInputs:
         self._pending = call
 
     def num_active(self, call: Call, deadline: Callable[[], Deadline]) -> int:
-        """How many ranks take part in the announced call with data of their own.
+        """The number of ranks that take part in the announced call with data of their own.
 
-        Waits for every rank. Raises ReplicasDiffer where another active rank is elsewhere, DeadlineExceeded.
+        Waits for every rank. Raises ReplicasDiffer if another active rank is at another call, and DeadlineExceeded.
         """
         if self._records is None:
             return 1
@@ -122,10 +121,10 @@ class UnevenInputs:
         return self._collect(call, deadline())
 
     def shadow(self, depth: int, deadline: Callable[[], Deadline]) -> "Call | Leaving":
-        """The next call of the active ranks, for a rank whose data ended; or how to go on where nobody is active.
+        """The next call of the active ranks, for a rank whose data ended. If no rank is active, how to continue.
 
-        `depth` is how many loops over data this rank is in: a rank in an inner loop leaves it before those whose
-        outer loop has ended.
+        `depth` is the number of loops over data that this rank is in. A rank in an inner loop leaves it before those
+        whose outer loop has ended.
         """
         rows = self.gather(Call(0, Event.DATA_END, depth), deadline)
         active = _active(rows)
@@ -139,7 +138,7 @@ class UnevenInputs:
         return Leaving.ALL if depth == rows[:, 3].min() else Leaving.SOME
 
     def gather(self, call: Call, deadline: Callable[[], Deadline]) -> Rows:
-        """What every rank posts for a call of ranks without data, shape (P, 6)."""
+        """The records of all ranks for a call of ranks without data, shape (P, 6)."""
         row = [0.0, call.replica, call.event, call.step, call.detail, 0.0]
         if self._records is None:
             return np.array([row])
@@ -172,8 +171,8 @@ class UnevenInputs:
             raise ReplicasDiffer(f"rank {own_rank}: {sentence}")
         places = "; ".join(f"rank {rank} is at {other}" for rank, other in calls.items())
         raise ReplicasDiffer(
-            f"rank {own_rank}: ranks are at different places: {places}; all ranks must make the same calls in "
-            "the same order, and leave loops over shard() at the same step or by their end"
+            f"rank {own_rank}: ranks are at different places: {places}. All ranks must make the same calls in "
+            "the same order, and leave loops over shard() at the same step or at their end"
         )
 
     def _require_same_weights(self, rows: Rows) -> None:

@@ -128,10 +128,11 @@ def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts
     if launch.oversubscribed:
         output.say(f"samovar: warning: {num_ranks} ranks share {num_available_cpus()} cores")
     if hosts is not None:
-        first = launch.first_rank
+        first, last = launch.first_rank, launch.first_rank + num_ranks - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
         output.say(
-            f"samovar: ranks {first} to {first + num_ranks - 1} of {num_ranks * hosts.num_hosts} on host "
-            f"{hosts.number} of {hosts.num_hosts}; {describe_route(hosts.address, hosts.port, hosts.number == 0)}"
+            f"samovar: {ranks} of {num_ranks * hosts.num_hosts} on host {hosts.number} of {hosts.num_hosts}; "
+            f"{describe_route(hosts.address, hosts.port, hosts.number == 0)}"
         )
 
 

@@ -10,7 +10,7 @@ import torch
 class BackwardPass:
     """`loss.backward(gradient, retain_graph, inputs=inputs)`, when it is run.
 
-    `inputs` are the leaves whose gradients are made, None for all. Each of `around` runs the rest inside its own.
+    `inputs` are the leaves whose gradients are made; None for all. Each of `around` runs the rest inside its own pass.
     """
 
     loss: torch.Tensor
@@ -27,7 +27,7 @@ class BackwardPass:
         self.loss.backward(self.gradient, self.retain_graph, inputs=self.inputs)  # type: ignore[no-untyped-call]
 
     def only(self, leaves: Sequence[torch.Tensor] | None) -> "BackwardPass":
-        """The same pass, for those of its leaves that are among `leaves`."""
+        """The same pass for those of its leaves that are in `leaves`."""
         if leaves is None:
             return self
         wanted = None if self.inputs is None else {id(leaf) for leaf in self.inputs}

@@ -33,7 +33,7 @@ _LEAF, _REENTRANT = "torch::autograd::AccumulateGrad", "CheckpointFunctionBackwa
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """output = input times weight (in, out), or times that of a weight (out, in); `node` is the graph's for it."""
+    """output = input times weight (in, out), or times the transposed weight (out, in), at `node` of the graph."""
 
     node: Node
     saved_input: str  # the node's, which lets go of it after its turn in backward
@@ -48,7 +48,7 @@ class Use:
 
 
 class Graph:
-    """The nodes behind `loss`, each after those that its gradients go to. With `inputs` no other leaf gets one."""
+    """The nodes behind `loss`, each after those that receive its gradients. With `inputs` no other leaf gets one."""
 
     def __init__(self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None) -> None:
         self._nodes = list(_after_their_next(loss.grad_fn)) if loss.grad_fn is not None else []
@@ -57,16 +57,16 @@ class Graph:
             for slot, (child, _) in enumerate(node.next_functions):
                 if child is not None:
                     self._parents[child].append((node, slot))
-        # Who wants no gradient any more gets none, and must not be asked for one.
+        # A leaf that no longer requires a gradient must not be asked for one.
         leaves = (node for node in self._nodes if node.name() == _LEAF and _variable(node).requires_grad)
         wanted = None if inputs is None else {id(leaf) for leaf in inputs}
         found = {id(_variable(node)): node for node in leaves}
         self._leaves = {key: node for key, node in found.items() if wanted is None or key in wanted}
-        # A checkpoint of that kind runs a graph of its own inside of backward, which nobody sees before.
+        # A reentrant checkpoint runs a graph of its own inside backward, which is not visible before.
         self._is_whole = all(node.name() != _REENTRANT for node in self._nodes)
 
     def uses(self, weight: torch.Tensor) -> list[Use] | None:
-        """All that the gradient of `weight` comes from, where these are products; else None."""
+        """All uses that give `weight` its gradient, if these are products; else None."""
         if not self._is_whole or weight._backward_hooks:
             return None
         if id(weight) not in self._leaves:
@@ -75,8 +75,10 @@ class Graph:
         return None if None in found else [use for use in found if use is not None]
 
     def left_out(self, uses: Mapping[int, Sequence[Use]]) -> set[int]:
-        """Of these weights, by their ids, those whose gradients backward can leave out.
-        All nodes of their `uses` take part then, for the sake of leaves that are not among these weights."""
+        """The ids of those weights whose gradients backward can leave out.
+
+        All nodes of their `uses` then still take part, because other leaves need them.
+        """
         if not uses:
             return set()
         wanted = {node for key, node in self._leaves.items() if key not in uses}
@@ -87,7 +89,7 @@ class Graph:
         return {key for key, of_weight in uses.items() if all(use.node in takes_part for use in of_weight)}
 
     def leaves_without(self, left_out: Collection[int]) -> list[torch.Tensor] | None:
-        """Those whose gradients backward is to make; None for all."""
+        """The leaves whose gradients backward makes; None for all."""
         if self._leaves.keys().isdisjoint(left_out):
             return None
         return [_variable(node) for key, node in self._leaves.items() if key not in left_out]
@@ -106,7 +108,7 @@ def _product(node: Node, slot: int, is_transposed: bool) -> Use | None:
     operand, name = _PRODUCTS.get(node.name(), (None, ""))
     if slot != operand or getattr(node, "_saved_alpha", 1) != 1:
         return None
-    # What a hook keeps in another form (a checkpoint's) may be asked for once, and backward does.
+    # A tensor that a hook packs (as a checkpoint does) may be unpacked once, and backward does that.
     if getattr(getattr(node, f"_raw_saved_{name}"), "unpack_hook", node) is not None:
         return None
     saved = f"_saved_{name}"
@@ -136,7 +138,7 @@ def _variable(leaf: Node) -> torch.Tensor:
 
 
 def matrices(parameters: Mapping[str, nn.Parameter], least_bytes: int) -> tuple[str, ...]:
-    """The names of those whose gradients may be products: float32 (m, n) on the CPU, not smaller than that."""
+    """The parameters whose gradients may be products: float32 (m, n) on the CPU, of `least_bytes` or more."""
     return tuple(name for name, p in parameters.items() if _is_matrix(p) and p.numel() * 4 >= least_bytes)
 
 
@@ -153,7 +155,7 @@ def scaled_product(left: Floats, right: Floats, scale: float, gradient: Floats) 
 
 
 def own_arithmetic() -> Arithmetic:
-    """That of this process: processor, PyTorch and its libraries, threads."""
+    """The arithmetic of this process: processor, PyTorch and its libraries, threads."""
     num_threads = torch.get_num_threads()
     libraries = (torch.__config__.show(), torch.backends.cpu.get_cpu_capability())
     described = repr((platform.machine(), sorted(set(models())), libraries, num_threads))
@@ -162,7 +164,7 @@ def own_arithmetic() -> Arithmetic:
 
 
 class Gradients(Protocol):
-    """Where the gradients of one backward pass come to lie; see `frontends.torch.gradients.FlatGradients`."""
+    """The place for the gradients of one backward pass; see `frontends.torch.gradients.FlatGradients`."""
 
     def await_products(self, name: str, num_products: int) -> None: ...
     def add_product(self, name: str, factors: tuple[torch.Tensor, torch.Tensor] | None) -> None: ...
@@ -171,7 +173,7 @@ class Gradients(Protocol):
 
 @dataclass(slots=True)
 class _Matrix:
-    """A weight, and in the pass under way the products whose factors are yet to travel, and the rows that came."""
+    """A weight. In this pass: the products whose factors have yet to travel, and the rows that came."""
 
     name: str
     weight: nn.Parameter
@@ -184,19 +186,19 @@ _Found = list[tuple[_Matrix, list[Use]]]
 
 
 class Factors:
-    """The matrices of a model whose gradients, where these are products, backward does not make.
+    """The matrices of a model whose gradients backward does not make if they are products.
 
-    Their factors are taken on the way: to travel, where `sums` has the matrix and wants factors; else to be multiplied
-    at once where the gradient is to lie.
+    Their factors are taken during backward. If `sums` has the matrix and wants factors, they travel. Otherwise they are
+    multiplied at once into the place of the gradient.
     """
 
     def __init__(self, weights: Mapping[str, nn.Parameter], sums: Mapping[str, FactoredSum]) -> None:
         self._matrices = [_Matrix(name, weight, sums.get(name)) for name, weight in weights.items()]
-        self._left_out: dict[str, bool] = {}  # of the pass under way: whose factors travel
+        self._left_out: dict[str, bool] = {}  # in this pass: whether factors travel
 
     @contextmanager
     def taken(self, backward: BackwardPass, gradients: Gradients) -> Iterator[BackwardPass]:
-        """For one backward pass; gives the one that makes only the gradients that autograd still has to make."""
+        """A context for one backward pass. Gives the pass with the gradients that autograd still has to make."""
         graph = Graph(backward.loss, backward.inputs)
         sent, made = self._found(graph)
         left_out = graph.left_out({id(matrix.weight): uses for matrix, uses in (*sent, *made)})
@@ -214,11 +216,11 @@ class Factors:
             _complete(matrix, gradients)
 
     def stand_for(self, name: str) -> bool:
-        """Whether factors travel in place of a gradient that came in this pass."""
+        """Whether factors travel instead of a gradient that came in this pass."""
         if self._left_out.get(name):
             raise SamovarError(
-                f"a gradient of {name!r} came by a way that the loss's graph did not show: a function of your own "
-                "that calls backward() itself; give factors='none'"
+                f"a gradient of {name!r} came from a place that the loss's graph did not show, such as a function of "
+                "yours that calls backward() itself; give factors='none'"
             )
         return name in self._left_out
 
@@ -228,7 +230,7 @@ class Factors:
                 matrix.factored.expect(0)
 
     def _found(self, graph: Graph) -> tuple[_Found, _Found]:
-        """Whose factors travel, and whose are multiplied here; ranks are told of the rows."""
+        """The matrices whose factors travel, and those multiplied here. Other ranks get the number of rows."""
         sent, made = _Found(), _Found()
         for matrix in self._matrices:
             uses = _uses(graph, matrix.weight)
@@ -242,7 +244,7 @@ class Factors:
 
 
 def _uses(graph: Graph, weight: nn.Parameter) -> list[Use] | None:
-    """None where the gradient is autograd's: it is no product, others look at it, or it adds to what is there."""
+    """The products of a gradient. None if autograd makes it: a hook sees it, or it adds to an earlier gradient."""
     hooks = weight._post_accumulate_grad_hooks
     if weight.grad is not None or (hooks is not None and len(hooks) > 1):  # one is ours
         return None
@@ -250,7 +252,7 @@ def _uses(graph: Graph, weight: nn.Parameter) -> list[Use] | None:
 
 
 def _hook(hooks: ExitStack, uses: Sequence[Use], take: Callable[[Use, torch.Tensor | None], None]) -> None:
-    """Before the turn of each use, `take` it and the gradient of its output."""
+    """Call `take` with each use and the gradient of its output, before its turn in backward."""
     for use in uses:
         hooks.callback(use.node.register_prehook(partial(_take, take, use)).remove)
 
@@ -284,7 +286,7 @@ def _send(matrix: _Matrix, gradients: Gradients, use: Use, output_gradient: torc
 
 
 def _complete(matrix: _Matrix, gradients: Gradients) -> None:
-    """After a pass: no gradient came to what is still awaited."""
+    """After a pass: complete products that no gradient reached."""
     if matrix.num_uses:
         assert matrix.factored is not None
         for factor in matrix.factored.places(matrix.num_rows, matrix.factored.rows):

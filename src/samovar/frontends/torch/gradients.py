@@ -16,14 +16,14 @@ from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors
 from samovar.frontends.torch.parameters import layout_of
 
-# The last entry of the layout: one number per parameter, on how many ranks a gradient reached it.
+# The last entry of the layout: for each parameter the number of ranks on which a gradient reached it.
 REACHED = "samovar: ranks with a gradient"
 
 BucketHook = Callable[[Bucket], None]
 
 
 def gradient_layout(parameters: Mapping[str, nn.Parameter], apart: Collection[str] = ()) -> Layout:
-    """Where the gradients lie, those of `apart` first, and behind them the counts of who has one."""
+    """The layout of gradients: those of `apart` first, and last the numbers of ranks that have each."""
     in_order = sorted(parameters, key=apart.__contains__)  # the layout reverses it
     return layout_of({name: parameters[name] for name in in_order}, ParameterSpec(REACHED, (len(parameters),)))
 
@@ -31,8 +31,10 @@ def gradient_layout(parameters: Mapping[str, nn.Parameter], apart: Collection[st
 def gradient_buckets(
     layout: Layout, bucket_size_bytes: int | None, *, counts_apart: bool, num_apart: int = 0
 ) -> tuple[Bucket, ...]:
-    """The buckets of a `gradient_layout`: one for each of the first `num_apart` gradients, then the others'.
-    The counts are a bucket of their own where they must lie apart."""
+    """The buckets of a `gradient_layout`: one for each of the first `num_apart` gradients, then those of the others.
+
+    With `counts_apart` the counts are a bucket of their own.
+    """
     others = Layout(layout.learned[num_apart:], layout.num_elements).buckets(bucket_size_bytes)
     lengths = [*[1] * num_apart, *(len(bucket.entries) for bucket in others)]
     if counts_apart and lengths[-1] > 1:
@@ -42,8 +44,11 @@ def gradient_buckets(
 
 @dataclass(slots=True)
 class _Slot:
-    """A parameter, its place in the flat buffer, and its bucket. Of the backward pass under way: whether a part of the
-    gradient stands in the buffer, whether all of it does, and how many products it awaits."""
+    """A parameter, its place in the flat buffer, and its bucket.
+
+    In this backward pass: whether the buffer has a part of the gradient, whether it has all, and how many products are
+    still to come.
+    """
 
     name: str
     parameter: nn.Parameter
@@ -56,14 +61,14 @@ class _Slot:
 
 
 class FlatGradients:
-    """Takes each gradient from autograd with one copy, scaled on the way; `p.grad` is then a view of the buffer.
+    """Copies each gradient from autograd into a flat buffer, scaled on the way. `p.grad` is then a view of the buffer.
 
-    The last backward pass before an exchange leaves `scale` times the gradient in the buffer, so that the sum over
-    ranks is their mean and no further pass over the buffer is needed. Earlier passes leave it unscaled in `p.grad`.
-    Where `factors` of a gradient are taken autograd does not make it: it is made in the buffer, or by its exchange.
+    The last backward pass before an exchange leaves `scale` times the gradient in the buffer. The sum over ranks is
+    then their mean, without another pass over the buffer. Earlier passes leave gradients unscaled in `p.grad`. If the
+    `factors` of a gradient are taken, autograd does not make it: it is made in the buffer, or by its exchange.
 
-    Bytes per element and step: 4 read, 4 written (8 more where a gradient was there already); none where it is made
-    in the buffer, but for the product itself.
+    Bytes per element and step: 4 read and 4 written, and 8 more if a gradient existed before. A gradient that is made
+    in the buffer needs only the product itself.
     """
 
     def __init__(
@@ -105,11 +110,11 @@ class FlatGradients:
         self._finish(bucket_final)
 
     def await_products(self, name: str, num_products: int) -> None:
-        """In the pass under way this gradient is the sum of so many products, beside what else may come to it."""
+        """In this pass the gradient is a sum of `num_products` products, and of parts from autograd if any come."""
         self._slot_of[name].num_awaited = num_products
 
     def add_product(self, name: str, factors: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """gradient += scale * left^T right, of left (K, m), right (K, n); None where nothing came to this product."""
+        """gradient += scale * left^T right, of left (K, m), right (K, n); None if no gradient reached the product."""
         assert self._bucket_final is not None
         slot = self._slot_of[name]
         if factors is not None:
@@ -120,7 +125,7 @@ class FlatGradients:
         self._part_came(slot, self._bucket_final)
 
     def factors_complete(self, name: str) -> None:
-        """All factors that travel in place of this gradient are there."""
+        """Say that all factors that travel instead of this gradient have come."""
         assert self._bucket_final is not None
         self._mark_written(self._slot_of[name], self._bucket_final)
 
@@ -133,7 +138,7 @@ class FlatGradients:
             bucket_final(bucket)
 
     def publish(self, correction: float) -> None:
-        """After the exchange: `p.grad` is `correction` times the sum, None where no rank had a gradient."""
+        """After the exchange: `p.grad` is `correction` times the sum; None if no rank had a gradient."""
         if correction != 1.0:
             for slot in self._slots:
                 slot.view.mul_(correction)
@@ -148,7 +153,7 @@ class FlatGradients:
         self._is_published = True
 
     def take_late(self) -> str:
-        """At a step: the parameter, if any, to whose exchanged gradient another backward pass added since; else ""."""
+        """At a step: the parameter to whose exchanged gradient another backward pass has added; "" if there is none."""
         late, self._came_late, self._is_published = self._came_late, "", False
         return late
 
@@ -168,11 +173,11 @@ class FlatGradients:
         self._bucket_final = bucket_final
 
     def _take(self, slot: _Slot, parameter: torch.Tensor) -> None:
-        """Move what autograd made into the buffer; outside our own backward it stays where it is."""
+        """Move a gradient of autograd into the buffer. Outside our own backward it stays where it is."""
         bucket_final = self._bucket_final
         if bucket_final is None and self._is_published:
             self._came_late = self._came_late or slot.name
-        # Views of other types than the parameter cannot be its gradient: they are filled at the end.
+        # A view of another type than the parameter cannot be its gradient: it is filled at the end.
         if bucket_final is None or slot.mirrored or parameter.grad is None:
             return
         if self._factors is not None and self._factors.stand_for(slot.name):
@@ -181,8 +186,8 @@ class FlatGradients:
         if slot.written and not self._missing[slot.bucket.index]:
             raise SamovarError(
                 f"the gradient of {slot.name!r} came in two parts in one backward pass, the second after its exchange "
-                "had begun; give checkpoint(..., use_reentrant=False), or leave bucket_size out (between hosts give "
-                "'model', and factors='none')"
+                "had begun. Give checkpoint(..., use_reentrant=False), or leave bucket_size out; between hosts give "
+                "bucket_size='model' and factors='none'"
             )
         self._store(slot, parameter.grad)
         parameter.grad = None  # a second part of this gradient must come by itself
@@ -216,7 +221,7 @@ class FlatGradients:
 
     @torch.no_grad()
     def _finish(self, bucket_final: BucketHook) -> None:
-        """What no hook saw: gradients of earlier passes, of other types, and parameters that none reached."""
+        """Take gradients that no hook saw: of earlier passes, of other types, and of parameters that none reached."""
         reached = np.ones(len(self._slots), np.float32)
         for number, slot in enumerate(self._slots):
             if slot.written:

@@ -1,4 +1,4 @@
-"""What else might exchange the gradients of a model: PyTorch's own wrappers and layers, which are refused by name."""
+"""PyTorch's own wrappers and layers that exchange the gradients of a model. They are refused by name."""
 
 import gc
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _LOOKED_FOR = "_ddp_params_and_buffers_to_ignore"
 
 
 class _Replicated:
-    """Stands where DistributedDataParallel looks for names; copies and pickles become an empty set."""
+    """A set that raises when DistributedDataParallel reads it. Copies and pickles of it are an empty set."""
 
     def __iter__(self) -> Iterator[str]:
         raise InputError(
@@ -28,23 +28,23 @@ class _Replicated:
 
 
 def require_alone(model: nn.Module) -> None:
-    """InputError where the model, or a part of it, is in a wrapper that exchanges, or has a layer that does."""
+    """Raises InputError if the model, or a part of it, is in a wrapper that exchanges, or has a layer that does."""
     for name, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__name__ in _WRAPPERS]
         if kinds:
             raise InputError(
-                f"replicate: the model is wrapped in {kinds[0]}, which exchanges itself; give what it wraps"
+                f"replicate: the model is wrapped in {kinds[0]}, which exchanges itself; give the model inside"
             )
         if isinstance(module, nn.SyncBatchNorm):
             raise InputError(
                 f"replicate: layer {name!r} is a SyncBatchNorm, which takes its statistics over torch.distributed; "
-                "give BatchNorm layers, whose statistics replicate averages where the model is evaluated"
+                "give BatchNorm layers, whose statistics replicate averages when the model is evaluated"
             )
     _require_unwrapped(model)
 
 
 def keep_alone(model: nn.Module) -> None:
-    """From here on DistributedDataParallel raises InputError where it is given this model."""
+    """From now on DistributedDataParallel raises InputError if it gets this model."""
     setattr(model, _LOOKED_FOR, _Replicated())
 
 
@@ -54,7 +54,7 @@ def let_go(model: nn.Module) -> None:
 
 
 def _require_unwrapped(model: nn.Module) -> None:
-    """A wrapper holds the model, and the model knows nothing of it."""
+    """Look for a wrapper that holds the model, because the model does not know its wrapper."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     own = {id(parameter) for parameter in model.parameters()}

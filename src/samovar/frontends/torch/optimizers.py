@@ -1,4 +1,4 @@
-"""The optimizers of one model, which step together, and only where the replica makes them."""
+"""The optimizers of one model. They step together, and only when the replica steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ Given: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 _REFUSED: Mapping[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: (
         "LBFGS evaluates the loss several times per step, in an order that only it knows, so ranks cannot exchange in "
-        "step; take SGD, Adam or AdamW"
+        "step; use SGD, Adam or AdamW"
     ),
-    torch.optim.SparseAdam: "SparseAdam needs sparse gradients, which are not exchanged; take Adam",
+    torch.optim.SparseAdam: "SparseAdam needs sparse gradients, which are not exchanged; use Adam",
 }
 
 
 class Optimizers:
     """One optimizer, or several that update different parameters of a model.
 
-    Once they are guarded, `optimizer.step()` raises SamovarError unless it is called inside `allowed()`: such a step
-    would pass the exchange by. Raises InputError where one of them cannot be used.
+    Once they are guarded, `optimizer.step()` raises SamovarError outside `allowed()`, because such a step would have no
+    exchange. Raises InputError if one of them cannot be used.
     """
 
     def __init__(self, given: Given) -> None:
@@ -36,7 +36,7 @@ class Optimizers:
         self._frozen: list[nn.Parameter] = []
 
     def guard(self) -> None:
-        """From here on they step where the replica does, and update the parameters that they update now."""
+        """From now on they step only with the replica, and update the same parameters."""
         self._num_parameters = self._count()
         self._frozen = [p for group in self.param_groups for p in group["params"] if not p.requires_grad]
         self._hooks = [optimizer.register_step_pre_hook(self._require_allowed) for optimizer in self.all]
@@ -56,7 +56,7 @@ class Optimizers:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Inside, a step of any of them belongs to the replica's."""
+        """A context in which they may step."""
         self._is_allowed = True
         try:
             yield
@@ -68,7 +68,7 @@ class Optimizers:
         return next((o.state[parameter] for o in self.all if parameter in o.state), {})
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the optimizer, as it gives it; of several a list of theirs."""
+        """The state of the optimizer as it gives it; of several optimizers a list."""
         states = [optimizer.state_dict() for optimizer in self.all]
         return states[0] if len(states) == 1 else {"optimizers": states}
 
@@ -76,22 +76,22 @@ class Optimizers:
         states = state.get("optimizers", [state])
         if len(states) != len(self.all):
             raise InputError(
-                f"load_state_dict: the state is of {len(states)} optimizer(s), and here are {len(self.all)}; give "
-                "replicate the optimizers of the run that saved it"
+                f"load_state_dict: the state is of {len(states)} optimizer(s), and this replica has {len(self.all)}; "
+                "give replicate the optimizers of the run that saved it"
             )
         for optimizer, own in zip(self.all, states, strict=True):
             optimizer.load_state_dict(dict(own))
 
     def require_same_parameters(self) -> None:
-        """SamovarError where a parameter was added or unfrozen since `guard`."""
+        """Raises SamovarError if a parameter was added or unfrozen since `guard`."""
         if self._count() != self._num_parameters or any(p.requires_grad for p in self._frozen):
             raise SamovarError(
-                "the optimizer updates other parameters than at replicate() (one was added or unfrozen), which would "
-                "not be exchanged; let all that will ever train want a gradient before replicate()"
+                "the optimizer updates other parameters than at replicate(): one was added or unfrozen, and would not "
+                "be exchanged; let all parameters that will train require a gradient before replicate()"
             )
 
     def release(self) -> None:
-        """They are the user's again."""
+        """Give the optimizers back to the user."""
         for hook in self._hooks:
             hook.remove()
 
@@ -101,9 +101,8 @@ class Optimizers:
     def _require_allowed(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         if not self._is_allowed:
             raise SamovarError(
-                f"{type(optimizer).__name__}.step() was called outside of replica.step(), which would pass the "
-                "exchange by; call replica.step(), or replica.step(lambda: scaler.step(optimizer)) where something "
-                "has to call it for you"
+                f"{type(optimizer).__name__}.step() was called outside of replica.step(), and would have no exchange; "
+                "call replica.step(), or replica.step(lambda: scaler.step(optimizer)) if something calls it for you"
             )
 
 

@@ -1,4 +1,4 @@
-"""Which samples a rank takes in an epoch: disjoint, complete, and in the same number of batches wherever possible."""
+"""A rank's samples of an epoch. Parts are disjoint and complete, with the same number of batches wherever possible."""
 
 import hashlib
 import random
@@ -19,9 +19,9 @@ _Item = TypeVar("_Item")
 def rank_batches(order: Sequence[_Item], batch_size: int, drop_last: bool, group: Group) -> list[list[_Item]]:
     """This rank's batches of an epoch whose samples come in `order`.
 
-    The k-th P * batch_size samples are the k-th batches of all ranks. What is left at the end (with `drop_last`: left
-    out) is divided evenly; where it is less than a sample per rank, the batch before is divided with it, so that all
-    ranks take the same number of steps. Only where that batch has one sample too, some ranks take one step less.
+    The k-th P * batch_size samples are the k-th batches of all ranks. The rest at the end is divided evenly, or left
+    out with `drop_last`. If it is less than a sample per rank, the batch before is divided with it, so that all ranks
+    take the same number of steps. Only if that batch has one sample too, some ranks take one step less.
     """
     whole = batch_size * group.world_size
     num_whole, rest = divmod(len(order), whole)
@@ -39,7 +39,7 @@ def rank_batches(order: Sequence[_Item], batch_size: int, drop_last: bool, group
 
 
 def num_rank_batches(num_samples: int, batch_size: int, drop_last: bool, group: Group) -> int:
-    """How many batches `rank_batches` gives for that many samples."""
+    """The number of batches that `rank_batches` gives for `num_samples` samples."""
     num_whole, rest = divmod(num_samples, batch_size * group.world_size)
     if drop_last or not rest:
         return num_whole
@@ -48,7 +48,7 @@ def num_rank_batches(num_samples: int, batch_size: int, drop_last: bool, group: 
 
 
 def deal(items: Iterable[_Item], group: Group) -> Iterator[_Item]:
-    """Every P-th item, beginning with the rank's own number."""
+    """Every P-th item, beginning with item `rank`."""
     for index, item in enumerate(items):
         if index % group.world_size == group.rank:
             yield item
@@ -56,8 +56,10 @@ def deal(items: Iterable[_Item], group: Group) -> Iterator[_Item]:
 
 @contextmanager
 def seeded(seed: int, epoch: int) -> Iterator[int]:
-    """Python's, NumPy's and torch's generators start from (seed, epoch), and go on as before afterwards.
-    Gives the number they start from. DataLoader samplers draw from one of them, or from a generator of their own."""
+    """A context in which the generators of Python, NumPy and torch start from (seed, epoch). Gives the number they use.
+
+    Afterwards they continue as before. Samplers draw from one of them, or from a generator of their own.
+    """
     start = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -78,12 +80,12 @@ def _share(items: Sequence[_Item], group: Group) -> list[_Item]:
     return list(items[start : start + size + (group.rank < longer)])
 
 
-# What a loader keeps of the one it divides, besides its data and their order.
+# A divided loader keeps these settings, in addition to the data and their order.
 _KEPT = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
 
 
 class Interleaved(IterableDataset[Any]):
-    """Every P-th item of a stream. Where a loader has worker processes, of each worker's stream."""
+    """Every P-th item of a stream; of each worker's stream if the loader has worker processes."""
 
     def __init__(self, dataset: Dataset[Any], group: Group) -> None:
         self._dataset = dataset
@@ -94,11 +96,11 @@ class Interleaved(IterableDataset[Any]):
 
 
 class EpochOrder:
-    """A rank's part of what a loader's sampler gives; drawn anew, alike on all ranks, by `start`."""
+    """A rank's part of the order that a loader's sampler gives. `start` draws the same order on all ranks."""
 
     def __init__(self, loader: DataLoader[Any], group: Group, seed: int) -> None:
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-        # The usual batches are cut anew; batches that the user composes are dealt out as they are.
+        # Usual batches are cut again; batches that the user composes are dealt out as they are.
         self._batches = sampler if type(sampler) is BatchSampler else None
         self._source: Any = sampler if self._batches is None else self._batches.sampler
         self._group = group
@@ -106,7 +108,7 @@ class EpochOrder:
         self._own: list[Any] = []
 
     def start(self, epoch: int) -> float:
-        """Draw the epoch's order; a number that stands for all of it."""
+        """Draw the epoch's order. Gives a fingerprint of all of it."""
         with seeded(self._seed, epoch) as start:
             generator = getattr(self._source, "generator", None)
             if isinstance(generator, torch.Generator):
@@ -130,7 +132,7 @@ class EpochOrder:
 
 
 def divided_loader(loader: DataLoader[Any], group: Group, seed: int) -> tuple[DataLoader[Any], EpochOrder | None]:
-    """A loader of this rank's part, and the order that must be started before each epoch (None for a stream)."""
+    """A loader of this rank's part, and the order to start before each epoch (None for a stream)."""
     _check(loader)
     kept: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
     kept |= {"collate_fn": loader.collate_fn, "persistent_workers": loader.persistent_workers}

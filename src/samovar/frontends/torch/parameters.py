@@ -1,4 +1,4 @@
-"""Which parameters of a module take part in an exchange, and which modules cannot."""
+"""The parameters of a module that take part in an exchange, and the modules that cannot."""
 
 import hashlib
 import itertools
@@ -12,17 +12,17 @@ from samovar.core.layout import Layout, ParameterSpec, all_finite
 from samovar.frontends.torch.neighbours import require_alone
 from samovar.frontends.torch.optimizers import Optimizers
 
-# float32 lies in the flat buffers itself; these are copied into them and back, which rounds nothing on the way in.
+# The flat buffers are float32. These types are copied into them, which rounds nothing, and back.
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
 DEVICE_TYPES = ("cpu", "cuda")
 _MARK = "samovar_replica"
 
 
 def trained_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, nn.Parameter]:
-    """The parameters of `model` that want a gradient and that `optimizers` update, by name, in the model's order.
+    """The parameters of `model` that require a gradient and that `optimizers` update, by name, in the model's order.
 
-    A tied parameter appears once, under its first name. Raises InputError where model and optimizer cannot be used,
-    or do not belong together.
+    A tied parameter appears once, under its first name. Raises InputError if model and optimizers cannot be used, or do
+    not belong together.
     """
     _check_model(model)
     updated = {id(p) for group in optimizers.param_groups for p in group["params"]}
@@ -35,7 +35,7 @@ def trained_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, nn
         )
     trained = {name: p for name, p in named.items() if p.requires_grad and id(p) in updated and p.numel()}
     if not trained:
-        raise InputError("replicate: the optimizer updates no parameter of the model that wants a gradient; check both")
+        raise InputError("replicate: the optimizer updates no parameter of the model that is trained; check both")
     for name, parameter in trained.items():
         _check_parameter(name, parameter)
     _require_one_device(trained)
@@ -43,13 +43,13 @@ def trained_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, nn
 
 
 def device_of(parameters: Mapping[str, nn.Parameter]) -> torch.device | None:
-    """Where all of them are; None on the CPU, where ranks share the very memory of the model."""
+    """The device of all parameters; None on the CPU, where ranks share the memory of the model itself."""
     device = next(iter(parameters.values())).device
     return None if device.type == "cpu" else device
 
 
 def require_dense_gradients(model: nn.Module) -> None:
-    """InputError where a layer makes sparse gradients."""
+    """Raises InputError if a layer makes sparse gradients."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise InputError(
@@ -59,18 +59,18 @@ def require_dense_gradients(model: nn.Module) -> None:
 
 
 def unclaimed(model: nn.Module) -> list[str]:
-    """The names of parameters that want a gradient and belong to no replica: nobody updates or exchanges them."""
+    """The names of parameters that require a gradient and belong to no replica, so nothing updates them."""
     return [name for name, p in model.named_parameters() if p.requires_grad and p.numel() and not hasattr(p, _MARK)]
 
 
 def release(parameters: Mapping[str, nn.Parameter]) -> None:
-    """They belong to no replica any more."""
+    """Take the mark of a replica from the parameters."""
     for parameter in parameters.values():
         delattr(parameter, _MARK)
 
 
 def claim(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Mark the parameters as belonging to a replica; InputError where one does already."""
+    """Mark the parameters as those of a replica. Raises InputError if one belongs to another replica."""
     for name, parameter in parameters.items():
         if hasattr(parameter, _MARK):
             raise InputError(f"replicate: parameter {name!r} already belongs to a replica; call replicate once for it")
@@ -79,7 +79,7 @@ def claim(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> Layout:
-    """The layout in the order in which backward usually finishes them (the reverse of the model's), then `extra`."""
+    """The layout in the order in which backward usually finishes (the reverse of the model's), then `extra`."""
     last = torch.channels_last
     specs = [
         ParameterSpec(
@@ -91,7 +91,7 @@ def layout_of(parameters: Mapping[str, nn.Parameter], *extra: ParameterSpec) -> 
 
 
 def description(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> list[list[object]]:
-    """What must be equal on all ranks besides the layout: types, and the whole of what is sent at the start."""
+    """The properties that must be equal on all ranks besides the layout: all tensors sent at the start, and types."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return [[name, list(t.shape), str(t.dtype), name in parameters] for name, t in tensors.items()]
 
@@ -106,7 +106,7 @@ def _check_model(model: nn.Module) -> None:
         if tensor.device.type not in DEVICE_TYPES:
             raise InputError(
                 f"replicate: {name!r} is on {tensor.device}; models are trained on {' or '.join(DEVICE_TYPES)} here: "
-                "move it, or take DistributedDataParallel"
+                "move it, or use DistributedDataParallel"
             )
 
 
@@ -131,7 +131,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def first_not_finite(parameters: Mapping[str, nn.Parameter]) -> str:
-    """The name of the first parameter that is infinite or no number somewhere; "" where none is. Cost: one read."""
+    """The name of the first parameter with a value that is infinite or NaN; "" if there is none. Cost: one read."""
     return next((name for name, parameter in parameters.items() if not _is_finite(parameter.detach())), "")
 
 
@@ -142,7 +142,7 @@ def _is_finite(weights: torch.Tensor) -> bool:
 
 
 def digest_of(parameters: Mapping[str, nn.Parameter]) -> float:
-    """48 bits of a hash of their bytes, never 0. Cost: one read, at about 1 GB/s."""
+    """48 bits of a hash of the parameters' bytes, never 0. Cost: one read, at about 1 GB/s."""
     digest = hashlib.blake2b(digest_size=6)
     for parameter in parameters.values():
         values = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

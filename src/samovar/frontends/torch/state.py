@@ -1,4 +1,4 @@
-"""The state of any module in flat buffers: its weights, tensors that no optimizer updates, its optimizer's state."""
+"""The state of any module in flat buffers: weights, buffers that no optimizer updates, and the optimizer's state."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from samovar.transports.base import Array
 
 
 class FlatWeights:
-    """Parameters of float32 become views of the buffer; the Parameter objects stay what they are.
+    """Parameters in a flat buffer. Those of float32 become views of it; the Parameter objects stay the same.
 
-    Others (bfloat16, float16) keep their memory: `gather` copies them into the buffer and `scatter` back, rounded. On
-    a GPU parameters are views of a copy of the buffer there, which `gather` and `scatter` copy too.
+    Others (bfloat16, float16) keep their memory. `gather` copies them into the buffer, and `scatter` back, rounded. On
+    a GPU parameters are views of a copy of the buffer, which `gather` and `scatter` copy too.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer) -> None:
@@ -54,14 +54,14 @@ class FlatWeights:
 
     @contextmanager
     def in_buffer(self) -> Iterator[None]:
-        """What changes in the buffer inside, without gradients, changes the parameters."""
+        """A context without gradients in which changes of the buffer change the parameters."""
         with torch.no_grad():
             self.gather()
             yield
             self.scatter()
 
     def require_in_place(self) -> None:
-        """SamovarError where somebody gave a parameter other memory, which an exchange would not see."""
+        """Raises SamovarError if a parameter got other memory, which an exchange would not see."""
         for name, parameter in self._adopted.items():
             if parameter.data_ptr() != self._near.view(name).data_ptr():
                 raise SamovarError(
@@ -76,7 +76,7 @@ class FlatWeights:
 
     @contextmanager
     def replaced(self, values_N: npt.NDArray[np.float32]) -> Iterator[None]:
-        """The model has other weights, given as the buffer holds them, until the context ends."""
+        """A context in which the model has other weights, in the order of the buffer."""
         self.gather()
         own = self._flat.array_N.copy()
         self._set(values_N)
@@ -111,7 +111,7 @@ def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def mean_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Buffers that have a mean over ranks, each once: those of a floating type. Counters have none."""
+    """The buffers that have a mean over ranks, each once: those of a floating-point type. Counters have none."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
 
 
@@ -128,7 +128,7 @@ class BufferMean:
 
     @contextmanager
     def replaced(self, scale: float) -> Iterator[None]:
-        """The model's buffers are `scale` times what stands in the array, until the context ends."""
+        """A context in which the model's buffers are `scale` times the array."""
         kept = [buffer.detach().clone() for buffer, _ in self._pairs()]
         for buffer, place in self._pairs():
             buffer.detach().copy_((place * scale).view_as(buffer))
@@ -160,8 +160,10 @@ class Broadcast:
 
     @torch.no_grad()
     def run(self, tensors: Sequence[torch.Tensor], deadline: Callable[[], Deadline]) -> None:
-        """Overwrite the tensors with those of rank 0, bit by bit; all ranks give equal shapes and types.
-        Cost: the tensors' bytes once through the staging area, a broadcast for each filling."""
+        """Overwrite the tensors with those of rank 0, bit by bit. All ranks give equal shapes and types.
+
+        Cost: the tensors' bytes once through the staging area, with a broadcast for each filling.
+        """
         if self._is_alone:
             return
         flats = [_bytes(tensor) for tensor in tensors]
@@ -178,7 +180,7 @@ class Broadcast:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes in logical order: its own memory where it is contiguous, and the CPU's."""
+    """The tensor's bytes in logical order: its own memory if it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -200,7 +202,7 @@ def _fillings(flats: Sequence[torch.Tensor], size: int) -> Iterator[list[torch.T
 
 
 class OptimizerState:
-    """Momentum and the like by name: one element per element of the parameter, or one number per parameter."""
+    """An optimizer's quantities, such as momentum, by name: one number per element, or one per parameter."""
 
     def __init__(self, optimizers: Optimizers, parameters: Mapping[str, nn.Parameter]) -> None:
         self._optimizers = optimizers
@@ -211,11 +213,11 @@ class OptimizerState:
         return sorted({key for _, keys in self._rows() for key in keys})
 
     def fingerprint(self) -> float:
-        """48 bits that are equal where the same parameters have the same quantities."""
+        """48 bits that are equal if the same parameters have the same quantities."""
         return float(int.from_bytes(hashlib.sha256(repr(self._rows()).encode()).digest()[:6], "big"))
 
     def write(self, quantity: str, flat: FlatBuffer) -> None:
-        """Copy the quantity into `flat`; what has none is zero there."""
+        """Copy the quantity into `flat`. Parameters without it are zero there."""
         flat.tensor_N.zero_()
         for place, value, _ in self._places(quantity, flat):
             place.copy_(torch.as_tensor(value).reshape(place.shape))
@@ -229,7 +231,7 @@ class OptimizerState:
                 state[quantity] = type(value)(place.item())
 
     def _rows(self) -> list[tuple[str, list[str]]]:
-        """Which quantities each parameter has."""
+        """The quantities of each parameter."""
         return [
             (name, sorted(key for key, value in self._optimizers.state_of(p).items() if _can_move(value, p)))
             for name, p in self._parameters.items()
