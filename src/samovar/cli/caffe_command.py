@@ -38,7 +38,7 @@ _USAGE = """samovar caffe COMMAND -FLAG VALUE | -FLAG=VALUE ... (one dash or two
   device_query  [-gpu all]
 
 Beside Caffe's own: -workers N, -threads_per_worker N, -strategy NAME and its settings, say -sync_period N (train).
-Snapshots go where the solver's snapshot_prefix says. See docs/caffe.md.
+Snapshots go where the solver's snapshot_prefix says. See docs/how-to/caffe-command.md.
 """
 
 

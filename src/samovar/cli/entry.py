@@ -26,7 +26,7 @@ class _Ended(BaseException):
 
 
 def main() -> None:
-    """Run the command line (see docs/commands.md for the exit codes)."""
+    """Run the command line (docs/reference/files.md lists the exit codes)."""
     commands = importlib.import_module("samovar.cli.commands")
     number = 0
     try:

@@ -91,7 +91,7 @@ def train(
 ) -> RunResult:
     """Train a Caffe solver's net on `workers` processes of this machine, as the command `samovar train` does.
 
-    Arguments mean what the command's flags mean (docs/commands.md). Weights, metrics and snapshots lie in the result's
+    Arguments mean the same as the command's flags (docs/reference/command-line.md). Weights, metrics and snapshots lie in the result's
     `run_folder`. Progress goes to stdout, warnings to stderr; with `quiet` both go to the folder's samovar.log alone.
 
     On the main thread signals are taken as by the command, and their handlers are put back: a first Ctrl-C stops the
