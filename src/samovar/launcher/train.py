@@ -91,8 +91,9 @@ def train(
 ) -> RunResult:
     """Train a Caffe solver's net on `workers` processes of this machine, as the command `samovar train` does.
 
-    Arguments mean the same as the command's flags (docs/reference/command-line.md). Weights, metrics and snapshots lie in the result's
-    `run_folder`. Progress goes to stdout, warnings to stderr; with `quiet` both go to the folder's samovar.log alone.
+    Arguments mean the same as the command's flags (docs/how-to/train-from-python.md). Weights, metrics and snapshots
+    are in the result's `run_folder`. Progress goes to stdout, warnings to stderr; with `quiet` both go to the folder's
+    samovar.log alone.
 
     On the main thread signals are taken as by the command, and their handlers are put back: a first Ctrl-C stops the
     run after a step, with a snapshot and a result that has `stopped_by`; a second one ends it with an error. On another

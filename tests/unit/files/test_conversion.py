@@ -174,7 +174,7 @@ def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:
     assert target.read_bytes() != before
     with pytest.raises(InputError, match="source itself"):
         convert(target, target, None, force=True)
-    with pytest.raises(InputError, match="no place for a file"):
+    with pytest.raises(InputError, match="cannot be a file"):
         convert(weights, weights.parent / "nowhere/a.pt", None, force=False)
 
 
@@ -231,7 +231,12 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
     "an archive of arrays": ("a.pt", savez, "b.h5", "compressed"),
     "huge header": ("a.safetensors", lambda p: p.write_bytes((1 << 38).to_bytes(8, "little") + b"{}"), "b.h5", "sound"),
     "wrong kind of target": ("a.caffemodel", lambda p: write(p, {"ip": [[1]]}), "b.solverstate", "is the name of"),
-    "unknown target": ("a.caffemodel", lambda p: write(p, {"ip": [[1]]}), "b.txt", "says no kind"),
+    "unknown target": (
+        "a.caffemodel",
+        lambda p: write(p, {"ip": [[1]]}),
+        "b.txt",
+        "with this suffix cannot be written",
+    ),
     "objects": ("a.npy", lambda p: np.save(p, np.array([{}])), "b.binaryproto", "plain numbers"),
     "a cut mean": ("a.npy", lambda p: p.write_bytes(npy_of_size(1 << 30)), "b.binaryproto", "plain numbers"),
     "a mean that is none": ("a.npy", lambda p: np.save(p, np.ones(3)), "b.binaryproto", "channels, height, width"),

@@ -204,7 +204,7 @@ def test_a_run(tmp_path: Path) -> None:
     (folder.snapshots / "step_00000005" / "manifest.json").write_text("{}")
     assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[0]
     folder.config.write_text("[]")
-    with pytest.raises(InputError, match="no run's configuration"):
+    with pytest.raises(InputError, match="not a run's configuration"):
         describe(tmp_path, NO_FLAGS)
 
 

@@ -136,7 +136,7 @@ BAD = [
     ('name: "empty"', "net.prototxt: has no layers"),
     (
         'layer { name: "x" type: "ReLU" }\nlayers { name: "y" type: RELU }',
-        "net.prototxt:2: .*cannot stand beside 'layer'",
+        "net.prototxt:2: .*excludes 'layer'",
     ),
     (
         'layer {\n name: "x"\n type: "Relu" }',
@@ -181,7 +181,7 @@ layer { name: "i" type: "ImageData" image_data_param { rand_skip: 3 }
 
     path = tmp_path / "net.prototxt"
     assert definition.warnings == (
-        f"{path}:1: debug_info of a net is for `samovar test` and `samovar caffe test`; training goes by the solver's, "
+        f"{path}:1: debug_info of a net is for `samovar test` and `samovar caffe test`; training follows the solver's, "
         "as in Caffe",
         f"{path}:3: layer 'r': pooling_param has no effect on a layer of type ReLU",
         f"{path}:4: layer 'd': rand_skip has no effect; the order of samples follows from the seed",

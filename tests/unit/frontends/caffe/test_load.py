@@ -217,7 +217,7 @@ def test_saved_weights_are_loaded_again(tmp_path: Path, name: str) -> None:
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     net = samovar.caffe.load(written(tmp_path, DEPLOY))
-    with pytest.raises(InputError, match="says no kind"):
+    with pytest.raises(InputError, match="not that of a weights file"):
         samovar.caffe.save(net, tmp_path / "w.bin")
     with pytest.raises(InputError, match="cannot be written"):
         samovar.caffe.save(net, tmp_path / "nowhere/w.pt")
