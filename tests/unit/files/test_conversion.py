@@ -167,7 +167,7 @@ def test_onnx_needs_the_net(weights: Path, model: Path) -> None:
 def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:
     target = converted(weights, "a.caffemodel", model)
     before = target.read_bytes()
-    with pytest.raises(InputError, match=r"there already.*--force"):
+    with pytest.raises(InputError, match=r"exists already.*--force"):
         converted(weights, "a.caffemodel")
     assert target.read_bytes() == before
     convert(weights, target, None, force=True)
@@ -291,7 +291,7 @@ def test_the_command(weights: Path, model: Path) -> None:
     ended = run("convert", weights.name, "out.safetensors", "--model", model.name, folder=model.parent)
     assert (ended.return_code, ended.errors) == (0, "")
     assert "out.safetensors: 12 arrays" in ended.output
-    assert "there already" in run("convert", weights.name, "out.safetensors", folder=model.parent).error
+    assert "exists already" in run("convert", weights.name, "out.safetensors", folder=model.parent).error
 
 
 @pytest.mark.parametrize("kind", [".safetensors", ".pt"])

@@ -234,7 +234,7 @@ def test_a_drawing_has_every_layer_and_blob(net_path: Path) -> None:
     for wanted in (r"conv\nConvolution 4, 3x3 / 2\n+ ReLU relu", r"ip \"a\"\nInnerProduct 5", r"a\n2 x 5"):
         assert wanted in text
     assert text.count(" -> ") == 7
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         inspect(net_path, Wanted(draw=target), as_json=True)
     with pytest.raises(InputError, match=r"give \.dot"):
         inspect(net_path, Wanted(draw=target.with_suffix(".pdf")), as_json=True)

@@ -152,7 +152,7 @@ BAD = [
     ),
     (
         'layer { name: "x" type: "Python" python_param { module: "os" layer: "PairLoss" } }',
-        r"never happens here; write the layer as a torch module, .*register_layer\('PairLoss', ...\)",
+        r"Samovar never does\. Write the layer as a torch module, .*register_layer\('PairLoss', ...\)",
     ),
     ('layer { name: "x" type: "Python" python_param { layer: "ReLU" } }', "layer type Python runs code"),
     (r'layer { name: "x" type: "Python" python_param { layer: "a\nb" } }', r"register_layer\('NAME', ...\)"),
