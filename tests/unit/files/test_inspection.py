@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import samovar
@@ -115,6 +116,12 @@ def test_weights(net_path: Path, name: str) -> None:
     found = dict(zip(arrays.columns, bias, strict=True))
     assert found["shape"] == (4,)
     assert [found[column] for column in ("mean", "least", "largest", "not finite")] == [3, 1, 6, 0]
+
+
+def test_tensors_of_a_safetensors_file_have_one_order(tmp_path: Path) -> None:
+    names = [f"layer{index:02}.weight" for index in range(40)]
+    safetensors.torch.save_file({name: torch.zeros(1) for name in names}, tmp_path / "w.safetensors")
+    assert list(rows(describe(tmp_path / "w.safetensors", NO_FLAGS), "arrays")) == names
 
 
 def test_values_that_are_no_numbers_are_told(tmp_path: Path) -> None:

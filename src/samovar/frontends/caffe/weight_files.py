@@ -89,7 +89,7 @@ def _start(path: Path) -> bytes:
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     content = read_file(path, "safetensors", MAX_STATE_BYTES)
     try:
-        return safetensors.torch.load(content)
+        return dict(sorted(safetensors.torch.load(content).items()))  # it gives them in another order each time
     except (SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path}: is not a sound safetensors file, or was cut short: {error}") from None
 
