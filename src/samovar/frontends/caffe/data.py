@@ -26,7 +26,7 @@ _CROP_MODES = ("warp", "square")
 _WITHOUT_EFFECT = {
     "rand_skip": "the order of samples follows from the seed",
     "force_encoded_color": "write transform_param { force_color: true }",
-    "cache_images": "the system's cache keeps files that were read",
+    "cache_images": "files that were read stay in the system's cache",
 }
 
 

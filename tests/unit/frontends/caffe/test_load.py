@@ -155,7 +155,7 @@ def test_later_weights_win_and_missing_layers_are_told(tmp_path: Path) -> None:
     [
         ({"phase": "LEARN"}, "phase is 'LEARN'"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"input_shapes": {"dta": (1, 2)}}, "no input of phase TEST; did you mean 'data'"),
+        ({"input_shapes": {"dta": (1, 2)}}, "not an input of phase TEST; did you mean 'data'"),
         ({"input_shapes": {"data": (1, 1, 2, 2)}}, "conv1"),
     ],
 )
