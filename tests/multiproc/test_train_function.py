@@ -189,9 +189,11 @@ def test_wrong_input_that_a_rank_finds_leaves_no_folder(tmp_path: Path, digits: 
 def test_the_example_of_the_documents_runs_without_torch_in_the_program(
     tmp_path: Path, solver: Path, repository_root: Path
 ) -> None:
-    text = (repository_root / "docs/commands.md").read_text()
-    (example,) = re.findall(r"^```py\n(import samovar\n.*?)^```", text, re.MULTILINE | re.DOTALL)
-    program = f"{example}\nimport sys\nassert 'torch' not in sys.modules\n".replace("solver.prototxt", str(solver))
+    text = (repository_root / "docs/how-to/train-from-python.md").read_text()
+    (example,) = re.findall(r"^```python\n(import samovar\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    program = f"{example}\nimport sys\nassert 'torch' not in sys.modules\n".replace(
+        "examples/lenet/digits_solver.prototxt", str(solver)
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^sync-easgd [01]\.\d{4} runs/", done.stdout, re.MULTILINE), done.stdout

@@ -1,1 +1,1 @@
-"""What a file holds, and one file as another."""
+"""Inspect files, and convert them to other forms."""

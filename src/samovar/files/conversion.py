@@ -1,4 +1,4 @@
-"""What `samovar convert` does: which kinds there are, who reads and who writes them."""
+"""`samovar convert`: the kinds of files, and their readers and writers."""
 
 import io
 import os
@@ -40,10 +40,10 @@ class _Converted:
 
 
 def convert(source: Path, target: Path, model: Path | None, force: bool) -> list[str]:
-    """Write `target` with what `source` holds; what was done, in sentences.
+    """Write the content of `source` as `target`; sentences about what was done.
 
-    The target is whole or as before. Raises InputError where the source is damaged or of another kind than the
-    target's suffix, where the target is there and `force` is not given, and where it cannot be written.
+    The target is whole or as before. Raises InputError if the source is damaged or of another kind than the target's
+    suffix, if the target exists without `force`, and if it cannot be written.
     """
     holds = kind_of(source)
     kind = _target_kind(target, holds)
@@ -54,9 +54,9 @@ def convert(source: Path, target: Path, model: Path | None, force: bool) -> list
 
 
 def kind_of(source: Path) -> str:
-    """What the file holds: WEIGHTS, STATE or MEAN; InputError where there is no such file."""
+    """The file's kind: WEIGHTS, STATE or MEAN; InputError if it does not exist."""
     if not source.is_file():
-        found = "is no regular file" if source.exists() else f"no such file (looked from {Path.cwd()})"
+        found = "is not a regular file" if source.exists() else f"no such file (looked from {Path.cwd()})"
         raise InputError(f"{source}: {found}; give the file's name")
     if is_hdf5(source):
         with open_hdf5(source, "file of Caffe") as file:
@@ -67,7 +67,7 @@ def kind_of(source: Path) -> str:
 
 
 def read_mean_file(path: Path) -> npt.NDArray[np.float32]:
-    """A mean image (C, H, W) of a `.binaryproto` or `.npy`; InputError where it is neither."""
+    """A mean image (C, H, W) of a `.binaryproto` or `.npy`; InputError if it is neither."""
     return _read_npy(path) if _begins_with(path, _NPY_MAGIC) else read_mean(path)
 
 
@@ -78,7 +78,7 @@ def _target_kind(target: Path, holds: str) -> str:
     found = next((suffix for suffix in _TARGETS if name.endswith(suffix)), None)
     allowed = ", ".join(suffix for suffix, (what, _) in _TARGETS.items() if what == holds)
     if found is None:
-        raise InputError(f"{target}: the suffix says no kind that can be written; for {holds} give {allowed}")
+        raise InputError(f"{target}: a file with this suffix cannot be written; for {holds} give {allowed}")
     what, kind = _TARGETS[found]
     if what != holds:
         raise InputError(f"{target}: is the name of {what}, but the source holds {holds}; give {allowed}")
@@ -87,11 +87,11 @@ def _target_kind(target: Path, holds: str) -> str:
 
 def _require_free(source: Path, target: Path, force: bool) -> None:
     if target.is_dir() or not target.parent.is_dir():
-        raise InputError(f"{target}: is no place for a file; give a file in a folder that is there")
+        raise InputError(f"{target}: cannot be a file; give a file's name in a folder that exists")
     if target.exists() and target.samefile(source):
         raise InputError(f"{target}: is the source itself; give another name")
     if os.path.lexists(target) and not force:
-        raise InputError(f"{target}: is there already; give another name, or --force to replace it")
+        raise InputError(f"{target}: exists already; give another name, or --force to replace it")
 
 
 def _weights(source: Path, kind: str, model: Path | None) -> _Converted:
@@ -104,7 +104,7 @@ def _weights(source: Path, kind: str, model: Path | None) -> _Converted:
 
 def _onnx(source: Path, model: Path | None) -> _Converted:
     if model is None:
-        raise InputError(f"{source}: an ONNX file holds the net too: give it with --model NET.prototxt")
+        raise InputError(f"{source}: an ONNX file also needs the net: give it with --model NET.prototxt")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         net = load(model, source)
@@ -141,7 +141,7 @@ _CONVERSIONS: dict[str, Callable[[Path, str, Path | None], _Converted]] = {
 
 def _refuse_model(model: Path | None) -> None:
     if model is not None:
-        raise InputError(f"--model {model}: only weights are converted by a net; leave it out")
+        raise InputError(f"--model {model}: only the conversion of weights takes a net; leave it out")
 
 
 def _begins_with(path: Path, magic: bytes) -> bool:
@@ -150,7 +150,7 @@ def _begins_with(path: Path, magic: bytes) -> bool:
 
 
 def _read_npy(path: Path) -> npt.NDArray[np.float32]:
-    """A mean image (C, H, W) or (H, W) of numbers; nothing is read before its size is known to be there."""
+    """A mean image (C, H, W) or (H, W) of numbers; the size is checked before anything is read."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # the header is parsed as Python's tokens, with the errors of a parser

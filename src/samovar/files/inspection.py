@@ -1,4 +1,4 @@
-"""What `samovar inspect` does: which kind a file is of, and what there is to say of it."""
+"""`samovar inspect`: the kind of a file, and a description of its content."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -38,10 +38,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def inspect(path: Path, wanted: Wanted, as_json: bool) -> None:
-    """Print what `path` is and holds; raises InputError where it is damaged or of no known kind."""
+    """Print the kind and content of `path`; raises InputError if it is damaged or of an unknown kind."""
     if wanted.draw is not None:
         if not _is_text(path) or not is_net(path):
-            raise InputError(f"--draw: {path} is no net; give a net's prototxt")
+            raise InputError(f"--draw: {path} is not a net; give a net's prototxt")
         draw_net(path, wanted)
     description = describe(path, wanted)
     if as_json:
@@ -51,7 +51,7 @@ def inspect(path: Path, wanted: Wanted, as_json: bool) -> None:
 
 
 def describe(path: Path, wanted: Wanted) -> Description:
-    """What there is to say of the file or folder at `path`."""
+    """A description of the file or folder at `path`."""
     if path.is_dir():
         return _describe_folder(path, wanted)
     if is_result(path):
@@ -177,7 +177,7 @@ def _sums(arrays: Sequence[Floats]) -> list[tuple[str, Value]]:
 
 
 def _statistics(array: Floats) -> tuple[Value, ...]:
-    """Mean, deviation, least and largest of the finite values, and how many are not."""
+    """Mean, deviation, least and largest of the finite values, and the number of the others."""
     finite = array[np.isfinite(array)].astype(np.float64)
     if not finite.size:
         return (None, None, None, None, array.size)

@@ -1,4 +1,4 @@
-"""What `samovar inspect` says of nets and solvers, and how it draws a net."""
+"""`samovar inspect` of nets and solvers, and the drawing of a net."""
 
 import dataclasses
 import os
@@ -36,7 +36,7 @@ class Wanted:
 
 
 def is_net(path: Path) -> bool:
-    """Whether the prototxt has layers of its own, and so is no solver; InputError where it cannot be read."""
+    """Whether the prototxt has layers, so it is not a solver; InputError if it cannot be read."""
     return not _NET_FIELDS.isdisjoint(field_names(path))
 
 
@@ -64,14 +64,14 @@ def describe_solver(path: Path) -> Description:
 
 
 def draw_net(path: Path, wanted: Wanted) -> None:
-    """Write the net's graph into `wanted.draw`; InputError for another suffix, and where Graphviz is not there."""
+    """Write the net's graph into `wanted.draw`; InputError for another suffix, and without Graphviz."""
     target = wanted.draw
     assert target is not None
     kind = target.suffix.lower().removeprefix(".")
     if kind not in _DRAWINGS:
         raise InputError(f"--draw {target}: the suffix is '{target.suffix}'; give .dot, .svg or .png")
     if os.path.lexists(target) and not wanted.force:
-        raise InputError(f"--draw {target}: is there already; give another name, or --force to replace it")
+        raise InputError(f"--draw {target}: exists already; give another name, or --force to replace it")
     text = dot_graph(load_net(path), _phase(wanted), _blob_shapes(path, wanted)).encode()
     content = text if kind == "dot" else _drawn(text, kind)
     write_whole(target, content, "--draw ")
@@ -84,7 +84,7 @@ def _drawn(text: bytes, kind: str) -> bytes:
         )
     except FileNotFoundError:
         raise InputError(
-            f"--draw: a .{kind} is made by Graphviz, whose program 'dot' is not here; install graphviz, or give a "
+            f"--draw: a .{kind} needs Graphviz, whose program 'dot' was not found; install graphviz, or give a "
             ".dot file, which is text"
         ) from None
     except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ def _drawn(text: bytes, kind: str) -> bytes:
 
 
 def _blob_shapes(path: Path, wanted: Wanted) -> dict[str, Shape]:
-    """Of every blob; none where the inputs' shapes are not to be had, which a drawing can do without."""
+    """The shape of every blob; empty if the inputs' shapes are unknown, because a drawing does not need them."""
     try:
         net, _ = _built(path, wanted)
     except InputError:
@@ -179,8 +179,8 @@ _LOSS_COLOR, _SOURCE_COLOR, _OTHER_COLOR = "#b6f4c0", "#dddddd", "#f6f6f6"
 
 
 def dot_graph(definition: CaffeNetDefinition, phase: Phase, shapes: dict[str, Shape] | None = None) -> str:
-    """The layers of `phase` as boxes, and the blobs between them as arrows, with their `shapes` where known.
-    Layers that work in place stand in the box of the layer whose blob they change. Text for Graphviz's `dot`."""
+    """The layers of `phase` as boxes, and the blobs between them as arrows, with their `shapes` if known.
+    Layers that work in place are in the box of the layer whose blob they change. Text for Graphviz's `dot`."""
     layers = definition.in_phase(phase)
     boxes: list[list[LayerSpec]] = []
     writers: dict[str, int] = {}  # of each blob: its box
@@ -224,7 +224,7 @@ def _color(spec: LayerSpec) -> str:
 
 
 def _described(spec: LayerSpec) -> str:
-    """The type with what matters most of its settings: "Convolution 96, 11x11 / 4"."""
+    """The type with its main settings: "Convolution 96, 11x11 / 4"."""
     message = spec.message
     if spec.type in ("Convolution", "Deconvolution"):
         settings = message.convolution_param

@@ -1,4 +1,4 @@
-"""What `samovar inspect` says of what a run leaves: its folder, its result, its snapshots."""
+"""`samovar inspect` of run folders, results and snapshots."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """`kind` says what the thing is; `notes` are sentences that stand at the end."""
+    """`kind` names the thing; `notes` are sentences for the end."""
 
     kind: str
     facts: Sequence[tuple[str, Value]]
@@ -82,12 +82,12 @@ def is_run(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether the file is what a run came to."""
+    """Whether the file is a run's result."""
     return path.is_file() and path.name == RunFolder(path.parent).result.name
 
 
 def describe_run(path: Path) -> Description:
-    """What was asked for, what came of it, and the snapshots; InputError where a file of it cannot be read."""
+    """The settings, the result and the snapshots; InputError if one of the files cannot be read."""
     folder = RunFolder(path)
     ended = folder.result.is_file()
     facts: list[tuple[str, Value]] = [
@@ -112,7 +112,7 @@ def describe_result(path: Path) -> Description:
 
 
 def describe_snapshot(path: Path) -> Description:
-    """All files are read and held to their hashes."""
+    """Reads all files and compares them with their hashes."""
     manifest = verify(path)
     facts: list[tuple[str, Value]] = [
         ("folder", str(path)),
@@ -127,18 +127,18 @@ def describe_snapshot(path: Path) -> Description:
 
 
 def _config_facts(path: Path) -> list[tuple[str, Value]]:
-    """Of any version's configuration."""
+    """The facts of any version's configuration."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path}: is no run's configuration; give the folder of a run")
+        raise InputError(f"{path}: is not a run's configuration; give the folder of a run")
     return _settings(config)
 
 
 def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
-    """What was given or found for the run; of a strategy all its settings have values."""
+    """The settings that were given or found for the run; all those of the strategy."""
     strategy = config.get("strategy")
     settings = strategy if isinstance(strategy, dict) else {"name": strategy}
     found = {"solver": config.get("model"), "strategy": settings.get("name")}
@@ -150,7 +150,7 @@ def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
 
 
 def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
-    """What has a value, in the order of the fields, spelled as in the file but for underscores."""
+    """The fields that have a value, in their order, spelled as in the file with spaces for underscores."""
     return [
         (name.replace("_", " "), value)
         for name, value in to_plain(result).items()
@@ -159,7 +159,7 @@ def _result_facts(result: RunResult) -> list[tuple[str, Value]]:
 
 
 def _workers(result: RunResult) -> list[TextTable]:
-    """How each got on, where they waited for nobody."""
+    """The figures of each worker, if workers do not wait for each other."""
     rows = [(rank, *_figures(worker)) for rank, worker in enumerate(result.by_worker)]
     return [TextTable("workers", _WORKER_COLUMNS, rows)] if rows else []
 
@@ -173,7 +173,7 @@ def _figures(worker: WorkerFigures) -> tuple[Value, ...]:
 
 
 def _snapshots(folder: Path) -> tuple[list[tuple[Value, ...]], tuple[str, ...]]:
-    """Name, step and size of each, by step; and a sentence for each that cannot be read. Hashes are not looked at."""
+    """Name, step and size of each, by step; a sentence for each that cannot be read. Hashes are not checked."""
     rows: list[tuple[Value, ...]] = []
     damaged = []
     for path in sorted(folder.glob(f"*/{MANIFEST_NAME}")):

@@ -1,11 +1,11 @@
 """Compressed images (JPEG, PNG, BMP, PPM) as Caffe sees them: uint8 (channels, height, width), blue first; resized.
 
-Caffe reads them with OpenCV: pixels turned by a camera's note (EXIF) unless read as stored, alpha left out, 16-bit
-samples cut to their high byte, grey by 0.299 R + 0.587 G + 0.114 B. Here Pillow decodes, limited to these formats.
+Caffe reads them with OpenCV. Pixels are turned by a camera's note (EXIF) unless read as stored, and alpha is left out.
+16-bit samples are cut to their high byte, and grey is 0.299 R + 0.587 G + 0.114 B. Here Pillow decodes these formats.
 
-Resizing is bilinear, as OpenCV's default on bytes: a pixel i of the new image lies at (i + 1/2) * old / new - 1/2 of
-the old one (pixel centres; no smoothing when shrinking) and takes its two neighbours' weights in 2048ths; at the
-border the nearest pixel. Where both sides shrink to exactly half, a pixel is the rounded mean of four.
+Resizing is bilinear, as OpenCV's default on bytes. Pixel i of the new image is at (i + 1/2) * old / new - 1/2 of the
+old one (pixel centres; no smoothing when shrinking). It takes its two neighbours by weights in 2048ths, at the border
+the nearest pixel. If both sides shrink to exactly half, a pixel is the rounded mean of four.
 """
 
 import io
@@ -36,7 +36,7 @@ def decode_image(content: bytes, channels: Channels) -> Pixels:
     """The pixels (C, H, W): 3 channels blue, green, red ("color"), 1 ("gray"), or as many as it has ("stored").
 
     Cost: one decoding; at most 67 million pixels.
-    Raises: InputError where it is no such image, is cut short or damaged, or has more pixels.
+    Raises: InputError if it is not such an image, is cut short or damaged, or has more pixels.
     """
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
@@ -52,7 +52,7 @@ def decode_image(content: bytes, channels: Channels) -> Pixels:
 
 
 def read_image(path: Path, channels: Channels) -> Pixels:
-    """As `decode_image`, of a regular file; InputError, naming it, where it cannot be read."""
+    """As `decode_image`, of a regular file; InputError, naming it, if it cannot be read."""
     try:
         return decode_image(_content(path), channels)
     except InputError as error:
@@ -68,7 +68,7 @@ def _content(path: Path) -> bytes:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise InputError("is no regular file")
+            raise InputError("is not a regular file")
         if found.st_size > MAX_FILE_BYTES:
             raise InputError(f"has {found.st_size} bytes; an image may have at most {MAX_FILE_BYTES}")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -122,7 +122,7 @@ def _gray(image: Image.Image, weights: _Weights) -> Pixels:
 
 
 def _blue_first(image: Image.Image) -> Pixels:
-    """(C, H, W) of an RGB or RGBA image: blue, green, red, and alpha where there is one."""
+    """(C, H, W) of an RGB or RGBA image: blue, green, red, and alpha if it has one."""
     order = [2, 1, 0, 3][: len(image.getbands())]
     return np.moveaxis(np.asarray(image), 2, 0)[order]
 
@@ -164,7 +164,7 @@ def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
 
 def _neighbours(old: int, new: int, whole_at_border: bool) -> tuple[Int64s, Int64s, Int32s, Int32s]:
     """For each new pixel its two old ones, and their weights in 2048ths. Beyond the border both are the nearest pixel,
-    in one part or in two (which are rounded apart, as OpenCV does from row to row)."""
+    in one part, or in two that are rounded separately, as OpenCV does from row to row."""
     centres = ((np.arange(new) + 0.5) * (1 / (new / old)) - 0.5).astype(np.float32)
     lower = np.floor(centres).astype(np.int64)
     fractions = centres - lower.astype(np.float32)

@@ -1,8 +1,8 @@
 """LevelDB folders, for a copy of their records: read by RocksDB, which also reads LevelDB's files.
 
 rocksdict (RocksDB with packages for every Python that Samovar runs on) is an optional extra; LevelDB's own bindings
-have none for Pythons after 3.12. RocksDB writes a log and settings beside what it opens, so it opens a folder of
-links instead, and nothing is written into the database.
+have none for Pythons after 3.12. RocksDB writes a log and settings into the folder that it opens. So it opens a folder
+of links, and nothing is written into the database.
 """
 
 import importlib
@@ -19,10 +19,10 @@ _TABLES: Final = (".ldb", ".sst")
 
 def leveldb_records(folder: Path) -> Iterator[tuple[bytes, bytes]]:
     """Keys and values in the order of keys. Cost: one read of the database; 64 descriptors at most.
-    Raises: InputError for what is no LevelDB, a damaged one, keys in an order of their own, or without rocksdict."""
+    Raises: InputError if it is not a LevelDB, is damaged, has its own key order, or rocksdict is not installed."""
     if not (folder / "CURRENT").is_file():
         raise InputError(
-            f"{folder}: is no LevelDB (no file CURRENT in it). Give the folder that Caffe's `source` names."
+            f"{folder}: is not a LevelDB (it has no file CURRENT). Give the folder that Caffe's `source` names."
         )
     rocksdict = _rocksdict()
     with tempfile.TemporaryDirectory(prefix="samovar-leveldb-") as links:
@@ -49,12 +49,12 @@ def _records(rocksdict: Any, folder: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _require_all_tables(folder: Path, named: set[str]) -> None:
-    """A list of tables (MANIFEST) that was cut off reads as one from before; its end is missed by the tables alone."""
+    """A list of tables (MANIFEST) that was cut off reads like an older one, but tables exist that it does not name."""
     missed = sorted(path.name for path in folder.iterdir() if path.suffix in _TABLES and path.stem not in named)
     if missed:
         raise ValueError(
-            f"its MANIFEST does not name {missed[0]}, so that it was not copied whole, or its writer was stopped (then "
-            "LevelDB mends it when it opens it)"
+            f"its MANIFEST does not name {missed[0]}, so it was not copied whole, or its writer was stopped (then "
+            "LevelDB repairs it when it opens it)"
         )
 
 
@@ -63,5 +63,5 @@ def _rocksdict() -> Any:
         return importlib.import_module("rocksdict")
     except ImportError as error:
         raise InputError(
-            "LevelDB is read by rocksdict, which is not installed: pip install 'samovar[leveldb]'"
+            "LevelDB needs the package rocksdict, which is not installed: pip install 'samovar[leveldb]'"
         ) from error

@@ -1,9 +1,9 @@
-"""LMDB folders (`data.mdb`, data version 1): a reader that cannot crash, and a writer that leaves no halves.
+"""LMDB folders (`data.mdb`, data version 1): a reader that cannot crash, and a writer that leaves no half databases.
 
 The reader walks the tree itself with `pread` instead of mapping the file. A mapped file that is cut off,
 damaged, or cut while training runs kills the process with SIGBUS or SIGSEGV; here each of these is an
-InputError. It takes no lock, writes nothing, holds one descriptor, and asks the kernel for no read-ahead
-beyond its own, so any number of ranks can read one folder on a read-only or network file system.
+InputError. The reader takes no lock, writes nothing and holds one descriptor. So any number of ranks can read one
+folder on a read-only or network file system.
 
 All numbers in the file are little-endian. A page starts with its number (u64), 2 unused bytes, flags (u16)
 and the end of its node table (u16), at byte 16 starts the table (u16 each). A node is a size (u32), flags
@@ -49,7 +49,7 @@ _RECORDS_COMPARED = 256  # at a time
 
 
 class LmdbFile:
-    """The records of the main database in key order; safe to read from several threads.
+    """The records of the main database in key order; several threads may read.
 
     Cost: opening reads every branch and leaf page once and keeps 22 bytes per record.
     Raises: InputError for a missing, cut off or damaged database, at opening or while reading.
@@ -74,7 +74,7 @@ class LmdbFile:
 
     def values(self, indices: Int64s) -> list[bytes]:
         """The values of records `indices`, int64 (n,), each in 0 .. len - 1.
-        Cost: one read where the records lie close together (as in stored order), else one per record."""
+        Cost: one read if the records are close together (as in stored order), else one per record."""
         offsets, sizes = self._index.value_offsets[indices], self._index.value_sizes[indices]
         return _read_many(self.folder, self._descriptor, offsets, sizes)
 
@@ -92,7 +92,7 @@ class LmdbFile:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """Where each record's key and value lie in the file, in key order."""
+    """The place of each record's key and value in the file, in key order."""
 
     key_offsets: Int64s
     key_sizes: Int64s
@@ -102,7 +102,7 @@ class _Index:
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """What a meta page says about the main database."""
+    """The facts of a meta page about the main database."""
 
     page_size: int
     flags: int
@@ -229,7 +229,7 @@ def _open_data_file(folder: Path) -> int:
         raise InputError(_why_not_opened(folder, error)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"{folder}: data.mdb is no regular file; an LMDB keeps its records in one.")
+        raise InputError(f"{folder}: data.mdb is not a regular file; an LMDB keeps its records in one.")
     return descriptor
 
 
@@ -242,7 +242,7 @@ def _why_not_opened(folder: Path, error: OSError) -> str:
         return f"{folder}: no such folder. Check `source`; relative paths start at the current folder."
     if (folder / "CURRENT").exists():
         return f"{folder}: is a LevelDB; copy it: samovar data leveldb --source {folder} --out {folder}_lmdb"
-    return f"{folder}: holds no data.mdb, so it is no LMDB."
+    return f"{folder}: holds no data.mdb, so it is not an LMDB."
 
 
 def _newest_meta(folder: Path, descriptor: int, file_size_bytes: int) -> _Meta:
@@ -264,7 +264,7 @@ def _meta_at(folder: Path, descriptor: int, offset: int, file_size_bytes: int) -
     _, flags, depth, _, _, _, num_records, root, last_page, transaction = main
     if magic != _MAGIC or version != _VERSION:
         raise InputError(
-            f"{folder}: data.mdb is no LMDB of data version {_VERSION}: at byte {offset} it has magic "
+            f"{folder}: data.mdb is not an LMDB of data version {_VERSION}: at byte {offset} it has magic "
             f"0x{magic:08x}, version {version} instead of 0x{_MAGIC:08x}, version {_VERSION}. "
             "Copy or convert it again."
         )
@@ -281,7 +281,7 @@ def _cut_off(folder: Path, got_bytes: int, needed_bytes: int) -> str:
 
 
 def _read_many(folder: Path, descriptor: int, offsets: Int64s, sizes: Int64s) -> list[bytes]:
-    """The given runs of bytes; one read for all where little lies between them."""
+    """The given runs of bytes; one read for all if the gaps between them are small."""
     if len(offsets) == 0:
         return []
     first, end = int(offsets.min()), int((offsets + sizes).max())
@@ -307,12 +307,12 @@ def _read_exactly(folder: Path, descriptor: int, offset: int, size: int) -> byte
 
 
 def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Write (key, value) records, keys ascending, as a new LMDB; False where it is there already.
+    """Write (key, value) records, keys ascending, as a new LMDB; False if it exists already.
 
-    The database is made beside its place and renamed, so `folder` is whole or absent. A folder that holds
-    the same records already is left as it is.
+    The database is made next to its place and renamed, so `folder` is whole or absent. A folder that holds
+    the same records already stays as it is.
 
-    Raises: InputError where `folder` is something else, or cannot be written.
+    Raises: InputError if `folder` is something else, or cannot be written.
     """
     if os.path.lexists(folder):
         _require_same(folder, records)
@@ -338,7 +338,7 @@ def _require_same(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
     try:
         present = LmdbFile(folder)
     except InputError as error:
-        raise InputError(f"{folder}: exists and is no readable LMDB, so it is not replaced. {advice}") from error
+        raise InputError(f"{folder}: exists and is not a readable LMDB, so it is not replaced. {advice}") from error
     with present:
         for wanted, found in itertools.zip_longest(records, _all_records(present)):
             if wanted != found:
@@ -362,7 +362,7 @@ def _fill(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """What is committed together: many records, but not many large ones."""
+    """Groups of records for one commit: many records, but not many large ones."""
     chunk, num_bytes = list[tuple[bytes, bytes]](), 0
     for record in records:
         chunk.append(record)

@@ -1,4 +1,4 @@
-"""Protobuf messages from a table of text: their classes are made at run time, no generated code."""
+"""Protobuf messages from a table of text: classes are made at run time, without generated code."""
 
 import re
 from typing import Any, TypeAlias
@@ -28,9 +28,9 @@ _LABELS = {
 class MessageTable:
     """The messages of one table, in a pool of their own.
 
-    A line `message NAME: ENTRY; ...` begins a message, and the lines behind it go on with its entries. An entry is a
-    field, `NUMBER NAME TYPE [= DEFAULT]`, or `enum NAME VALUE=N ...`, which before all messages belongs to none. A type
-    ends with `*` (repeated), `+` (repeated and packed) or `!` (required).
+    A line `message NAME: ENTRY; ...` begins a message, and the next lines continue its entries. An entry is a field,
+    `NUMBER NAME TYPE [= DEFAULT]`, or `enum NAME VALUE=N ...`. An enum before all messages is global. A type ends with
+    `*` (repeated), `+` (repeated and packed) or `!` (required).
 
     With `packed_as_bytes`, packed float and double fields are lists of raw little-endian byte runs.
     """
@@ -43,8 +43,8 @@ class MessageTable:
             self._add_line(file, line)
         pool = descriptor_pool.DescriptorPool()
         pool.Add(file)
-        # protobuf itself holds a class no longer than its messages live. One that the garbage collector is clearing can
-        # still be handed to another thread, as clearing a tensor lets others run, and is used without its descriptor.
+        # protobuf itself keeps a class only while messages of it live. Another thread could get one that the garbage
+        # collector is clearing, and use it without its descriptor.
         self._classes = {
             message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{message.name}"))
             for message in file.message_type

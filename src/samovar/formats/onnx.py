@@ -1,4 +1,4 @@
-"""ONNX files: a graph of operators as the messages of ONNX's onnx.proto (IR version 8), of which we write a part."""
+"""ONNX files: a graph of operators, in the messages of ONNX's onnx.proto (IR version 8) that we write."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -56,7 +56,7 @@ class OnnxGraph:
         _describe(self._graph.output.add(name=name), shape)
 
     def add_constant(self, name: str, array: npt.NDArray[np.float32] | npt.NDArray[np.int64]) -> None:
-        """A tensor that stands in the file; raises InputError where the file would pass protobuf's 2 GB."""
+        """A tensor in the file; raises InputError if the file would pass protobuf's 2 GB."""
         self._num_bytes += array.nbytes
         if self._num_bytes > _MAX_BYTES:
             raise InputError(f"net '{self._graph.name}' has more than 2 GB of weights, the limit of an ONNX file")
@@ -72,7 +72,7 @@ class OnnxGraph:
             _set(node.attribute.add(name=key), value)
 
     def rename(self, value: str, name: str) -> None:
-        """Write `name` for a value that a node makes, wherever it is used."""
+        """Write `name` for a value that a node makes, in all places that use it."""
         self._names[value] = name
 
     def encode(self) -> bytes:

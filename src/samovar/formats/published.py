@@ -1,7 +1,7 @@
-"""Files as data sets are published: plain, gzip or xz, told apart by their first bytes; and IDX, the form of MNIST.
+"""Files of published data sets: plain, gzip or xz, recognized by their first bytes; and IDX, the form of MNIST.
 
-IDX has two zero bytes, the type of the numbers (0x08: unsigned byte), the number of dimensions, each dimension as a
-big-endian u32, then the numbers with the last dimension running fastest.
+IDX has two zero bytes, the type of the numbers (0x08: unsigned byte), and the number of dimensions. Then come each
+dimension as a big-endian u32, and the numbers, the last dimension fastest.
 """
 
 import gzip
@@ -23,8 +23,8 @@ _MAX_XZ_MEMORY_BYTES = 256 << 20  # `xz -9` asks for 65 MB; a header may declare
 
 
 def read_unpacked(path: Path, max_bytes: int) -> bytes:
-    """The content of a file, unpacked where it is a gzip or xz file, whatever its name.
-    Raises: InputError where it cannot be read or unpacked, or holds more than `max_bytes`."""
+    """The content of a file, unpacked if it is a gzip or xz file, with any name.
+    Raises: InputError if it cannot be read or unpacked, or holds more than `max_bytes`."""
     try:
         with path.open("rb") as file:
             content = _unpacked(file, max_bytes + 1)
@@ -70,7 +70,7 @@ def parse_idx(content: bytes, name: str, num_dimensions: int) -> npt.NDArray[np.
     if len(content) < header_bytes or content[:4] != magic:
         raise InputError(
             f"{name}: starts with bytes {content[:4].hex(' ') or '(none)'}, not with {magic.hex(' ')}: it is "
-            f"no IDX file of unsigned bytes in {num_dimensions} dimensions. Check which file it is."
+            f"not an IDX file of unsigned bytes in {num_dimensions} dimensions. Check which file it is."
         )
     shape = tuple(np.frombuffer(content, ">u4", num_dimensions, offset=4).tolist())
     if prod(shape) != len(content) - header_bytes:

@@ -108,7 +108,7 @@ def test_arrays_of_other_files_are_refused(config: Hdf5DataConfig, tmp_path: Pat
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file.create_dataset("data", (9, 2, 3), np.float64, external=[(str(tmp_path / "secret"), 0, 432)])
         file["label"] = LABELS
-    with pytest.raises(InputError, match="dataset 'data' lies in another file"):
+    with pytest.raises(InputError, match="dataset 'data' is in another file"):
         BatchReader([config], False)
 
 
@@ -123,9 +123,9 @@ def test_lists_that_cannot_be_used(config: Hdf5DataConfig, tmp_path: Path) -> No
         ("none.h5", r"'none.h5' not found in"),
         ("../a.h5", r"'../a.h5' leads to .*a.h5, outside of .*in; put the list into the folder of its files"),
         ("link.h5", "outside of"),
-        ("text.h5", "text.h5: is no sound HDF5 file"),
-        ("short.h5", "short.h5: is no sound HDF5 file"),
-        (".", "is no regular file"),
+        ("text.h5", "text.h5: is not a sound HDF5 file"),
+        ("short.h5", "short.h5: is not a sound HDF5 file"),
+        (".", "is not a regular file"),
     ):
         source.write_text(text)
         with pytest.raises(InputError, match=message):

@@ -110,7 +110,7 @@ def write_list(config: ImageDataConfig, text: str) -> None:
         ("../list/train.txt 1\n", r"train.txt:1: '../list/train.txt' leads to .*list/train.txt, outside of .*images"),
         ("link.png 1\n", "'link.png' leads to .*secret.png, outside of"),
         ("folder_link/secret.png 1\n", "leads to .*secret.png, outside of"),
-        (". 1\n", "is no regular file"),
+        (". 1\n", "is not a regular file"),
         ("a\0b.png 1\n", "not found"),
         ("short.jpg 1\n", r"train.txt:1: .*short.jpg: no whole image"),
     ],

@@ -83,7 +83,7 @@ def test_damaged_or_missing_files(database: Path, tmp_path: Path, name: str) -> 
 
 
 def test_no_leveldb_and_no_library(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="is no LevelDB"):
+    with pytest.raises(InputError, match="is not a LevelDB"):
         copy_leveldb(tmp_path, tmp_path / "out")
 
     def absent(_name: str) -> None:

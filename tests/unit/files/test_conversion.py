@@ -167,14 +167,14 @@ def test_onnx_needs_the_net(weights: Path, model: Path) -> None:
 def test_nothing_is_overwritten_unasked(weights: Path, model: Path) -> None:
     target = converted(weights, "a.caffemodel", model)
     before = target.read_bytes()
-    with pytest.raises(InputError, match=r"there already.*--force"):
+    with pytest.raises(InputError, match=r"exists already.*--force"):
         converted(weights, "a.caffemodel")
     assert target.read_bytes() == before
     convert(weights, target, None, force=True)
     assert target.read_bytes() != before
     with pytest.raises(InputError, match="source itself"):
         convert(target, target, None, force=True)
-    with pytest.raises(InputError, match="no place for a file"):
+    with pytest.raises(InputError, match="cannot be a file"):
         convert(weights, weights.parent / "nowhere/a.pt", None, force=False)
 
 
@@ -231,7 +231,12 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
     "an archive of arrays": ("a.pt", savez, "b.h5", "compressed"),
     "huge header": ("a.safetensors", lambda p: p.write_bytes((1 << 38).to_bytes(8, "little") + b"{}"), "b.h5", "sound"),
     "wrong kind of target": ("a.caffemodel", lambda p: write(p, {"ip": [[1]]}), "b.solverstate", "is the name of"),
-    "unknown target": ("a.caffemodel", lambda p: write(p, {"ip": [[1]]}), "b.txt", "says no kind"),
+    "unknown target": (
+        "a.caffemodel",
+        lambda p: write(p, {"ip": [[1]]}),
+        "b.txt",
+        "with this suffix cannot be written",
+    ),
     "objects": ("a.npy", lambda p: np.save(p, np.array([{}])), "b.binaryproto", "plain numbers"),
     "a cut mean": ("a.npy", lambda p: p.write_bytes(npy_of_size(1 << 30)), "b.binaryproto", "plain numbers"),
     "a mean that is none": ("a.npy", lambda p: np.save(p, np.ones(3)), "b.binaryproto", "channels, height, width"),
@@ -286,7 +291,7 @@ def test_the_command(weights: Path, model: Path) -> None:
     ended = run("convert", weights.name, "out.safetensors", "--model", model.name, folder=model.parent)
     assert (ended.return_code, ended.errors) == (0, "")
     assert "out.safetensors: 12 arrays" in ended.output
-    assert "there already" in run("convert", weights.name, "out.safetensors", folder=model.parent).error
+    assert "exists already" in run("convert", weights.name, "out.safetensors", folder=model.parent).error
 
 
 @pytest.mark.parametrize("kind", [".safetensors", ".pt"])

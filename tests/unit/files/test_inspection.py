@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import samovar
@@ -117,6 +118,12 @@ def test_weights(net_path: Path, name: str) -> None:
     assert [found[column] for column in ("mean", "least", "largest", "not finite")] == [3, 1, 6, 0]
 
 
+def test_tensors_of_a_safetensors_file_have_one_order(tmp_path: Path) -> None:
+    names = [f"layer{index:02}.weight" for index in range(40)]
+    safetensors.torch.save_file({name: torch.zeros(1) for name in names}, tmp_path / "w.safetensors")
+    assert list(rows(describe(tmp_path / "w.safetensors", NO_FLAGS), "arrays")) == names
+
+
 def test_values_that_are_no_numbers_are_told(tmp_path: Path) -> None:
     torch.save({"ip.bias": torch.tensor([1.0, torch.nan])}, tmp_path / "w.pt")
     assert describe(tmp_path / "w.pt", NO_FLAGS).notes == ("1 values are NaN or infinite",)
@@ -204,7 +211,7 @@ def test_a_run(tmp_path: Path) -> None:
     (folder.snapshots / "step_00000005" / "manifest.json").write_text("{}")
     assert "step_00000005" in describe(tmp_path, NO_FLAGS).notes[0]
     folder.config.write_text("[]")
-    with pytest.raises(InputError, match="no run's configuration"):
+    with pytest.raises(InputError, match="not a run's configuration"):
         describe(tmp_path, NO_FLAGS)
 
 
@@ -234,7 +241,7 @@ def test_a_drawing_has_every_layer_and_blob(net_path: Path) -> None:
     for wanted in (r"conv\nConvolution 4, 3x3 / 2\n+ ReLU relu", r"ip \"a\"\nInnerProduct 5", r"a\n2 x 5"):
         assert wanted in text
     assert text.count(" -> ") == 7
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(InputError, match="exists already"):
         inspect(net_path, Wanted(draw=target), as_json=True)
     with pytest.raises(InputError, match=r"give \.dot"):
         inspect(net_path, Wanted(draw=target.with_suffix(".pdf")), as_json=True)

@@ -24,7 +24,7 @@ def test_parses_shape_and_values() -> None:
         (b"", r"images: starts with bytes \(none\)"),
         (CONTENT[:10], "starts with bytes 00 00 08 03"),
         (b"\x89PNG" + CONTENT[4:], "starts with bytes 89 50 4e 47, not with 00 00 08 03"),
-        (struct.pack(">4B3I", 0, 0, 13, 3, 2, 3, 1) + IMAGES.tobytes(), "no IDX file of unsigned bytes"),
+        (struct.pack(">4B3I", 0, 0, 13, 3, 2, 3, 1) + IMAGES.tobytes(), "not an IDX file of unsigned bytes"),
         (struct.pack(">4B2I", 0, 0, 8, 2, 6, 4) + IMAGES.tobytes(), "in 3 dimensions"),
         (CONTENT[:-1], "its header says 2 x 3 x 4 bytes, it holds 23"),
         (CONTENT + b"\0", "it holds 25"),

@@ -145,7 +145,7 @@ def test_leveldb_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_data_that_is_no_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "data.mdb")
-    with pytest.raises(InputError, match=r"data\.mdb is no regular file"):
+    with pytest.raises(InputError, match=r"data\.mdb is not a regular file"):
         LmdbFile(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_damaged_meta_page(database: Path, page: int, offset: int, content: byte
 
 def test_garbage_file(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(np.random.default_rng(0).bytes(50_000))
-    with pytest.raises(InputError, match="is no LMDB of data version 1"):
+    with pytest.raises(InputError, match="is not an LMDB of data version 1"):
         LmdbFile(tmp_path)
 
 
@@ -268,7 +268,7 @@ def test_other_records_are_not_replaced(database: Path, others: list[Record]) ->
 def test_a_folder_that_is_no_database_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(InputError, match="exists and is no readable LMDB"):
+    with pytest.raises(InputError, match="exists and is not a readable LMDB"):
         write_lmdb(tmp_path / "mine", RECORDS)
     assert names_in(tmp_path / "mine") == ["notes.txt"]
 

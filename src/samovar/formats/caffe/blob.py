@@ -22,7 +22,7 @@ def decode_blob(blob: Message, where: str) -> npt.NDArray[np.float32]:
     """The array of a *packed* BlobProto (see `packed_message_class`): float32, C-contiguous, writable.
 
     Both shape notations are read (`shape`, and the old four numbers), and both float and double data.
-    Raises InputError, starting with `where`, where shape and data disagree.
+    Raises InputError, starting with `where`, if shape and data disagree.
     """
     shape = _shape(blob)
     if len(shape) > MAX_AXES or any(size < 0 for size in shape):
@@ -44,7 +44,7 @@ def encode_blob(blob: Message, array: npt.NDArray[np.float32]) -> None:
 
 
 def read_blob(path: Path, kind: str) -> npt.NDArray[np.float32]:
-    """The array of a `.binaryproto`; raises InputError, calling it a `kind` file, where it is not one."""
+    """The array of a `.binaryproto`; raises InputError, calling it a `kind` file, if it is not one."""
     try:
         blob = packed_message_class("BlobProto").FromString(read_binary(path, kind, MAX_BINARY_BYTES))
     except DecodeError:
@@ -53,7 +53,7 @@ def read_blob(path: Path, kind: str) -> npt.NDArray[np.float32]:
 
 
 def read_mean(path: Path) -> npt.NDArray[np.float32]:
-    """The mean image (C, H, W; float32) of a `.binaryproto`; raises InputError where it is not one."""
+    """The mean image (C, H, W), float32, of a `.binaryproto`; raises InputError if it is not one."""
     mean = read_blob(path, "mean")
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
@@ -102,8 +102,8 @@ def encode_mean(mean_CHW: npt.NDArray[np.float32]) -> bytes:
 
 
 def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
-    """Write a mean image (C, H, W; float32) to a new file; False where this very file is there already.
-    Raises: InputError where something else is there, or the file cannot be written."""
+    """Write a mean image (C, H, W), float32, to a new file; False if it exists with the same content.
+    Raises: InputError if it exists with other content, or cannot be written."""
     content = encode_mean(mean_CHW)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -113,7 +113,7 @@ def write_mean(path: Path, mean_CHW: npt.NDArray[np.float32]) -> bool:
             raise InputError(f"{path}: exists with other content, so it is not replaced. Remove it, or choose another.")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(partial, [content])
-        os.link(partial, path)  # unlike rename, never over a file that came meanwhile
+        os.link(partial, path)  # unlike rename, never over a file that another process made
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from error
     finally:

@@ -30,24 +30,24 @@ class LayerRecord(NamedTuple):
 
 
 class StoredNet(NamedTuple):
-    """What a caffemodel holds: the net's name and its layers, in the file's order."""
+    """The content of a caffemodel: the net's name and its layers, in the file's order."""
 
     name: str
     layers: Sequence[LayerRecord]
 
 
 def read_caffemodel(path: Path) -> Weights:
-    """The arrays (float32, C order) of each layer that has any, in the file's order; as `read_stored_net`."""
+    """The arrays (float32, C order) of each layer that has any, in the file's order; see `read_stored_net`."""
     return {layer.name: list(layer.blobs) for layer in read_stored_net(path).layers if layer.blobs}
 
 
 def read_stored_net(path: Path) -> StoredNet:
     """Every layer of a caffemodel, with its arrays as float32 in C order.
 
-    Both forms are read, binary and HDF5, whatever the file's name; so are layers of the older kinds (V1, V0) with
-    their types' names of then ("INNER_PRODUCT", "innerproduct"), and the old four-number shapes. HDF5 holds names
-    and arrays alone; there a parameter that layers share stands with the first of them only.
-    Raises InputError, naming the file, where it is no caffemodel, is cut short, or shape and data disagree.
+    The file may have any name and be binary or HDF5. Layers of the older kinds (V1, V0) keep their old type names
+    ("INNER_PRODUCT", "innerproduct"); the old four-number shapes are read, too. HDF5 holds names and arrays alone, and
+    a shared parameter only with the first of its layers. Raises InputError, naming the file, if it is not a
+    caffemodel, is cut short, or shape and data disagree.
     """
     if is_hdf5(path):
         return _read_hdf5(path)
@@ -65,7 +65,7 @@ def read_stored_net(path: Path) -> StoredNet:
 
 def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
     """The file's bytes: every layer with name, type, bottoms, tops and its blobs as shape and packed floats.
-    Raises InputError where protobuf's limit of 2 GB would be passed."""
+    Raises InputError above protobuf's limit of 2 GB."""
     net = packed_message_class("NetParameter")(name=net_name)
     size_bytes = 0
     for record in layers:
@@ -82,8 +82,8 @@ def encode_caffemodel(net_name: str, layers: Iterable[LayerRecord]) -> bytes:
 
 
 def encode_caffemodel_hdf5(layers: Iterable[LayerRecord]) -> bytes:
-    """The bytes of the HDF5 form: group `data`, in it a group a layer, in it the arrays by number.
-    Caffe itself reads no layer whose name has a slash from this form: the slash divides groups."""
+    """The bytes of the HDF5 form: group `data`, in it a group for each layer, in it the arrays by number.
+    Caffe cannot read a layer whose name has a slash from this form: the slash divides groups."""
     content = bytearray()
     with made_in_memory(content) as file:
         data = file.create_group("data")

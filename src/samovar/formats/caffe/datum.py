@@ -17,10 +17,10 @@ _Datum = message_class("Datum")
 
 
 def decode_datum(record: bytes, channels: Channels = "stored") -> tuple[Image, int]:
-    """The image (C, H, W; uint8, or float32 where the record holds floats) and label of one record.
+    """The image (C, H, W), uint8 or float32 as the record holds it, and the label of one record.
 
     A uint8 image is a read-only view of the record's bytes. A compressed one (`encoded`) is decoded to `channels`.
-    Raises InputError where the record is no Datum, or where its sizes and its data disagree.
+    Raises InputError if the record is not a Datum, or if its sizes and its data disagree.
     """
     try:
         datum = _Datum.FromString(record)
@@ -53,7 +53,7 @@ def _float_image(datum: Message, shape: tuple[int, int, int]) -> npt.NDArray[np.
 
 
 def encode_compressed_datum(content: bytes, label: int) -> bytes:
-    """One record from an image file's bytes and its label, in 32 bits: what Caffe's converter writes when told to."""
+    """One record from an image file's bytes and its label, in 32 bits, as Caffe's converter does with `encoded`."""
     return bytes(_Datum(data=content, label=label, encoded=True).SerializeToString(deterministic=True))
 
 
@@ -65,7 +65,7 @@ def encode_datum(image_CHW: npt.NDArray[np.uint8], label: int) -> bytes:
     if not 0 < image_CHW.size <= MAX_IMAGE_BYTES or not -(1 << 31) <= label < 1 << 31:
         raise InputError(
             f"image {image_CHW.shape} with label {label}; an image has 1 to {MAX_IMAGE_BYTES} values, "
-            "a label lies within 32 bits"
+            "a label fits into 32 bits"
         )
     channels, height, width = image_CHW.shape
     datum = _Datum(channels=channels, height=height, width=width, data=image_CHW.tobytes(), label=label)

@@ -10,7 +10,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
     """The bytes of the regular file `path`; `kind` ("solver", "caffemodel") is for the message.
-    Raises InputError where there is no such file, it cannot be read, or it has more than `max_bytes`."""
+    Raises InputError if it does not exist, cannot be read, or has more than `max_bytes`."""
     try:
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: is not a regular file; give a {kind} file")
@@ -26,7 +26,7 @@ def read_file(path: Path, kind: str, max_bytes: int) -> bytes:
 
 
 def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
-    """As `read_file`, for a binary protobuf: an HDF5 file is refused by name."""
+    """As `read_file`, for a binary protobuf; the error says so if it is an HDF5 file."""
     content = read_file(path, kind, max_bytes)
     if content.startswith(HDF5_MAGIC):
         raise InputError(
@@ -36,15 +36,15 @@ def read_binary(path: Path, kind: str, max_bytes: int) -> bytes:
 
 
 def utf8(value: str | bytes, where: str) -> str:
-    """A text out of a message of Caffe's, which has bytes in its place where they are no UTF-8.
-    Raises InputError, starting with `where`, for these."""
+    """A text from one of Caffe's messages, which holds bytes instead if they are not UTF-8.
+    Raises InputError, starting with `where`, for bytes."""
     if isinstance(value, bytes):
         raise InputError(f"{where}: {value[:60]!r} is not UTF-8 text; the file is damaged")
     return value
 
 
 def write_whole(path: Path, content: bytes, flag: str = "") -> None:
-    """Write `path`, over what is there; it is whole, or as before. InputError, which begins with `flag`, on failure."""
+    """Write `path`, also over an old file; it is whole, or as before. InputError, beginning with `flag`, on failure."""
     try:
         publish_file(path, [content])
     except OSError as error:

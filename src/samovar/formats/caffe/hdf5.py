@@ -1,7 +1,7 @@
 """HDF5 files: groups of arrays as Caffe writes them, tables of rows (`Hdf5Table`), and files made in memory.
 
-An HDF5 file may hold links to other files, arrays whose numbers lie in other files, and arrays that declare a size
-which they do not have. All of these are refused.
+An HDF5 file may hold links to other files, arrays whose numbers are in other files, and arrays that claim a wrong
+size. All of these are refused.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether `path` is a file that begins as an HDF5 file does; False where it cannot be read."""
+    """Whether `path` is a file that begins like an HDF5 file; False if it cannot be read."""
     try:
         with path.open("rb") as file:
             return path.is_file() and file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
@@ -41,7 +41,7 @@ def is_hdf5(path: Path) -> bool:
 @contextlib.contextmanager
 def open_hdf5(path: Path, kind: str) -> Iterator[h5py.File]:
     """The file, open for reading; `kind` ("caffemodel") is for the message.
-    Raises InputError, naming the file, where it is damaged, also when that shows only while it is read."""
+    Raises InputError, naming the file, if it is damaged, also if that shows only while it is read."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
@@ -57,7 +57,7 @@ def group_of(owner: h5py.Group, name: str, where: str) -> h5py.Group:
     """The group `name` of `owner`; InputError, starting with `where`, if there is none."""
     found = _member(owner, name, where)
     if not isinstance(found, h5py.Group):
-        raise InputError(f"{where}: has no group '{name}', which such a file must have; is it of another kind?")
+        raise InputError(f"{where}: has no group '{name}', which this kind of file needs; give the right file")
     return found
 
 
@@ -81,7 +81,7 @@ def _numbers(owner: h5py.Group, name: str, where: str) -> h5py.Dataset:
     if not isinstance(found, h5py.Dataset) or found.dtype.kind not in "fiu":
         raise InputError(f"{where}: has no numbers in '{name}', where such a file must have them")
     if found.is_virtual or found.external:
-        raise InputError(f"{where}: the numbers of '{name}' lie in another file; they must lie in this one")
+        raise InputError(f"{where}: the numbers of '{name}' are in another file; they must be in this one")
     stored, declared = found.id.get_storage_size(), found.size * found.dtype.itemsize
     if declared > stored * _MAX_RATIO:
         raise InputError(
@@ -120,7 +120,7 @@ def holders(group: h5py.Group, where: str) -> dict[str, h5py.Group]:
 @contextlib.contextmanager
 def made_in_memory(content: bytearray) -> Iterator[h5py.File]:
     """A new file, whose bytes are in `content` afterwards, in a form that HDF5 1.8 reads.
-    Raises InputError for names that HDF5 cannot hold side by side: "a" with an array "0", and "a/0"."""
+    Raises InputError for names that HDF5 cannot hold together: "a" with an array "0", and "a/0"."""
     try:
         with h5py.File.in_memory(libver="earliest") as file:
             yield file
@@ -142,7 +142,7 @@ def put_text(file: h5py.File, name: str, text: str) -> None:
 
 
 def _member(owner: h5py.Group, name: str, where: str, shown: str = "") -> object:
-    """None where there is none; InputError for a link that leads elsewhere."""
+    """The member, or None; InputError for a link that leads elsewhere."""
     link = owner.get(name, getlink=True)
     if link is None:
         return None
@@ -154,16 +154,16 @@ def _member(owner: h5py.Group, name: str, where: str, shown: str = "") -> object
 class Hdf5Table:
     """The arrays `names` of one file, whose first axis counts the same rows; `row_shapes` are the other axes', by name.
 
-    Only what is read is loaded, a batch at a time, converted to float32 by HDF5 itself (as Caffe has it done).
+    HDF5 loads a batch at a time and converts it to float32, as in Caffe.
 
-    Raises: InputError naming the file where it is damaged, lacks an array, or their rows differ in number.
+    Raises: InputError naming the file if it is damaged, lacks an array, or the arrays' numbers of rows differ.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._path = path
         with self._reading():
             if not path.is_file():
-                raise InputError(f"{path}: is no regular file; a list names HDF5 files")
+                raise InputError(f"{path}: is not a regular file; a list names HDF5 files")
             self._file = h5py.File(path, "r", locking=False)
             self._size_bytes = self._present_size_bytes()
         try:
@@ -205,7 +205,7 @@ class Hdf5Table:
         if found.dtype.kind not in "fiu" or not 1 <= found.ndim <= _MAX_AXES:
             raise InputError(f"{where} is {found.dtype} of shape {found.shape}; it must be numbers with rows")
         if found.is_virtual or found.external:
-            raise InputError(f"{where} lies in another file; it must lie in this one")
+            raise InputError(f"{where} is in another file; it must be in this one")
         _check_sizes(found, where)
         return found
 
@@ -227,7 +227,7 @@ class Hdf5Table:
         try:
             yield
         except _FAILURES as error:
-            raise InputError(f"{self._path}: is no sound HDF5 file, or was cut short: {_reason(error)}") from error
+            raise InputError(f"{self._path}: is not a sound HDF5 file, or was cut short: {_reason(error)}") from error
 
 
 def _check_sizes(array: h5py.Dataset, where: str) -> None:

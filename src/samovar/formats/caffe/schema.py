@@ -1,7 +1,7 @@
 """Caffe's protobuf schema, the facts of BVLC caffe.proto 1.0, as message classes.
 
-First nets, solvers, stored arrays and records, then the settings of single layer types, then the two older layer
-messages (V1, V0). The notation is that of `MessageTable`.
+First nets, solvers, stored arrays and records, then the settings of layer types, then the two older layer messages
+(V1, V0). `MessageTable` explains the notation.
 """
 
 from samovar.formats.message_table import Message, MessageClass, MessageTable
@@ -178,7 +178,7 @@ def message_class(name: str) -> MessageClass:
 
 def packed_message_class(name: str) -> MessageClass:
     """As `message_class`, but packed float and double fields are lists of raw little-endian byte runs.
-    On the wire both are the same. It reads and writes arrays without a Python object for each number."""
+    On the wire both are the same. Arrays then need no Python object for each number."""
     return _PACKED_MESSAGES.message_class(name)
 
 

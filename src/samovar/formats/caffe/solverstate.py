@@ -1,4 +1,4 @@
-"""`.solverstate` and `.solverstate.h5`: where a Caffe run stands; the weights lie in the caffemodel it names."""
+"""`.solverstate` and `.solverstate.h5`: the state of a Caffe run; its weights are in the caffemodel that it names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from samovar.formats.caffe.schema import packed_message_class
 class SolverState:
     """`history` has one float32 array a parameter in the net's order.
 
-    Adam and AdaDelta have two: the first ones of all parameters, then the second ones of all. `current_step` is
-    how often the policies `step` and `multistep` have lowered the rate in the steps that were made.
+    Adam and AdaDelta have two: the first ones of all parameters, then the second ones of all. `current_step` counts
+    how often the policies `step` and `multistep` have lowered the rate so far.
     """
 
     iteration: int
@@ -31,8 +31,8 @@ class SolverState:
 
 
 def read_solverstate(path: Path) -> SolverState:
-    """Read the file, binary or HDF5, whatever its name.
-    Raises InputError, naming it, where it is no solverstate, is cut short or is damaged."""
+    """Read the file, binary or HDF5, with any name.
+    Raises InputError, naming it, if it is not a solverstate, is cut short or is damaged."""
     if hdf5.is_hdf5(path):
         return _read_hdf5(path)
     content = read_binary(path, "solverstate", MAX_BINARY_BYTES)

@@ -23,13 +23,13 @@ _NO_VALUE = re.compile(r'Enum type "caffe\.([\w.]+)" has no value named (\S+?)\.
 
 @dataclass(slots=True)
 class TextPlace:
-    """Where a field stands: its line (from 1), and a message's fields' places by name, in file order."""
+    """The place of a field: its line (from 1), and the places of a message's fields by name, in file order."""
 
     line: int
     fields: dict[str, list["TextPlace"]] = field(default_factory=dict)
 
     def line_of(self, *names: str) -> int:
-        """The line of the first field of this path, or of the last message on the way that is there."""
+        """The line of the first field of this path, or of the last message on the way that exists."""
         place = self
         for name in names:
             if name not in place.fields:
@@ -40,7 +40,7 @@ class TextPlace:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A field `name` of another program's messages `message`, that was passed over at `line`."""
+    """A field `name` of another program's messages `message`, which was skipped at `line`."""
 
     message: str
     name: str
@@ -49,7 +49,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class TextMessage:
-    """A parsed file: Caffe's message, and `places.fields["layer"][k]` is where layer k stands."""
+    """A parsed file: Caffe's message, and `places.fields["layer"][k]` is the place of layer k."""
 
     path: Path
     message: Message
@@ -58,22 +58,21 @@ class TextMessage:
 
 
 Foreign: TypeAlias = Mapping[str, Collection[str]]
-"""Fields that Caffe does not have, by the name of the message they stand in."""
+"""Fields that Caffe does not have, by the name of their message."""
 
 
 def read_text(path: Path, message_name: str, foreign: Foreign = _NOTHING) -> TextMessage:
     """Parse `path` as Caffe's message `message_name` ("NetParameter", "SolverParameter").
 
-    Fields that Caffe does not have and `foreign` names are skipped, whatever they hold.
-    Raises InputError `path:line:column: ...` for text that is not such a message, and where the file has more
-    than 4 MB, is not UTF-8, or nests deeper than 32 messages.
+    Fields that Caffe does not have and `foreign` names are skipped. Raises InputError `path:line:column: ...` for text
+    that is not such a message, and if the file has more than 4 MB, is not UTF-8, or nests deeper than 32 messages.
     """
     return parse_text(_decoded(path), path, message_name, foreign)
 
 
 def field_names(path: Path) -> frozenset[str]:
-    """The names of the fields that stand in the file itself, not in messages inside it, known to Caffe or not.
-    Raises InputError where the file cannot be read as text."""
+    """The names of the fields of the file itself, without those of messages inside it, known to Caffe or not.
+    Raises InputError if the file cannot be read as text."""
     return frozenset(_outline(_decoded(path), path).fields)
 
 
@@ -105,7 +104,7 @@ def parse_text(text: str, path: Path, message_name: str, foreign: Foreign = _NOT
 
 
 def nearest(name: str, allowed: list[str]) -> str:
-    """ "did you mean 'x'?", or all that is allowed where nothing is near."""
+    """ "did you mean 'x'?", or all allowed names if none is close."""
     spelled = {name.lower(): name for name in allowed}
     close = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.5)
     return f"did you mean '{spelled[close[0]]}'?" if close else f"allowed are {', '.join(sorted(allowed))}"
@@ -121,7 +120,7 @@ class _Frame:
         self.name, self.line, self.colon, self.in_list = "", place.line, False, False
 
     def add(self, line: int) -> TextPlace:
-        """Note that the waiting field has a value; in a list the name goes on waiting."""
+        """Note that the waiting field has a value; in a list the name still waits."""
         place = TextPlace(line if self.in_list else self.line)
         self.place.fields.setdefault(self.name, []).append(place)
         if not self.in_list:
@@ -162,7 +161,7 @@ def _outline(text: str, path: Path) -> TextPlace:
 
 
 def _unknown_fields(descriptor: Any, place: TextPlace) -> Iterator[Skipped]:
-    """The fields that Caffe does not have, wherever they stand, in file order."""
+    """All fields that Caffe does not have, at any depth, in file order."""
     for name, places in place.fields.items():
         field = descriptor.fields_by_name.get(name)
         if field is None:

@@ -1,4 +1,4 @@
-"""What a net's layers cost: their shapes, parameters, multiply-adds and memory counted, their seconds measured."""
+"""Costs of a net's layers: shapes, parameters, multiply-adds and memory are counted, seconds are measured."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +26,8 @@ _BYTES_PER_VALUE = 4
 class LayerCost:
     """One layer for the batch that the net was built for.
 
-    `tops` are blobs with their shapes; `num_parameters` counts arrays where they stand first, also when several layers
-    share them; `multiply_adds` are those of one forward pass through products with weights (nothing else is counted);
-    `activation_bytes` is what its tops take, 0 in place.
+    `tops` are blobs with their shapes. `num_parameters` counts a shared array at its first layer alone. `multiply_adds`
+    counts products with weights in one forward pass. `activation_bytes` is the size of its tops, 0 in place.
     """
 
     name: str
@@ -85,7 +84,7 @@ def costs(net: Net) -> NetCost:
 
 
 def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
-    """Each weight of a filter is used once at every place, of a product once in every row or time step."""
+    """A filter uses each weight once at every place, a product once in every row or time step."""
     if isinstance(layer, Convolution):
         places = inputs if isinstance(layer, Deconvolution) else layer.top_shapes
         return sum(map(prod, places)) * prod(layer.weight.shape[1:])
@@ -101,9 +100,9 @@ def backward_multiply_adds(net: CaffeNet) -> dict[str, int]:
     """Multiply-adds of the backward pass up to each learned parameter's gradient since the one before, by name.
 
     In the order in which backward finishes them (the reverse of the file's), for the batch that the net was built for.
-    A layer's products are counted twice, for the gradient of its weights and that of its input (the last layer that
-    backward comes to has none), and stand with the first of its parameters; those of a layer with frozen ones stand
-    with the next layer's. Products with weights are all that is counted (`samovar inspect` shows them).
+    A layer's products count twice, for the gradients of its weights and of its input, and belong to the first of its
+    parameters. The last layer that backward reaches has no input gradient. A frozen layer's count adds to the next
+    layer's. Only products with weights count (`samovar inspect` shows them).
     """
     learned = [info for info in net.parameter_infos if info.parameter.requires_grad]
     counts: dict[str, int] = {}
@@ -159,7 +158,7 @@ class NetSeconds:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What one layer took and gave: `leaves` are its bottoms, cut off from the layers before."""
+    """The inputs and outputs of one layer: `leaves` are its bottoms, cut off from the layers before."""
 
     step: Step
     leaves: list[torch.Tensor]
@@ -169,9 +168,9 @@ class _Turn:
 class NetTimer:
     """Times passes of `net`, whose parameters are laid out as training lays them out.
 
-    Each layer runs on bottoms without history, and its own backward is run by itself, so that its time is its own;
-    gradients are the right ones where the net has a loss, else ones. A bottom gets a gradient where training would
-    compute one. `computed` waits until a device is done with what it was given.
+    Each layer runs on bottoms without history, and its backward runs by itself, so its time is its own. Gradients are
+    the right ones if the net has a loss, else ones. A bottom gets a gradient if training computes one. `computed`
+    waits until a device has finished its work.
     """
 
     def __init__(self, net: CaffeNet, computed: Callable[[], None] = lambda: None) -> None:

@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = {
 
 
 def data_config(spec: LayerSpec, training: bool) -> LayerConfig:
-    """What a layer of a DATA_TYPE reads; InputError for what is missing, wrong or not supported."""
+    """The configuration of a layer of a DATA_TYPE; InputError for a missing, wrong or unsupported setting."""
     owner = _OWNERS[spec.type]
     settings = getattr(spec.message, owner)
     if not settings.batch_size:
@@ -70,7 +70,7 @@ def data_warnings(spec: LayerSpec) -> list[str]:
 
 
 def refuse_memory_data(spec: LayerSpec) -> None:
-    """InputError for a MemoryData layer, where no program is there to fill it."""
+    """InputError for a MemoryData layer, because no program fills it."""
     if spec.type == "MemoryData":
         raise spec.error(
             "a layer of type MemoryData is filled by a program: load the net with samovar.caffe.load and give it "
@@ -83,9 +83,8 @@ def _database(spec: LayerSpec, training: bool) -> DataConfig:
     settings = spec.message.data_param
     if settings.backend != _LMDB:
         raise spec.error(
-            "backend: LEVELDB (also what Caffe takes where none is given) is not read while training; copy the records "
-            "into an LMDB (samovar data leveldb --source FOLDER --out FOLDER_lmdb), give that as source, and write "
-            "backend: LMDB",
+            "backend: LEVELDB (Caffe's default) is not read while training; copy the records into an LMDB "
+            "(samovar data leveldb --source FOLDER --out FOLDER_lmdb), give that as source, and write backend: LMDB",
             "data_param.backend",
         )
     return DataConfig(_source(spec), settings.batch_size, spec.tops, _transform(spec), training)

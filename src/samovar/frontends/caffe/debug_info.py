@@ -15,7 +15,7 @@ TOP, PARAMETER, BOTTOM, GRADIENT, ALL = "top", "parameter", "bottom", "gradient"
 
 @dataclass(frozen=True, slots=True)
 class LayerValue:
-    """One line; `kind` says of what: a layer's TOP, PARAMETER, BOTTOM's or parameter's GRADIENT, or ALL of the net."""
+    """One line about `kind`: a layer's TOP, PARAMETER, BOTTOM's or parameter's GRADIENT, or ALL of the net."""
 
     kind: str
     text: str
@@ -23,7 +23,7 @@ class LayerValue:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of an array's values: how many, of absolute ones, of squares; in double precision."""
+    """The number of an array's values, the sum of their magnitudes and of their squares, in double precision."""
 
     count: int
     absolute: float
@@ -41,11 +41,11 @@ class _Sums:
 
 
 class DebugInfo:
-    """Tells the lines of each pass of `net`, forward and then backward, while `is_on`.
+    """Collects the lines of each pass of `net`, forward and then backward, while `is_on`.
 
     The net then computes layer by layer: no layer does another's work, and none overwrites its bottom. Blobs that
-    several layers take are told under the names that Caffe's Split layers give them. Gradients of parameters are those
-    of this process, before any exchange; those of `iter_size` batches as they add up. Cost: two reads of every array.
+    several layers take have the names that Caffe's Split layers give them. Gradients of parameters are those of this
+    process, before any exchange, as the `iter_size` batches add up. Cost: two reads of every array.
     """
 
     def __init__(self, net: CaffeNet, tell: Callable[[Sequence[LayerValue]], None]) -> None:
@@ -70,7 +70,7 @@ class DebugInfo:
                 self._tell_tops(index, [blobs[top] for top in outline.tops])
 
     def taken(self, number: int, bottoms: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What step `number` takes, so that each gradient is seen."""
+        """The bottoms of step `number`, watched, so that each gradient is seen."""
         if not (self.is_on and torch.is_grad_enabled()):
             return bottoms
         index = self._names.outline_of(number)
@@ -119,7 +119,7 @@ class DebugInfo:
                 self._forward.append(LayerValue(TOP, f"    [Forward] Layer {layer}, top blob {name} data: {mean:g}"))
 
     def _backward_of(self, index: int) -> list[LayerValue]:
-        """The splits behind a layer, then the layer, as far as gradients came."""
+        """The splits behind a layer, then the layer, as far as there are gradients."""
         outline, lines = self._names.outlines[index], []
         for place, name in reversed(list(enumerate(outline.tops))):
             if (index, place) in self._splits:
@@ -177,10 +177,10 @@ Place = tuple[int, int]  # of a top or bottom: the layer's index among the outli
 
 
 class SplitNames:
-    """Who takes which blob of a net, by the places of its layers (`outlines`, inputs included) in the file.
+    """The layers that take each blob of a net, by the places of layers (`outlines`, inputs included) in the file.
 
-    `splits[layer, top]` are the names of the copies of a top that several layers take, in the order of their takers. A
-    loss_weight that the prototxt gives takes the first.
+    `splits[layer, top]` are the names of the copies of a top that several layers take, in the order of these layers. A
+    loss_weight in the prototxt takes the first.
     """
 
     def __init__(self, net: CaffeNet) -> None:
@@ -211,7 +211,7 @@ class SplitNames:
         return self._bottoms.get((index, place), self.outlines[index].bottoms[place])
 
     def _takers(self) -> dict[Place, list[Place]]:
-        """Of every top who takes it; (layer, -1) for its loss_weight."""
+        """The takers of every top; (layer, -1) for its loss_weight."""
         takers: dict[Place, list[Place]] = {}
         writers: dict[str, Place] = {}
         for index, outline in enumerate(self.outlines):

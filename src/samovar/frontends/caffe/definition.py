@@ -1,4 +1,4 @@
-"""A net's prototxt: its layers, which of them belong to a phase, and the shapes of what the net is given."""
+"""A net's prototxt: its layers, those of each phase, and the shapes of its inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from samovar.frontends.caffe.spec import PHASES, LayerSpec, Phase, Shape, checke
 from samovar.frontends.caffe.upgrade import layers_of
 
 _NOT_IN_TRAINING = {
-    "debug_info": "of a net is for `samovar test` and `samovar caffe test`; training goes by the solver's, as in Caffe",
+    "debug_info": "of a net is for `samovar test` and `samovar caffe test`; training follows the solver's, as in Caffe",
     "force_backward": "has no effect",
 }
 _MAX_NAME_LENGTH = 500  # Caffe knows no limit
@@ -27,7 +27,7 @@ _MAX_NAME_LENGTH = 500  # Caffe knows no limit
 
 @dataclass(frozen=True, slots=True)
 class CaffeNetDefinition:
-    """A net as written. `warnings` name what is in the file but has no effect here."""
+    """A net as written. `warnings` name the settings of the file that have no effect here."""
 
     path: Path
     name: str
@@ -42,10 +42,10 @@ class CaffeNetDefinition:
         return tuple(replace(spec, phase=phase) for spec in self.layers if self._is_included(spec, phase))
 
     def data_layers(self, phase: Phase) -> tuple[LayerConfig, ...]:
-        """What the net's data layers (of DATA_TYPES) read in `phase`, in file order; none is allowed.
+        """The net's data layers (of DATA_TYPES) in `phase`, in file order; there may be none.
 
-        Raises InputError for what is missing, wrong or not supported in one of them, and for MemoryData, which
-        only a program can fill.
+        Raises InputError for a missing, wrong or unsupported setting, and for MemoryData, which only a program can
+        fill.
         """
         included = self.in_phase(phase)
         for spec in included:
@@ -63,7 +63,7 @@ class CaffeNetDefinition:
         return first[0] if first else 1
 
     def input_shapes(self, phase: Phase) -> dict[str, Shape]:
-        """The shapes of the blobs that the caller of the net fills (Input, MemoryData), by name, in file order."""
+        """The shapes of the blobs that the caller fills (Input, MemoryData), by name, in file order."""
         included = [spec for spec in self.in_phase(phase) if spec.type in INPUT_TYPES]
         return {top: shape for spec in included for top, shape in zip(spec.tops, input_shapes(spec), strict=True)}
 
@@ -83,17 +83,16 @@ class CaffeNetDefinition:
 
 
 def load_net(path: Path, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
-    """Read a net's prototxt, for the state that rules ask for: `level` (None: the file's own), and the file's
-    stages with `stages`.
+    """Read a net's prototxt, in the state `level` (None: the file's own) and the file's stages with `stages`.
 
-    Raises InputError with file and line where it is no net, has no layers, or a layer's type or phase rules
+    Raises InputError with file and line if it is not a net, has no layers, or has a layer type or phase rule that
     cannot be used.
     """
     return net_from_message(read_text(path, "NetParameter", FOREIGN_FIELDS), level, stages)
 
 
 def net_from_message(text: TextMessage, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
-    """As `load_net`, for a parsed NetParameter: also one inside a solver (`net_param`), with its places there."""
+    """As `load_net`, for a parsed NetParameter, also one inside a solver (`net_param`)."""
     net, path = text.message, text.path
     layers = tuple(LayerSpec(path, message, place) for message, place in layers_of(text))
     if not layers:
@@ -108,7 +107,7 @@ def net_from_message(text: TextMessage, level: int | None = None, stages: Sequen
 
 
 def _why_no_name(name: str) -> str:
-    """Empty for a name that can be told, logged and shown."""
+    """Empty for a name that can be logged and shown."""
     if len(name) > _MAX_NAME_LENGTH:
         return f"has {len(name)} characters; at most {_MAX_NAME_LENGTH} are allowed"
     return "" if name.isprintable() else f"{name!r} has characters that cannot be shown; write letters and digits"
@@ -150,7 +149,7 @@ def _warnings(text: TextMessage, layers: Sequence[LayerSpec]) -> tuple[str, ...]
 
 
 def load_source(source: NetSource, level: int | None = None, stages: Sequence[str] = ()) -> CaffeNetDefinition:
-    """The net in the state that the solver gives it; `level` and `stages` are the command line's, which go first.
+    """The net in the state that the solver gives it; `level` and `stages` of the command line come first.
     Raises InputError as `load_net`."""
     return net_from_message(source.read(), source.level if level is None else level, (*source.stages, *stages))
 
@@ -161,7 +160,7 @@ def sized(
     """The definition with these shapes in its Input layers, and the shape of every input blob in file order.
 
     `given` are shapes by blob, batch first; `batch_size` replaces the first axis of the others. Raises InputError
-    for a blob in `given` that is no input, and for a data layer whose shapes cannot be found.
+    if a blob in `given` is not an input, and if the shapes of a data layer cannot be found.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"batch_size is {batch_size}; give at least 1")
@@ -170,7 +169,7 @@ def sized(
     for name in given:
         if name not in names:
             raise InputError(
-                f"{definition.path}: a shape is given for '{name}', which is no input of phase {phase}; "
+                f"{definition.path}: a shape is given for '{name}', which is not an input of phase {phase}; "
                 f"{nearest(name, names)}"
             )
     shapes: dict[str, Shape] = {}
@@ -198,7 +197,7 @@ def _as_input(spec: LayerSpec, shapes: Mapping[str, Shape]) -> LayerSpec:
 
 
 def _shapes(spec: LayerSpec, given: Mapping[str, Sequence[int]]) -> list[Shape]:
-    """Those of the layer's tops; labels need not be given where images are."""
+    """The shapes of the layer's tops; labels follow from images."""
     if spec.type in INPUT_TYPES:
         return input_shapes(spec)
     if all(top in given for top in spec.tops):
@@ -211,7 +210,7 @@ def _shapes(spec: LayerSpec, given: Mapping[str, Sequence[int]]) -> list[Shape]:
 
 
 def _image_shape(spec: LayerSpec) -> Shape | None:
-    """(N, C, H, W) of a layer's images as far as the prototxt and its mean file tell."""
+    """(N, C, H, W) of a layer's images, if the prototxt and its mean file say enough."""
     transform, images = spec.message.transform_param, spec.message.image_data_param
     size = (transform.crop_size,) * 2 if transform.crop_size else (images.new_height, images.new_width)
     channels = _num_channels(spec)
@@ -221,7 +220,7 @@ def _image_shape(spec: LayerSpec) -> Shape | None:
 
 
 def _num_channels(spec: LayerSpec) -> int:
-    """0 where neither type nor mean tell it; a mean file that is not there tells nothing."""
+    """0 if neither the type nor the mean says it, or the mean file does not exist."""
     transform = spec.message.transform_param
     if spec.type == "WindowData":
         return 3
@@ -245,6 +244,6 @@ def _of_source(spec: LayerSpec) -> list[Shape]:
         tops = ", ".join(f"'{top}': (...)" for top in spec.tops[:num])
         flags = " ".join(f"--shape {top}=..." for top in spec.tops[:num])
         raise InputError(
-            f"{error}. Where the source is not at hand, give the shapes of layer '{spec.name}', batch first: "
+            f"{error}. Without the source, give the shapes of layer '{spec.name}', batch first: "
             f"input_shapes={{{tops}}} in Python, {flags} to samovar inspect"
         ) from error

@@ -15,8 +15,8 @@ _FAN_IN, _FAN_OUT = 0, 1  # FillerParameter.VarianceNorm; 2 is their mean
 def fill(spec: LayerSpec, name: str, shape: Shape, field: tuple[str, ...], seed: int) -> torch.Tensor:
     """A float32 tensor of `shape` by the FillerParameter at `field` of the layer's message.
 
-    A filler draws in C order from its own generator, so values depend neither on the order of layers nor on
-    how a weight is laid out in memory. Raises InputError for unknown fillers and settings out of range.
+    A filler draws in C order from its own generator, so values do not depend on the order of layers or of memory.
+    Raises InputError for unknown fillers and settings out of range.
     """
     filler = spec.message
     for part in field:

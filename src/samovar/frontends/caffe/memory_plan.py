@@ -1,8 +1,8 @@
-"""How a net's images lie in memory: where channels come last, and which layers do the work of the one before.
+"""The order of a net's images in memory, and the layers that do the work of the one before.
 
-Convolutions, LRN and pooling are fastest on images whose channels lie side by side (channels-last, N H W C);
-layers that work value by value keep what they get; others take and give Caffe's order (N C H W). So an image is
-brought to channels-last once, before the first layer that wants it so, and stays there.
+Convolutions, LRN and pooling are fastest on images whose channels are next to each other (channels-last, N H W C).
+Layers that work value by value keep the order that they get. Others take and give Caffe's order (N C H W). So an
+image becomes channels-last once, before the first layer that wants it, and stays so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from samovar.model.half import keep_full
 
 
 def planned(steps: Sequence[Step], input_shapes: Mapping[str, Shape], outputs: Sequence[str]) -> tuple[Step, ...]:
-    """`steps` with the blobs that each of them brings to channels-last (`Step.channels_last`), the fewest.
-    Also merges ReLUs into LRN and maxima beside them, and keeps scores exact."""
+    """`steps` with the fewest blobs that each of them must make channels-last (`Step.channels_last`).
+    Also merges ReLUs into the LRN or maximum next to them, and keeps scores exact."""
     keep_scores(steps)
     merge_rectifiers(steps, outputs)
     shapes = dict(input_shapes)
@@ -39,10 +39,10 @@ def planned(steps: Sequence[Step], input_shapes: Mapping[str, Shape], outputs: S
 
 
 def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
-    """Have LRN and maxima do the work of a ReLU right before them, maxima also right after, and the ReLU pass it on.
+    """Let LRN and maxima do the work of a ReLU right before them, and maxima also of one right after.
 
-    Right before: they are all that takes the ReLU's top. Right after: max(pool(x), 0) is pool(max(x, 0)), and the
-    ReLU is all that takes the pool's top.
+    Right before: no other layer takes the ReLU's top. Right after: max(pool(x), 0) is pool(max(x, 0)), and no other
+    layer takes the pool's top.
     """
     for index, step in enumerate(steps):
         top = step.tops[0] if step.tops else ""
@@ -57,8 +57,8 @@ def merge_rectifiers(steps: Sequence[Step], outputs: Sequence[str]) -> None:
 
 
 def keep_scores(steps: Sequence[Step]) -> None:
-    """Have layers whose tops are scores, for a loss or a softmax, compute in float32 at any precision.
-    A score's rounding goes into the loss and into every gradient, and these layers are small."""
+    """Let layers whose tops are scores, for a loss or a softmax, compute in float32 at any precision.
+    A score's rounding enters the loss and every gradient, and these layers are small."""
     for index, step in enumerate(steps):
         later = [reader.layer for top in step.tops for reader in _readers(steps[index + 1 :], top)]
         if any(layer.takes_scores for layer in later):
@@ -67,7 +67,7 @@ def keep_scores(steps: Sequence[Step]) -> None:
 
 
 def separate_rectifiers(steps: Sequence[Step]) -> None:
-    """Have every ReLU do its own work again."""
+    """Let every ReLU do its own work again."""
     for step in steps:
         if isinstance(step.layer, ReLU):
             step.layer.is_merged = False

@@ -1,4 +1,4 @@
-"""A Caffe net behind the face of an ordinary torch module: loaded from its files, called, and saved."""
+"""A Caffe net as an ordinary torch module: loaded from its files, called, and saved."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ _FIRST_SAMPLE_LIMIT = 1 << 40
 
 class Outputs(dict[str, torch.Tensor]):
     """A net's outputs by name, with their graphs; losses as they are printed, before their weights.
-    `loss` is what Caffe trains on: the sum of all losses, each times its loss_weight; also those that a layer takes."""
+    `loss`, on which Caffe trains, is the sum of all losses times their loss_weights, also of those that a layer takes.
+    """
 
     def __init__(self, outputs: Mapping[str, torch.Tensor], loss: torch.Tensor) -> None:
         super().__init__(outputs)
@@ -35,14 +36,14 @@ class Outputs(dict[str, torch.Tensor]):
 class Net(nn.Module):
     """A Caffe net of one phase: `net(images)`, `net(images, labels)` or `net(data=images, label=labels)`.
 
-    Takes float32 tensors (labels of any kind) in the order of `input_names`, or by name; the first axis is free, the
-    others are those of `input_shapes`. Gives `Outputs` (a dict) where the net has a loss, else its one output, else a
+    Takes float32 tensors (labels of any kind) in the order of `input_names`, or by name. The first axis is free, the
+    others are those of `input_shapes`. Returns `Outputs` (a dict) if the net has a loss, else its one output, else a
     dict of all.
 
-    Children are named like layers, parameters as torch names them ("conv1.weight", "conv1.bias"); BatchNorm's running
-    sums are buffers ("bn1.mean", "bn1.variance", "bn1.count"). `train()` and `eval()` switch Dropout, BatchNorm,
-    stochastic pooling and user layers, except those with a `phase` or `use_global_stats` of their own; which layers
-    there are was settled by the phase. Random layers draw from torch's generator: `torch.manual_seed` repeats them.
+    Children are named like layers, parameters as torch names them ("conv1.weight", "conv1.bias"). BatchNorm's running
+    sums are buffers ("bn1.mean", "bn1.variance", "bn1.count"). The phase has chosen the layers. `train()` and `eval()`
+    switch Dropout, BatchNorm, stochastic pooling and user layers, except those with a `phase` or `use_global_stats` of
+    their own. Random layers draw from torch's generator: `torch.manual_seed` repeats them.
     """
 
     def __init__(self, net: CaffeNet, input_shapes: Mapping[str, Shape], phase: Phase) -> None:
@@ -60,7 +61,7 @@ class Net(nn.Module):
         self.train(phase == "TRAIN")
 
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> torch.Tensor | Outputs | dict[str, torch.Tensor]:
-        """Raises InputError for inputs that are missing, unknown, or of another shape than `input_shapes`."""
+        """Raises InputError for a missing or unknown input, and for another shape than that in `input_shapes`."""
         batch = self._bound(inputs, named)
         if self.caffe_net.is_random:
             first = int(torch.randint(_FIRST_SAMPLE_LIMIT, ()))
@@ -79,7 +80,7 @@ class Net(nn.Module):
         return self
 
     def parameter_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for a torch optimizer: rates and decays times the layers' lr_mult and decay_mult."""
+        """Groups for a torch optimizer: `lr` and `weight_decay` times the layers' lr_mult and decay_mult."""
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for info in self.caffe_net.parameter_infos:
             if info.parameter.requires_grad:
@@ -114,8 +115,8 @@ class Net(nn.Module):
         shape, built = tuple(value.shape), self.input_shapes[name]
         if len(shape) != len(built) or shape[1:] != built[1:]:
             raise InputError(
-                f"{self._who()}: input '{name}' has shape {text(shape)}; it was built for {text(built)}, of which "
-                "the first size is free; for others load the net with input_shapes"
+                f"{self._who()}: input '{name}' has shape {text(shape)}; it was built for {text(built)}. Only the "
+                "first size is free. For others load the net with input_shapes"
             )
 
     def _who(self) -> str:
@@ -139,7 +140,7 @@ def _adopt(root: nn.Module, name: str, layer: Layer) -> None:
 
 
 def _keep_statistics_as_buffers(layer: Layer) -> None:
-    """What forward itself keeps up to date is no parameter to torch: optimizers skip it, replicas average it."""
+    """Make values that forward itself updates buffers of torch: optimizers skip them, replicas average them."""
     for attribute in layer.statistic_names:
         values = layer.get_parameter(attribute).detach()
         delattr(layer, attribute)
@@ -160,17 +161,17 @@ def load(
     stages: Sequence[str] = (),
     seed: int = 0,
 ) -> Net:
-    """The net in `prototxt` as it is built in `phase`, with the arrays of `weights`; see `Net` for how to call it.
+    """The net in `prototxt` in `phase`, with the arrays of `weights`; see `Net` for how to call it.
 
-    `weights` is a .caffemodel (binary or HDF5), .safetensors or torch state_dict (.pt, .pth), or several of them:
-    layers are matched by name, of several files the last one that has a layer counts, and layers that none has
-    start from their fillers, drawn from `seed`, with a warning.
+    `weights` is a .caffemodel (binary or HDF5), .safetensors or torch state_dict (.pt, .pth), or several of them.
+    Layers are matched by name, and the last file that has a layer counts. Layers that no file has start from their
+    fillers, drawn from `seed`, with a warning.
 
     `phase` chooses the layers (a TRAIN net has its losses) and sets `.train()` or `.eval()`. Tops of data layers are
-    inputs; their shapes come from `input_shapes` (batch first), else from transform_param, else from the source.
-    The batch is `batch_size`, else the file's; any other may be run as well.
+    inputs. Their shapes come from `input_shapes` (batch first), else from transform_param, else from the source.
+    The batch is `batch_size`, else the file's; the net also runs any other.
 
-    Raises InputError, naming file, line and layer, for whatever does not fit; it runs no code from a file.
+    Raises InputError, naming file, line and layer, if something does not fit. No code from a file runs.
     """
     if phase not in PHASES:
         raise InputError(f"phase is {phase!r}; give 'TEST' or 'TRAIN'")
@@ -187,15 +188,15 @@ def load(
 
 
 def save(net: Net, path: AnyPath) -> None:
-    """Write the net's weights to `path`, over what is there: .caffemodel, .caffemodel.h5, .safetensors, .pt or .pth.
+    """Write the net's weights to `path`, also over an old file: .caffemodel, .caffemodel.h5, .safetensors, .pt or .pth.
 
     `load` reads them back, Caffe and OpenCV the first two. The file is whole or as it was before. Raises InputError
-    for another suffix, for values that are NaN or infinite, and where it cannot be written.
+    for another suffix, for NaN and infinity, and if it cannot be written.
     """
     target = Path(path)
     kind = next((kind for suffix, kind in SUFFIXES.items() if target.name.lower().endswith(suffix)), None)
     if kind is None:
-        raise InputError(f"{target}: the suffix says no kind of file; give one of {', '.join(SUFFIXES)}")
+        raise InputError(f"{target}: the suffix is not that of a weights file; give one of {', '.join(SUFFIXES)}")
     stored = stored_of(net)
     require_finite_layers(stored, target)
     if kind in ("safetensors", "pt"):
@@ -206,7 +207,7 @@ def save(net: Net, path: AnyPath) -> None:
 
 
 def stored_of(net: Net) -> StoredNet:
-    """The layers as a caffemodel holds them, float32; those that share arrays each with their own copy."""
+    """The layers as in a caffemodel, float32; layers that share arrays have a copy each."""
     layers = {layer.spec.name: layer for layer in net.caffe_net.layers}
     records = []
     for outline in net.caffe_net.layers_for_caffemodel():

@@ -20,7 +20,7 @@ from samovar.model.half import NetOutput
 
 
 class Watch(Protocol):
-    """Sees what each step of a net (by its number) takes and gives, and may give the same values on in their place."""
+    """Sees the bottoms and tops of each step of a net (by its number), and may replace them by equal values."""
 
     def begin(self, blobs: Mapping[str, torch.Tensor]) -> None: ...
     def taken(self, number: int, bottoms: list[torch.Tensor]) -> list[torch.Tensor]: ...
@@ -31,10 +31,10 @@ class Watch(Protocol):
 class CaffeNet(nn.Module):
     """Runs its layers in file order over named blobs.
 
-    `input_names` are the blobs a batch must hold, `output_names` those that no layer takes, in Caffe's
-    (alphabetical) order, `output_shapes` their shapes with the batch the net is built for, `parameter_infos`
-    the parameters and `steps` every layer's turn, both in file order. Any batch size may be run. It computes on
-    `device` once `place` has brought it there; None: where its parameters and its batches are.
+    A batch must hold the blobs `input_names`. No layer takes the blobs `output_names`, in Caffe's (alphabetical)
+    order; `output_shapes` are their shapes for the batch that the net is built for. `parameter_infos` are the
+    parameters and `steps` every layer's turn, both in file order. Any batch size may run. It computes on `device`
+    after `place`; None: where its parameters and its batches are.
     """
 
     def __init__(self, definition: CaffeNetDefinition, wiring: Wiring) -> None:
@@ -87,12 +87,12 @@ class CaffeNet(nn.Module):
         return loss, {n: blob.float() if blob.dtype == torch.bfloat16 else blob for n, blob in outputs.items()}
 
     def inputs(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The blobs that the batch gives, where the net computes."""
+        """The batch's blobs, on the net's device."""
         given = {name: batch[name] for name in self.input_names}
         return given if self.device is None else {name: blob.to(self.device) for name, blob in given.items()}
 
     def place(self, device: torch.device | None) -> None:
-        """Compute there from now on; parameters that are there already stay what they are."""
+        """Compute there from now on; parameters that are on that device stay the same objects."""
         self.device = device
         if device is not None:
             self.to(device)
@@ -131,7 +131,7 @@ class CaffeNet(nn.Module):
 
     @property
     def mixing_layers(self) -> tuple[str, ...]:
-        """Layers, "name (Type)", that let a sample of a batch see the others."""
+        """Layers, "name (Type)", in which samples of a batch affect each other."""
         return tuple(f"{layer.spec.name} ({layer.spec.type})" for layer in self.layers if layer.mixes_samples)
 
     @property
@@ -143,8 +143,8 @@ class CaffeNet(nn.Module):
         return self._outlines
 
     def share_parameters(self, other: "CaffeNet") -> None:
-        """Use the very parameters of `other`'s layers of the same names; further layers keep their own.
-        Raises InputError where a layer's parameters have other shapes there."""
+        """Use the parameters of `other`'s layers of the same names themselves; other layers keep their own.
+        Raises InputError if a layer's parameters have other shapes there."""
         sources = {layer.spec.name: layer.caffe_parameters() for layer in other.layers}
         for layer in self.layers:
             parameters = sources.get(layer.spec.name)
@@ -171,9 +171,9 @@ def build_net(
 ) -> CaffeNet:
     """The net of `phase`, weights drawn by its fillers from `seed`.
 
-    `data_shapes` has the shape of each top of the Data layer, batch size first; `room` tells who shares the memory
-    with this net (default: nobody). Raises InputError with file, line and layer for whatever in the net does not fit
-    together, or into the memory that is free.
+    `data_shapes` has the shape of each top of the Data layer, batch size first. `room` counts the processes that share
+    the memory (default: this one). Raises InputError with file, line and layer if parts of the net do not fit
+    together, or if the net does not fit into the free memory.
     """
     wiring = Wiring(data_shapes, seed, Footprint(phase, room or Room()))
     for spec in definition.in_phase(phase):

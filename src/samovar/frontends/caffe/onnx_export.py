@@ -1,6 +1,6 @@
-"""A Caffe net as an ONNX file: each layer becomes operators by a rule of its own, nothing is traced.
+"""A Caffe net as an ONNX file: each layer becomes operators by its own rule, nothing is traced.
 
-So the file says what the layers mean, whichever kernels compute them here, and no other package is needed.
+So the file describes the layers, not the kernels that compute them here, and needs no other package.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def pooling(scope: Scope, layer: Pooling, x: str) -> str:
 
 
 def _mean(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
-    """The mean over whole windows; where Caffe divides by the part of a window inside the padded image, corrected."""
+    """The mean over whole windows, corrected where Caffe divides by a window's part inside the padded image."""
     y = scope.op("AveragePool", x, kernel_shape=layer.kernel, strides=layer.stride, pads=pads, count_include_pad=1)
     heights, widths = (_window_sizes(layer, pads[2 + axis], axis) for axis in (0, 1))
     correction = prod(layer.kernel) / np.outer(heights, widths)
@@ -88,7 +88,7 @@ def _expected(scope: Scope, layer: Pooling, x: str, pads: _Pads) -> str:
 
 
 def _pads(layer: Pooling, sizes: Shape) -> _Pads:
-    """The pad, and what the last window needs below and to the right, which may differ from it."""
+    """The pad, and the pad that the last window needs below and to the right."""
     (above, left), outputs = layer.pad, layer.top_shapes[0][2:]
     ends = [(out - 1) * step + kernel for out, step, kernel in zip(outputs, layer.stride, layer.kernel, strict=True)]
     below, right = (max(0, end - size - pad) for end, size, pad in zip(ends, sizes, layer.pad, strict=True))
@@ -96,7 +96,7 @@ def _pads(layer: Pooling, sizes: Shape) -> _Pads:
 
 
 def _window_sizes(layer: Pooling, beyond: int, axis: int) -> Floats:
-    """How much of each window lies inside the image padded by `pad`, if the last leaves the image by `beyond`."""
+    """The share of each window inside the image padded by `pad`, if the last leaves the image by `beyond`."""
     output, kernel, stride, pad = layer.top_shapes[0][2 + axis], layer.kernel[axis], layer.stride[axis], layer.pad[axis]
     overshoot = beyond - pad - stride * np.arange(output - 1, -1, -1)
     return (kernel - np.maximum(overshoot, 0)).astype(np.float32)
@@ -125,7 +125,7 @@ def lrn(scope: Scope, layer: LRN, x: str) -> str:
 def mvn(scope: Scope, layer: MVN, x: str) -> str:
     axes = tuple(range(layer.num_lead, len(scope.shapes[x])))
     if not axes:
-        raise layer.spec.error("normalizes single values to 0, which is not exported to ONNX")
+        raise layer.spec.error("normalizes single values to 0, which cannot be exported to ONNX; remove the layer")
     y = scope.op("Sub", x, scope.op("ReduceMean", x, axes=axes, keepdims=1))
     if not layer.normalizes_variance:
         return y
@@ -141,7 +141,7 @@ def dropout(_scope: Scope, layer: Dropout, x: str) -> str:
 
 def _in_training(layer: Layer, how: str) -> InputError:
     return layer.spec.error(
-        f"works as in training: {how}; for ONNX call eval() on the net first, or take away the layer's own phase or "
+        f"works as in training: {how}; for ONNX call eval() on the net first, or remove the layer's own phase or "
         "use_global_stats"
     )
 
@@ -150,21 +150,21 @@ _BATCH = "batch"  # the name of the free size
 
 
 def export_onnx(net: Net, path: AnyPath, batch_size: int | None = None) -> None:
-    """Write `net` as an ONNX file to `path`, over what is there; see `encode_onnx`. Raises InputError as it does, and
-    where the file cannot be written; it is then as it was before."""
+    """Write `net` as an ONNX file to `path`, also over an old file; see `encode_onnx`. Raises InputError as it does,
+    and if the file cannot be written; an old file then stays."""
     target = Path(path)
     content = encode_onnx(net, batch_size)
     write_whole(target, content)
 
 
 def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
-    """The bytes of an ONNX file that computes what `net` computes after `eval()`, in float32.
+    """The bytes of an ONNX file that computes the same as `net` after `eval()`, in float32.
 
     Inputs and outputs have the blobs' names, parameters those of a snapshot ("conv1/0"). The first axis of the inputs
-    is free, or `batch_size`; a net whose layers fix it (Reshape, Input beside Parameter) needs that.
+    is free, or `batch_size`. A net whose layers fix it (Reshape, Input with Parameter) needs `batch_size`.
 
-    Raises InputError, naming file, line and layer, for layer types without a counterpart (losses, Accuracy, RNN, LSTM,
-    Im2col, SPP, BatchReindex, Filter and types that a program registered), and for layers that work as in training.
+    Raises InputError, naming file, line and layer, for layers that work as in training. It also does for types without
+    a counterpart: losses, Accuracy, RNN, LSTM, Im2col, SPP, BatchReindex, Filter, and those that a program registered.
     Cost: two copies of the parameters in memory.
     """
     caffe_net = net.caffe_net
@@ -188,7 +188,7 @@ def encode_onnx(net: Net, batch_size: int | None = None) -> bytes:
 
 
 def _sizes(shape: Shape, built_for: Shape, batch: Dimension) -> Sequence[Dimension]:
-    """`shape` with the batch's size where the net was built with another."""
+    """`shape` with this batch's size."""
     follows = bool(shape) and bool(built_for) and shape[0] == built_for[0]
     return (batch, *shape[1:]) if follows else shape
 

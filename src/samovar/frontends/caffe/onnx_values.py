@@ -1,4 +1,4 @@
-"""Layers that work value by value, move values or bring many into fewer, as ONNX operators."""
+"""Layers that work value by value, move values or reduce many to few, as ONNX operators."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,10 +24,10 @@ Floats = npt.NDArray[np.float32]
 
 
 class Scope:
-    """The graph so far, and which value each blob holds.
+    """The graph so far, and the value that each blob holds.
 
-    A blob that layers work on in place is one value after the other; the last of them gets the blob's name.
-    `shapes` are by value, those the net was built for, batch included. `layer` is the one that is translated now.
+    A blob that layers change in place holds several values in turn; the last of them gets the blob's name. `shapes`
+    are by value, as the net was built, batch included. `layer` is the one under translation.
     """
 
     layer: Layer
@@ -42,13 +42,13 @@ class Scope:
         self._made: set[str] = set()  # by the present layer
 
     def add_input(self, blob: str, sizes: Iterable[Dimension], shape: Shape) -> None:
-        """A blob that the caller gives; `sizes` as the file shall say."""
+        """A blob that the caller gives; `sizes` are those in the file."""
         self._values[blob] = self._names[blob] = self._unique(blob)
         self.shapes[blob] = shape
         self._graph.add_input(blob, list(sizes))
 
     def add_output(self, blob: str, sizes: Iterable[Dimension]) -> None:
-        """A blob that the graph gives, under its own name where no input has that."""
+        """A blob that the graph gives, under its own name if no input has that name."""
         value = self._values[blob]
         if self._names.get(value) != blob or value == blob:
             name = self._unique(blob)
@@ -91,7 +91,7 @@ class Scope:
         return self._add_constant("integers", np.asarray(values, np.int64))
 
     def parameter(self, index: int) -> str:
-        """The layer's parameter `index`; one that layers share stands in the file once, if in one shape."""
+        """The layer's parameter `index`; a shared one is in the file once, if it has one shape."""
         name = self.layer.parameter_names[index]
         if self.layer.attribute_names[index] in self.layer.reshaped:
             return self._add_constant("parameter", self.array(index))

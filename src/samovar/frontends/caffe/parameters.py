@@ -1,6 +1,6 @@
 """The net's parameters: made with their fillers, shared by name, listed with their multipliers.
 
-`Footprint` counts what the net takes of the memory from its shapes, before a tensor of it is made.
+`Footprint` counts the memory that a net needs from its shapes, before any of its tensors exists.
 """
 
 import math
@@ -23,7 +23,7 @@ _VIEWS = ("Flatten", "Reshape", "Slice", "Split")
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Who else will take the memory: `processes` that build the same net at once, `blobs` sets of its blobs in all.
+    """The processes that share the memory: `processes` build the same net at once, with `blobs` sets of blobs in all.
     Blobs of half precision are half a set; with 0 only parameters count."""
 
     processes: int = 1
@@ -31,9 +31,9 @@ class Room:
 
 
 class Footprint:
-    """Adds up the least that a net needs; raises InputError, naming the layer, where more than what is free.
+    """Adds up the least memory that a net needs; raises InputError, naming the layer, if less is free.
 
-    In training: weights, their gradients and every blob, of which backward needs nearly all. Else weights, and the
+    In training: weights, their gradients and every blob, because backward needs nearly all. Else weights and the
     largest blob.
     """
 
@@ -49,7 +49,7 @@ class Footprint:
         self._check(spec, f"parameter {index} of shape {text(shape)}")
 
     def add_top(self, spec: LayerSpec, top: str, shape: Shape) -> None:
-        """A blob that is not another one, overwritten."""
+        """Count a blob that does not overwrite another one."""
         if spec.type in _VIEWS:
             return
         size = math.prod(shape)
@@ -75,7 +75,7 @@ class Footprint:
 
 
 def _free_bytes(processes: int) -> int | None:
-    """What the machine has free for all, or its processes' limits of address space, whichever is less."""
+    """The lesser of the machine's free memory and the processes' limits of address space."""
     machine, own = available_bytes(), address_space_left()
     limits = [machine, None if own is None else own * processes]
     known = [value for value in limits if value is not None]
@@ -92,8 +92,8 @@ class ParameterInfo:
 
     `lr_mult` and `decay_mult` multiply the solver's learning rate and weight decay; with `lr_mult` 0 the
     parameter requires no gradient. A parameter that several layers share is listed under the first of them.
-    `is_statistic`: forward itself keeps it up to date in training (BatchNorm), so that it differs between
-    workers that see different samples; no solver changes it.
+    `is_statistic`: forward itself updates it in training (BatchNorm), so it differs between workers that see
+    different samples. No solver changes it.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How a parameter starts: at `value`, by the FillerParameter at `field` of the layer's message, or at `default`."""
+    """The start of a parameter: `value`, or the FillerParameter at `field` of the layer's message, or `default`."""
 
     field: tuple[str, ...] = ()
     default: float = 0.0
@@ -161,10 +161,9 @@ class ParameterStore:
     ) -> tuple[str, nn.Parameter]:
         """Name and parameter `index` of the layer, which `filler` fills later.
 
-        Where the prototxt shares it by name, those of the layer that came first; with `share_mode: PERMISSIVE` they
-        may have another shape of as many values.
-        A 4-D weight lies channels-last in memory: convolutions run faster on it (LeNet: 1.6 times).
-        Raises InputError for a shape that differs from the owner's, or multipliers that contradict it.
+        A parameter that the prototxt shares by name is that of the first such layer; with `share_mode: PERMISSIVE` it
+        may have another shape of the same size. A 4-D weight is channels-last in memory: convolutions run faster on it
+        (LeNet: 1.6 times). Raises InputError for a shape or multipliers that contradict the owner's.
         """
         param = _ParamSpec()
         if index < len(spec.message.param):
@@ -190,7 +189,7 @@ class ParameterStore:
         self._fillings.clear()
 
     def _placed(self, spec: LayerSpec, index: int, shape: Shape, filler: Filling) -> nn.Parameter:
-        """A parameter of this shape that takes no memory yet; one whose values are given has them."""
+        """A parameter of this shape that takes no memory yet, unless its values are given."""
         checked(spec, shape, f"parameter {index}")
         self._footprint.add_parameter(spec, index, shape)
         if filler.value is not None:

@@ -1,4 +1,4 @@
-"""Caffe's solver file: the nets that it names, its settings, and the same solver for larger steps (`--large-batch`)."""
+"""Caffe's solver file: its nets, its settings, and the same solver for larger steps (`--large-batch`)."""
 
 import math
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ _TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
 @dataclass(frozen=True, slots=True)
 class NetSource:
-    """Where a net stands, and the state that the solver gives it.
+    """The place of a net, and the state that the solver gives it.
 
-    `text` is a net that stands in the solver file itself (then `path`), None one in a file of its own. `level` None
-    leaves the net's own level; `stages` come beside the net's own. `origin` are Caffe's words for where it stands.
+    `text` is a net inside the solver file `path`; None: a net in a file of its own. `level` None leaves the net's own
+    level, and `stages` add to the net's own. `origin` are Caffe's words for the place.
     """
 
     path: Path
@@ -32,11 +32,11 @@ class NetSource:
     stages: tuple[str, ...] = ()
 
     def name(self) -> str:
-        """The net's name, else its file's; raises InputError where the file is no net."""
+        """The net's name, else its file's; raises InputError if the file is not a net."""
         return self.read().message.name or self.path.stem
 
     def read(self) -> TextMessage:
-        """The net as it is written; raises InputError where the file is no net."""
+        """The net as it is written; raises InputError if the file is not a net."""
         return self.text if self.text is not None else read_text(self.path, "NetParameter", FOREIGN_FIELDS)
 
 
@@ -60,8 +60,8 @@ def train_net(text: TextMessage) -> NetSource:
 
 
 def test_nets(text: TextMessage) -> tuple[TestNet, ...]:
-    """Those of test_net_param, then those of test_net; `net` once for each test_iter that is left.
-    Raises InputError where test_iter or test_state do not come once for each of them."""
+    """Those of test_net_param, then those of test_net, then `net` once for each test_iter that is left.
+    Raises InputError unless there is one test_iter, and no or one test_state, for each."""
     solver = text.message
     sources = [*_sources(text, "test_net_param"), *_sources(text, "test_net")]
     counts = list(solver.test_iter)
@@ -123,7 +123,7 @@ def _state(text: TextMessage, field: str, index: int) -> tuple[Message | None, T
 
 
 def _place_of(text: TextMessage, field: str, index: int) -> TextPlace:
-    """Where the field's value of that number stands; the whole file where that is not known."""
+    """The place of the field's value of that number; the whole file if it is not known."""
     places = text.places.fields.get(field, [])
     return places[index] if index < len(places) else text.places
 
@@ -143,9 +143,9 @@ _AS_WRITTEN = (
 class CaffeSolver:
     """A solver as written, checked; names and meanings are Caffe's.
 
-    `net` is the training net; `test_nets` those to test, in Caffe's order, none without `test_iter`. `weights` are
-    files to start from. Intervals of 0 mean never. `random_seed` is None where none is given, `clip_gradients`
-    where nothing is clipped. `type` is also that of an old `solver_type`. `warnings` name fields without effect here,
+    `net` is the training net. `test_nets` are those to test, in Caffe's order, none without `test_iter`. `weights` are
+    files to start from. Intervals of 0 mean never. `random_seed` is None if none is given, `clip_gradients` if nothing
+    is clipped. `type` is also that of an old `solver_type`. `warnings` name fields without effect here,
     `only_for_caffe` those that `samovar caffe train` alone follows. `warm_up_steps` is Samovar's.
     """
 
@@ -196,7 +196,7 @@ class CaffeSolver:
 
 
 def load_solver(path: Path) -> CaffeSolver:
-    """Read a solver's prototxt; InputError with file and line for what is missing, wrong or not supported.
+    """Read a solver's prototxt; InputError with file and line for a missing, wrong or unsupported field.
     Fields that only NVCaffe or Intel Caffe have are skipped with a warning."""
     if not {"layer", "layers"}.isdisjoint(field_names(path)):
         raise InputError(f"{path}: is a net (it has layers), not a solver; give the solver whose net: names it")
@@ -229,7 +229,7 @@ def load_solver(path: Path) -> CaffeSolver:
 
 
 def solver_config(solver: CaffeSolver) -> SolverConfig:
-    """What updates the weights; raises InputError "field: reason"."""
+    """The settings of the update; raises InputError "field: reason"."""
     schedule = (solver.lr_policy, solver.base_lr, solver.gamma, solver.power, solver.stepsize, solver.stepvalue)
     names = [field.name for field in fields(SolverConfig) if field.name != "policy"]
     policy = PolicyConfig(*schedule, solver.max_iter, solver.warm_up_steps)
@@ -237,7 +237,7 @@ def solver_config(solver: CaffeSolver) -> SolverConfig:
 
 
 def _weights(text: TextMessage) -> Iterator[Path]:
-    """Every file of every `weights`, which may name several with commas."""
+    """Every file of every `weights` field, which may name several with commas."""
     places = text.places.fields.get("weights", [])
     for index, written in enumerate(text.message.weights):
         line = places[index].line if index < len(places) else text.places.line_of("weights")
@@ -246,7 +246,7 @@ def _weights(text: TextMessage) -> Iterator[Path]:
 
 
 def _snapshot_prefix(text: TextMessage) -> Path:
-    """As Caffe: without a prefix the solver file's name; of a folder, the solver file's name in it."""
+    """As in Caffe: without a prefix the solver file's name; for a folder, the solver file's name in it."""
     if not text.message.HasField("snapshot_prefix"):
         return text.path.with_suffix("")
     prefix = Path(text.message.snapshot_prefix)
@@ -258,11 +258,12 @@ _SHOWN = ("base_lr", "max_iter", "gamma", "stepsize", "stepvalue", *_INTERVALS[1
 
 
 def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> tuple[CaffeSolver, str]:
-    """`caffe`, made for parts of `batch_size` samples, for steps of `large.batch_size`; and what was changed, in words.
+    """The solver `caffe` for steps of `large.batch_size` samples instead of `batch_size`, and its changes as text.
 
-    With k times as many samples a step, whatever counts steps is divided by k: max_iter (rounded up), stepsize,
-    stepvalue, the intervals of display, test and snapshot, and gamma where it acts once a step. Momentum and
-    weight decay stay. Raises InputError where the step would be smaller, or cannot be cut into iter_size parts.
+    With k times as many samples a step, each number of steps is divided by k: max_iter (rounded up), stepsize,
+    stepvalue, and the intervals of display, test and snapshot. A gamma that acts once a step acts k times as much.
+    Momentum and weight decay stay. Raises InputError if the step would be smaller, or cannot be cut into iter_size
+    parts.
     """
     own = batch_size * caffe.iter_size
     if large.batch_size < own:
@@ -293,14 +294,14 @@ def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> 
 
 
 def _gamma(caffe: CaffeSolver, times: float) -> float:
-    """What acts once a step acts k times as much; at drops it stays."""
+    """A gamma that acts once a step acts k times as much; one that acts at drops stays."""
     if caffe.lr_policy in ("inv", "sigmoid"):
         return caffe.gamma * times
     return float(caffe.gamma**times) if caffe.lr_policy == "exp" else caffe.gamma
 
 
 def _fewer(steps: int, times: float) -> int:
-    """So many steps of the larger kind: at least one, 0 stays never."""
+    """The number of larger steps, at least 1; 0 stays 0, for never."""
     return max(1, round(steps / times)) if steps > 0 else steps
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong, or without effect, in a solver file; the constants of the update are checked by the solver."""
+"""Checks of a solver file: errors, and fields without effect. The solver checks the constants of the update."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _OF_POLICIES = {"stepvalue": ("multistep",)}
 
 
 def check_solver(text: TextMessage) -> None:
-    """Raises InputError with file and line for the first thing that is missing, wrong or not supported."""
+    """Raises InputError with file and line for the first missing, wrong or unsupported field."""
     _check_type(text)
     _check_missing(text)
     _check_numbers(text)
@@ -23,7 +23,7 @@ def check_solver(text: TextMessage) -> None:
 
 
 def solver_warnings(text: TextMessage) -> tuple[str, ...]:
-    """A sentence for each field that is set but changes nothing, or not what one would expect."""
+    """A sentence for each field that has no effect, or an unexpected one."""
     own = (
         f"{text.path}:{text.places.line_of(field)}: {field} {sentence}"
         for field, sentence in (*_without_effect(text.message), *_of_others(text.message))
@@ -55,7 +55,7 @@ def _check_missing(text: TextMessage) -> None:
     solver = text.message
     if not solver.lr_policy:
         allowed = ", ".join(POLICIES)
-        raise _error(text, "lr_policy", f'is missing; supported are {allowed}; add for example lr_policy: "fixed"')
+        raise _error(text, "lr_policy", f'is missing: add for example lr_policy: "fixed"; supported are {allowed}')
     for field in ("base_lr", "max_iter"):
         if not solver.HasField(field):
             raise _error(text, field, "is missing; add it")
@@ -81,7 +81,7 @@ def _check_test(text: TextMessage) -> None:
 
 def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
     if solver.debug_info and not solver.display:
-        yield "debug_info", "shows values of the iterations that are displayed, and display is 0"
+        yield "debug_info", "shows values of displayed iterations only, and display is 0"
     if solver.device_id:
         yield "device_id", "has no effect; training runs on the CPU"
     if not solver.layer_wise_reduce:
@@ -92,9 +92,9 @@ def _without_effect(solver: Message) -> Iterator[tuple[str, str]]:
         yield "test_interval", "has no effect without test_iter"
     if solver.lr_policy in ("exp", "inv", "multistep", "step") and not solver.gamma:
         consequence = "is 0 from the first drop on" if solver.lr_policy != "inv" else "does not fall"
-        yield "gamma", f"is 0, so that with lr_policy '{solver.lr_policy}' the rate {consequence}"
+        yield "gamma", f"is 0, so with lr_policy '{solver.lr_policy}' the rate {consequence}"
     if solver.lr_policy == "multistep" and not solver.stepvalue:
-        yield "lr_policy", "is 'multistep' without any stepvalue, so that the rate does not fall"
+        yield "lr_policy", "is 'multistep' without any stepvalue, so the rate does not fall"
 
 
 def _of_others(solver: Message) -> Iterator[tuple[str, str]]:

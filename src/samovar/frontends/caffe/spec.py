@@ -1,4 +1,4 @@
-"""A layer as a prototxt describes it, with the place it stands at for error messages, and the files it names."""
+"""A layer as a prototxt describes it, with its place for error messages, and the files it names."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MAX_VALUES = (1 << 31) - 1  # Caffe's limit for one blob
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Caffe's LayerParameter, where it stands, and the phase of the net it is built for."""
+    """Caffe's LayerParameter, its place, and the phase of the net it is built for."""
 
     path: Path
     message: Message
@@ -44,13 +44,13 @@ class LayerSpec:
 
     @property
     def is_training(self) -> bool:
-        """Whether the layer works as in training: its own `phase` where it has one, else the net's."""
+        """Whether the layer works as in training: by its own `phase` if it has one, else by the net's."""
         if self.message.HasField("phase"):
             return bool(self.message.phase == PHASES["TRAIN"])
         return self.phase == "TRAIN"
 
     def error(self, reason: str, *fields: str) -> InputError:
-        """An error `file:line: layer 'name': reason`, at the line that `fields` ("data_param.source") lead to."""
+        """An error `file:line: layer 'name': reason`, at the line of `fields` ("data_param.source")."""
         return InputError(f"{self.where(*fields)}: {reason}")
 
     def where(self, *fields: str) -> str:
@@ -65,7 +65,7 @@ class LayerSpec:
         return value
 
     def axis(self, shape: Shape, axis: int, *fields: str) -> int:
-        """`axis` from 0; negative ones count from the end. InputError where `shape` has no such axis."""
+        """`axis` from 0; negative ones count from the end. InputError if `shape` has no such axis."""
         if not -len(shape) <= axis < len(shape):
             raise self.error(
                 f"axis {axis} of an input of shape {text(shape)}; allowed are {-len(shape)} to {len(shape) - 1}",
@@ -75,7 +75,7 @@ class LayerSpec:
 
 
 def checked(spec: LayerSpec, shape: Shape, what: str) -> Shape:
-    """`shape`, where each size is at least 1 and the array is not larger than Caffe allows."""
+    """`shape`; InputError unless each size is at least 1 and the array is at most as large as Caffe allows."""
     if any(size < 1 for size in shape):
         raise spec.error(f"{what} would have shape {text(shape)}; each size must be at least 1")
     if prod(shape) > MAX_VALUES:
@@ -90,7 +90,7 @@ def text(shape: Shape) -> str:
 
 def find_named(written: str, prototxt: Path, where: str) -> Path:
     """The file or folder `written` in `prototxt`; `where` ("file:line: field") starts the error's message.
-    Raises InputError, naming both places, where neither has it."""
+    Raises InputError, naming both places, if neither has it."""
     if not written:
         raise InputError(f"{where} is empty; give a path")
     beside = prototxt.parent / written
@@ -102,7 +102,7 @@ def find_named(written: str, prototxt: Path, where: str) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file or folder; False also for a name that no file can have."""
+    """Whether a file or folder exists; False also for a name that no file can have."""
     try:
         return path.exists()
     except (OSError, ValueError):

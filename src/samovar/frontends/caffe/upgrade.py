@@ -59,7 +59,7 @@ _PADDING = "padding"
 
 
 def from_v0(connection: Message) -> Message:
-    """A V0 layer with its bottoms and tops in today's format; a type nobody knows is kept as it is."""
+    """A V0 layer with its bottoms and tops in today's format; an unknown type stays as it is."""
     old = connection.layer
     layer = message_class("LayerParameter")(
         name=old.name, type=V0_TYPES.get(old.type, old.type), bottom=connection.bottom, top=connection.top
@@ -80,7 +80,7 @@ def from_v0(connection: Message) -> Message:
 
 def without_padding(path: Path, layers: list[tuple[Message, TextPlace]]) -> list[tuple[Message, TextPlace]]:
     """The layers without those of type padding: the convolution or pooling after one pads by itself.
-    Raises InputError where another layer reads a padded blob."""
+    Raises InputError if another layer reads a padded blob."""
     kept, padded = [], {}
     for connection, place in layers:
         if connection.layer.type == _PADDING:
@@ -118,8 +118,8 @@ def layers_of(text: TextMessage) -> list[PlacedLayer]:
     net, places = text.message, text.places.fields
     if net.layers and net.layer:
         raise InputError(
-            f"{text.path}:{text.places.line_of('layers')}: 'layers' is the format before 2014 and cannot stand beside "
-            "'layer'; write all layers in one of both"
+            f"{text.path}:{text.places.line_of('layers')}: 'layers' is the format before 2014 and excludes 'layer'; "
+            "write all layers in one of the two"
         )
     placed: list[PlacedLayer] = list(zip(net.layer, places.get("layer", []), strict=True))
     if net.layers:
@@ -134,7 +134,7 @@ def layers_of(text: TextMessage) -> list[PlacedLayer]:
 
 
 def type_today(name: str) -> str:
-    """Today's name of a layer type as a stored layer gives it: of V1 ("INNER_PRODUCT") and V0 ("innerproduct") too."""
+    """Today's name of the type of a stored layer, also of V1 ("INNER_PRODUCT") and V0 ("innerproduct")."""
     if name in V0_TYPES:
         return V0_TYPES[name]
     return _named_as_type(name) if name in _V1_NAMES else name
@@ -154,7 +154,7 @@ def _from_v1(old: Message) -> Message:
 
 
 def _copy(settings: Message, name: str, value: Any) -> None:
-    """Set a field; a single value for a field that is a list today becomes its only one."""
+    """Set a field; if it is a list today, a single value becomes its only one."""
     target = getattr(settings, name)
     if hasattr(target, "extend"):
         target.extend(value if hasattr(value, "extend") else [value])
@@ -165,7 +165,7 @@ def _copy(settings: Message, name: str, value: Any) -> None:
 
 
 def _add_params(layer: Message, lists: Mapping[str, Sequence[Any]]) -> None:
-    """Names, share modes and multipliers of parameters, which stood in lists of their own."""
+    """Names, share modes and multipliers of parameters, which once had lists of their own."""
     for index in range(max(map(len, lists.values()))):
         param = layer.param.add()
         for field, values in lists.items():
@@ -174,7 +174,7 @@ def _add_params(layer: Message, lists: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _move_transforms(layer: Message) -> None:
-    """Scale, mean file, crop and mirror once stood with the data's source."""
+    """Scale, mean file, crop and mirror were once written with the data's source."""
     for owner in _TRANSFORMED:
         if not layer.HasField(owner):
             continue
@@ -186,7 +186,7 @@ def _move_transforms(layer: Message) -> None:
 
 
 def _freeze_statistics(layer: Message) -> None:
-    """The first BatchNorm layers asked for their three statistics' multipliers; they are 0 whatever was written."""
+    """Old BatchNorm layers give multipliers for their three statistics; they are 0 for any given value."""
     if layer.type == "BatchNorm" and len(layer.param) == _NUM_STATISTICS:
         for param in layer.param:
             param.lr_mult, param.decay_mult = 0, 0

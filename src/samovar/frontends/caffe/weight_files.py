@@ -1,4 +1,4 @@
-"""Files of weights (caffemodel, safetensors, torch's own), read without running anything in them, and written.
+"""Files of weights (caffemodel, safetensors, torch's own), written, and read without running code in them.
 
 In a file of named tensors array 0 of layer "conv1" is "conv1.weight", as in a torch `state_dict`.
 """
@@ -38,12 +38,12 @@ NamedArrays: TypeAlias = dict[str, npt.NDArray[np.float32]]
 MAX_STATE_BYTES = 1 << 36
 _ZIP_MAGIC, _PICKLE_MAGIC = b"PK\x03\x04", b"\x80"
 _HEADER_SIZE_BYTES = 8  # of safetensors: how long its header is
-_STATE_KEYS = ("state_dict", "model_state_dict", "model")  # where checkpoints keep it beside an epoch and the like
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")  # the keys under which checkpoints keep it
 _WRAPPER_PREFIX = "module."  # DistributedDataParallel's
 
 
 def is_named_file(path: Path) -> bool:
-    """Whether `path` begins as a safetensors file or one of torch.save does; False where it cannot be read."""
+    """Whether `path` begins like a safetensors file or one by torch.save; False if it cannot be read."""
     return is_safetensors(path) or is_torch_file(path)
 
 
@@ -60,9 +60,9 @@ def is_torch_file(path: Path) -> bool:
 def read_named(path: Path) -> NamedArrays:
     """The tensors of a safetensors file or a torch state_dict, by name, as float32 in C order.
 
-    A torch file is read with `weights_only`: tensors and plain containers, no code; what lies in it under
-    "state_dict" or "model" is taken, and a prefix "module." of all names is dropped. Raises InputError, naming the
-    file, where it holds anything else, is damaged, or claims more than its bytes.
+    A torch file is read with `weights_only`: tensors and plain containers, no code. A dictionary under "state_dict" or
+    "model" in it counts, and a prefix "module." of all names is dropped. Raises InputError, naming the file, if it
+    holds anything else, is damaged, or claims to be larger than it is.
     """
     tensors = _read_safetensors(path) if is_safetensors(path) else _read_torch(path)
     return {name: _as_float32(path, name, tensor) for name, tensor in tensors.items()}
@@ -89,7 +89,7 @@ def _start(path: Path) -> bytes:
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     content = read_file(path, "safetensors", MAX_STATE_BYTES)
     try:
-        return safetensors.torch.load(content)
+        return dict(sorted(safetensors.torch.load(content).items()))  # it gives them in another order each time
     except (SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{path}: is not a sound safetensors file, or was cut short: {error}") from None
 
@@ -99,11 +99,11 @@ def _read_torch(path: Path) -> dict[str, torch.Tensor]:
     try:
         _require_stored(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about a file is said in the error, or does not matter
+            warnings.simplefilter("ignore")  # the error says what is wrong with a file
             found = torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise
-    except Exception as error:  # damaged archives and pickles raise whatever they lead to
+    except Exception as error:  # damaged archives and pickles raise any kind
         reason = " ".join(str(error).split())
         raise InputError(
             f"{path}: is not a torch file of plain tensors, or was cut short; nothing in it was run. Save "
@@ -117,7 +117,7 @@ def _read_torch(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _require_stored(path: Path) -> None:
-    """A torch file's parts lie in it as they are: a packed one could be of any size."""
+    """The parts of a torch file are not compressed: a compressed one could be of any size."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
@@ -154,7 +154,7 @@ SUFFIXES = {  # of files that weights are written to; the first that fits counts
     ".pth": "pt",
 }
 _METADATA_KEY = "caffe"
-# Layers whose arrays had four axes whatever they held before 2015: the axes they have now.
+# Before 2015 all arrays had four axes: the axes that those of these layers have now.
 _AXES = {"InnerProduct": (2, 1), "Embed": (2, 1), "Convolution": (4, 1), "Deconvolution": (4, 1), "PReLU": (1,)}
 _OLD_AXES = 4
 
@@ -162,8 +162,8 @@ _OLD_AXES = 4
 def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
     """The net's layers with their arrays, of any file of weights; with `model`, its name, types, bottoms and tops.
 
-    Raises InputError, naming the file, where it holds no weights, is damaged, holds a value that is no finite
-    number, or a layer that `model` lacks.
+    Raises InputError, naming the file, if it holds no weights, is damaged, holds NaN or infinity, or has a layer that
+    `model` lacks.
     """
     if is_named_file(path):
         arrays = read_named(path)
@@ -178,8 +178,8 @@ def read_stored(path: Path, model: CaffeNetDefinition | None) -> StoredNet:
 
 
 def encode_stored(stored: StoredNet, kind: str, path: Path) -> bytes:
-    """The bytes of a file of this `kind`: caffemodel, caffemodel.h5, safetensors or pt; `path` is where it came from.
-    Raises InputError for what the kind cannot hold."""
+    """The bytes of a file of this `kind`: caffemodel, caffemodel.h5, safetensors or pt; `path` is the source.
+    Raises InputError for a net that this kind cannot hold."""
     if kind == "caffemodel":
         return encode_caffemodel(stored.name, stored.layers)
     if kind == "caffemodel.h5":
@@ -188,7 +188,7 @@ def encode_stored(stored: StoredNet, kind: str, path: Path) -> bytes:
 
 
 def encode_named(arrays: Mapping[str, npt.NDArray[np.float32]], stored: StoredNet, kind: str) -> bytes:
-    """The bytes of a safetensors or pt file with these arrays; the former keeps an outline of the net beside them."""
+    """The bytes of a safetensors or pt file with these arrays; safetensors also keep an outline of the net."""
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
     if kind == "safetensors":
         return safetensors.numpy.save(contiguous, {_METADATA_KEY: _outline(stored)})
@@ -199,21 +199,21 @@ def encode_named(arrays: Mapping[str, npt.NDArray[np.float32]], stored: StoredNe
 
 
 def require_finite(path: Path, layer: str, index: int, array: npt.NDArray[np.float32]) -> None:
-    """InputError where the layer's array holds a value that is NaN or infinite."""
+    """InputError if the layer's array holds NaN or infinity."""
     if bad := array.size - int(np.isfinite(array).sum()):
         what = f"layer '{layer}', array {index} has {bad} values that are NaN or infinite"
         raise InputError(f"{path}: {what}; take an earlier snapshot")
 
 
 def require_finite_layers(stored: StoredNet, path: Path) -> None:
-    """As `require_finite`, of all arrays."""
+    """As `require_finite`, for all arrays."""
     for record in stored.layers:
         for index, array in enumerate(record.blobs):
             require_finite(path, record.name, index, array)
 
 
 def _today(record: LayerRecord) -> LayerRecord:
-    """The layer with its type's name of today, and its arrays without the axes that every array once had."""
+    """The layer with today's name of its type, and its arrays without the axes that every array once had."""
     kind = type_today(record.type)
     axes = _AXES.get(kind, ())
     blobs = [_with_axes(b, axes[i]) if i < len(axes) else b for i, b in enumerate(record.blobs)]
@@ -227,13 +227,13 @@ def _with_axes(array: npt.NDArray[np.float32], num_axes: int) -> npt.NDArray[np.
 
 
 def _outline(stored: StoredNet) -> str:
-    """What safetensors keeps beside the arrays, so that the same caffemodel can be made again."""
+    """The outline that safetensors keep with the arrays, from which the same caffemodel can be made again."""
     layers = [[r.name, r.type, list(r.bottoms), list(r.tops)] for r in stored.layers]
     return json.dumps({"name": stored.name, "layers": layers})
 
 
 def _with_metadata(weights: Weights, path: Path) -> StoredNet:
-    """The layers as the file's own outline lists them, if it has one that fits; else in the arrays' order."""
+    """The layers in the order of the file's outline, if it has one that fits; else in the arrays' order."""
     text = metadata_of(path).get(_METADATA_KEY) if is_safetensors(path) else None
     plain = StoredNet("", [LayerRecord(name, "", (), (), arrays) for name, arrays in weights.items()])
     if text is None:
@@ -246,7 +246,7 @@ def _with_metadata(weights: Weights, path: Path) -> StoredNet:
         ]
         listed = StoredNet(str(outline["name"]), layers)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: what stands beside its arrays about the net is damaged: {error!r}") from error
+        raise InputError(f"{path}: its outline of the net is damaged: {error!r}; convert the weights again") from error
     return listed if {layer.name for layer in layers if layer.blobs} == weights.keys() else plain
 
 
@@ -286,7 +286,7 @@ _ORDER = (
 
 
 def array_names(record: LayerRecord, path: Path) -> tuple[str, ...]:
-    """The names of a stored layer's arrays, those of `samovar.caffe.load`'s modules; by its type and their number.
+    """The names of a stored layer's arrays in the modules of `samovar.caffe.load`, by its type and their number.
     Raises InputError for a layer without a type, of another type, or with another number of arrays."""
     if not record.blobs:
         return ()
@@ -296,7 +296,7 @@ def array_names(record: LayerRecord, path: Path) -> tuple[str, ...]:
     if record.type == "Scale" and count == 1 and len(record.bottoms) == 2:
         names = names[1:]  # its factor is the other bottom
     if not record.type:
-        raise InputError(f"{path}: does not say of which type layer '{record.name}' is; give the net with --model")
+        raise InputError(f"{path}: does not give the type of layer '{record.name}'; give the net with --model")
     if not names or count > len(names) or (count < len(names) and names[-1] != "bias"):
         raise InputError(
             f"{path}: layer '{record.name}' of type {record.type} has {count} arrays, which have no names here; "
@@ -306,7 +306,7 @@ def array_names(record: LayerRecord, path: Path) -> tuple[str, ...]:
 
 
 def named_arrays(layers: Sequence[LayerRecord], path: Path) -> dict[str, npt.NDArray[np.float32]]:
-    """All arrays by name, in the file's order. Raises InputError where two layers have one name."""
+    """All arrays by name, in the file's order. Raises InputError if two layers have one name."""
     found: dict[str, npt.NDArray[np.float32]] = {}
     for record in layers:
         for name, array in zip(array_names(record, path), record.blobs, strict=True):
@@ -318,13 +318,13 @@ def named_arrays(layers: Sequence[LayerRecord], path: Path) -> dict[str, npt.NDA
 
 
 def grouped(arrays: NamedArrays, path: Path) -> Weights:
-    """Arrays by name as layers with theirs in Caffe's order: "conv1.weight", or "conv1/0" as in snapshots.
-    Raises InputError for other names, and where one of a layer's arrays is missing."""
+    """Layers with their arrays in Caffe's order, from names such as "conv1.weight", or "conv1/0" as in snapshots.
+    Raises InputError for other names, and if one of a layer's arrays is missing."""
     return by_layer({_place(name, path): array for name, array in arrays.items()})
 
 
 def by_layer(placed: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> Weights:
-    """Arrays by layer and place, as lists in the order of places; layers in the order in which they came."""
+    """Lists of arrays in the order of their places, by layer; layers in the order in which they came."""
     found: Weights = {layer: [] for layer, _ in placed}
     for layer, place in sorted(placed, key=lambda key: key[1]):
         found[layer].append(placed[layer, place])
@@ -332,7 +332,7 @@ def by_layer(placed: Mapping[tuple[str, int], npt.NDArray[np.float32]]) -> Weigh
 
 
 def _place(name: str, path: Path) -> tuple[str, int]:
-    """Layer, and a number by which its arrays are put into order."""
+    """The layer, and a number that orders its arrays."""
     layer, _, ending = name.rpartition(".")
     if layer and ending in _ORDER:
         return layer, _ORDER.index(ending)
@@ -340,6 +340,6 @@ def _place(name: str, path: Path) -> tuple[str, int]:
     if layer and ending.isdecimal() and len(ending) <= 3:
         return layer, int(ending)
     raise InputError(
-        f"{path}: no array of a Caffe layer is called '{name}'; names are LAYER.weight, LAYER.bias and the like "
-        f"({', '.join(_ORDER)}), or LAYER/0. Rename those of another net to its layers' first"
+        f"{path}: '{name}' does not name an array of a Caffe layer; names are LAYER.weight, LAYER.bias and so on "
+        f"({', '.join(_ORDER)}), or LAYER/0. If it is another net's file, rename its arrays first"
     )

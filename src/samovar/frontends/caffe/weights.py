@@ -21,7 +21,7 @@ class MatchedWeights:
     """`arrays` by parameter name ("conv1/0"), float32 in the parameter's shape.
 
     `missing` are layers of the net that the file lacks: they keep their filler. A layer that shares all its
-    parameters with one that is there is not missing (the HDF5 form leaves it out). `ignored` are layers of the
+    parameters with a present one is not missing (the HDF5 form leaves it out). `ignored` are layers of the
     file that the net lacks.
     """
 
@@ -31,11 +31,10 @@ class MatchedWeights:
 
 
 def match_weights(net: CaffeNet, weights: Weights, path: Path) -> MatchedWeights:
-    """Which array of `weights`, read from `path`, belongs to which parameter of `net`.
+    """Match the arrays of `weights`, read from `path`, to the parameters of `net`.
 
-    Shapes may differ by leading ones (files of 2014 store every array with four axes). Raises InputError
-    where a layer has another number of arrays or another shape in the file, where a value is not finite, and
-    where no layer matches at all.
+    Shapes may differ by leading ones (files of 2014 store every array with four axes). Raises InputError if a layer
+    has another number of arrays or another shape in the file, if a value is not finite, and if no layer matches.
     """
     shapes = {info.name: tuple(info.parameter.shape) for info in net.parameter_infos}
     arrays: dict[str, npt.NDArray[np.float32]] = {}
@@ -88,13 +87,13 @@ def _some(names: list[str]) -> str:
 
 def read_weights(path: Path, net: CaffeNet) -> Weights:
     """The arrays of each layer: of a caffemodel in any form, a safetensors file or a torch state_dict of `net`.
-    Raises InputError, naming the file, where it is none of these or is damaged."""
+    Raises InputError, naming the file, if it is none of these or is damaged."""
     return as_weights(net, read_named(path), path) if is_named_file(path) else read_caffemodel(path)
 
 
 def read_into(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Put the files' arrays into the net, those of later files over those of earlier ones; notices as sentences.
-    Raises InputError, with the net unchanged, where a file fits nowhere or differs in shape."""
+    """Put the files' arrays into the net, later files over earlier ones; the notices as sentences.
+    Raises InputError, with the net unchanged, if a file fits nowhere or differs in shape."""
     matched = [match_weights(net, read_weights(path, net), path) for path in paths]
     arrays = {name: array for match in matched for name, array in match.arrays.items()}
     with torch.no_grad():
@@ -107,8 +106,8 @@ def read_into(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def as_weights(net: CaffeNet, arrays: Mapping[str, npt.NDArray[np.float32]], path: Path) -> Weights:
-    """Arrays by name, as a caffemodel would hold them, for a net that is there: also those of a user's layers.
-    What the net lacks is kept under its own name. Raises InputError where some of a layer's arrays are missing."""
+    """Arrays by name, as in a caffemodel, for an existing net, also those of a user's layers.
+    Arrays that the net lacks keep their names. Raises InputError if some of a layer's arrays are missing."""
     places = {
         f"{layer.spec.name}.{attribute}": (layer.spec.name, index)
         for layer in net.layers

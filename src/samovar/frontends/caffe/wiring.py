@@ -1,4 +1,4 @@
-"""From layers in file order to steps over named blobs: every name, count and shape is checked on the way."""
+"""From layers in file order to steps over named blobs, with a check of every name, count and shape."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _NUM_TOPS = {"Data": (1, 2), "ImageData": (2, 2), "MemoryData": (2, 2), "WindowD
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
     """A layer as a `.caffemodel` lists it; `parameter_names` in Caffe's order, as in `ParameterInfo`.
-    `parameter_shapes` are this layer's, where that which owns a shared array may have another."""
+    `parameter_shapes` are this layer's; the owner of a shared array may have another shape."""
 
     name: str
     type: str
@@ -31,11 +31,11 @@ class LayerOutline:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One layer's turn: the blobs it takes and gives, and what happens right after it.
+    """One layer's turn: the blobs it takes and gives.
 
-    `detached` says of each bottom whether its gradient stops here, `loss_weights` are the tops that count as
-    loss, `last_uses` are the blobs that no later step and no output needs. Before it the blobs `channels_last` are
-    brought to that order in memory.
+    `detached` says for each bottom whether its gradient stops here. `loss_weights` are the tops that count as loss,
+    `last_uses` the blobs that no later step and no output needs. Before it, the blobs `channels_last` are brought to
+    that order in memory.
     """
 
     layer: Layer
@@ -64,7 +64,7 @@ class Wiring:
         self._layer_names: set[str] = set()
 
     def add(self, spec: LayerSpec) -> None:
-        """Build the layer and connect it; InputError, with its line, for whatever does not fit."""
+        """Build the layer and connect it; InputError, with its line, if it does not fit."""
         if spec.name in self._layer_names and spec.name:
             raise spec.error("another layer of this phase has the same name; rename one", "name")
         self._layer_names.add(spec.name)
@@ -104,7 +104,7 @@ class Wiring:
 
     def _data_shape(self, spec: LayerSpec, top: str) -> Shape:
         if top not in self._data_shapes:
-            raise spec.error(f"the shape of top '{top}' is not known: it follows from what the layer reads", "top")
+            raise spec.error(f"the shape of top '{top}' is not known: it depends on the layer's data", "top")
         return self._data_shapes[top]
 
     def _add_layer(self, spec: LayerSpec) -> None:
@@ -140,12 +140,12 @@ class Wiring:
     def _shape(self, spec: LayerSpec, bottom: str) -> Shape:
         if bottom not in self._shapes:
             raise spec.error(
-                f"bottom '{bottom}' is the top of no layer above; {nearest(bottom, list(self._shapes))}", "bottom"
+                f"bottom '{bottom}' is not the top of a layer above; {nearest(bottom, list(self._shapes))}", "bottom"
             )
         return self._shapes[bottom]
 
     def _is_free(self, blob: str) -> bool:
-        """True where nothing else needs the blob's content, not even the backward pass of its writer."""
+        """True if nothing else needs the blob's content, not even the backward pass of its writer."""
         writer = self._writers[blob]
         return writer is not None and writer.forgets_output and self._num_readers[blob] == 0
 

@@ -118,9 +118,9 @@ MODELS: dict[str, tuple[Change, str]] = {
     "external link": (_set("data/x", h5py.ExternalLink("/etc/passwd", "/")), "'x' is a link to elsewhere"),
     "external array": (
         lambda file: file["data/ip"].create_dataset("0", (3,), "f4", external="/etc/passwd") and None,
-        "the numbers of '0' lie in another file",
+        "the numbers of '0' are in another file",
     ),
-    "virtual array": (_array_elsewhere, "the numbers of '0' lie in another file"),
+    "virtual array": (_array_elsewhere, "the numbers of '0' are in another file"),
     "text": (_set("data/ip/0", "numbers"), "has no numbers in '0'"),
     "group": (lambda file: file.create_group("data/ip/0") and None, "has no numbers in '0'"),
     "nothing stored": (

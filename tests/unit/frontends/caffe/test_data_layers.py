@@ -66,7 +66,7 @@ def test_what_the_layers_read(definition_of: Definition, tmp_path: Path) -> None
         ),
         (
             'type: "Data" data_param { source: "." batch_size: 1 }',
-            r"LEVELDB \(also what Caffe takes where none is given\) is not read while training; .*samovar data leveldb",
+            r"LEVELDB \(Caffe's default\) is not read while training; .*samovar data leveldb",
         ),
     ],
 )

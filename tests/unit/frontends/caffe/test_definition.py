@@ -136,7 +136,7 @@ BAD = [
     ('name: "empty"', "net.prototxt: has no layers"),
     (
         'layer { name: "x" type: "ReLU" }\nlayers { name: "y" type: RELU }',
-        "net.prototxt:2: .*cannot stand beside 'layer'",
+        "net.prototxt:2: .*excludes 'layer'",
     ),
     (
         'layer {\n name: "x"\n type: "Relu" }',
@@ -152,7 +152,7 @@ BAD = [
     ),
     (
         'layer { name: "x" type: "Python" python_param { module: "os" layer: "PairLoss" } }',
-        r"never happens here; write the layer as a torch module, .*register_layer\('PairLoss', ...\)",
+        r"Samovar never does\. Write the layer as a torch module, .*register_layer\('PairLoss', ...\)",
     ),
     ('layer { name: "x" type: "Python" python_param { layer: "ReLU" } }', "layer type Python runs code"),
     (r'layer { name: "x" type: "Python" python_param { layer: "a\nb" } }', r"register_layer\('NAME', ...\)"),
@@ -181,7 +181,7 @@ layer { name: "i" type: "ImageData" image_data_param { rand_skip: 3 }
 
     path = tmp_path / "net.prototxt"
     assert definition.warnings == (
-        f"{path}:1: debug_info of a net is for `samovar test` and `samovar caffe test`; training goes by the solver's, "
+        f"{path}:1: debug_info of a net is for `samovar test` and `samovar caffe test`; training follows the solver's, "
         "as in Caffe",
         f"{path}:3: layer 'r': pooling_param has no effect on a layer of type ReLU",
         f"{path}:4: layer 'd': rand_skip has no effect; the order of samples follows from the seed",

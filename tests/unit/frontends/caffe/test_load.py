@@ -155,7 +155,7 @@ def test_later_weights_win_and_missing_layers_are_told(tmp_path: Path) -> None:
     [
         ({"phase": "LEARN"}, "phase is 'LEARN'"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"input_shapes": {"dta": (1, 2)}}, "no input of phase TEST; did you mean 'data'"),
+        ({"input_shapes": {"dta": (1, 2)}}, "not an input of phase TEST; did you mean 'data'"),
         ({"input_shapes": {"data": (1, 1, 2, 2)}}, "conv1"),
     ],
 )
@@ -217,7 +217,7 @@ def test_saved_weights_are_loaded_again(tmp_path: Path, name: str) -> None:
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     net = samovar.caffe.load(written(tmp_path, DEPLOY))
-    with pytest.raises(InputError, match="says no kind"):
+    with pytest.raises(InputError, match="not that of a weights file"):
         samovar.caffe.save(net, tmp_path / "w.bin")
     with pytest.raises(InputError, match="cannot be written"):
         samovar.caffe.save(net, tmp_path / "nowhere/w.pt")

@@ -249,7 +249,7 @@ def test_a_test_needs_a_test_net(solver_of: Solver) -> None:
 
 
 WARNED = [
-    ("debug_info: true", "debug_info shows values of the iterations that are displayed, and display is 0"),
+    ("debug_info: true", "debug_info shows values of displayed iterations only, and display is 0"),
     ("device_id: 1", "device_id has no effect; training runs on the CPU"),
     ("layer_wise_reduce: false", "layer_wise_reduce has no effect"),
     ("snapshot_diff: true", "snapshot_diff has no effect"),
@@ -270,7 +270,7 @@ def test_each_constant_belongs_to_some_type(solver_of: Solver) -> None:
 def test_multistep_needs_stepvalues_to_do_anything(solver_of: Solver) -> None:
     text = LEAST.replace("fixed", "multistep") + "gamma: 0.5"
     (warning,) = solver_of(text).warnings
-    assert warning.endswith(":4: lr_policy is 'multistep' without any stepvalue, so that the rate does not fall")
+    assert warning.endswith(":4: lr_policy is 'multistep' without any stepvalue, so the rate does not fall")
     assert solver_of(text + " stepvalue: 5").warnings == ()
 
 
@@ -292,7 +292,7 @@ def test_what_only_the_caffe_command_follows(solver_of: Solver, tmp_path: Path) 
 def test_a_policy_without_gamma_is_warned_about(solver_of: Solver) -> None:
     (warning,) = solver_of(LEAST.replace("fixed", "inv")).warnings
 
-    assert "gamma is 0, so that with lr_policy 'inv' the rate does not fall" in warning
+    assert "gamma is 0, so with lr_policy 'inv' the rate does not fall" in warning
 
 
 FOREIGN = [

@@ -20,7 +20,7 @@ class ReLU(Layer):
 
     def build(self, spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
         self.negative_slope = spec.message.relu_param.negative_slope
-        self.is_merged = False  # set by the net where a layer beside it does this one's work
+        self.is_merged = False  # set by the net if a layer next to it does this one's work
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.is_merged:
@@ -130,7 +130,7 @@ class AbsVal(Layer):
 
 
 class Clip(Layer):
-    """y = x brought to min .. max; on the limits themselves the gradient passes."""
+    """y = min(max(x, min), max); on the limits themselves the gradient passes."""
 
     settings = ("clip_param",)
 

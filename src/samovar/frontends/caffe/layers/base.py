@@ -1,4 +1,4 @@
-"""What every layer type offers to the net."""
+"""The base of all layer types."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -17,9 +17,9 @@ PLAIN, KEPT, CHANNELS_LAST = "plain", "kept", "channels last"
 class Layer(nn.Module):
     """A layer: checks its settings and the shapes of its bottoms when built, computes its tops when called.
 
-    A subclass says in `build` what it is and in `forward(*bottoms)` what it computes, a tuple of its tops. `build` sets
-    `top_shapes` (those of the first bottom, if it does not) and makes the parameters with `add_parameter`, in Caffe's
-    order. Shapes are those of the batch the net is built for; `forward` takes any batch size.
+    A subclass has `build` and `forward(*bottoms)`, which returns a tuple of its tops. `build` sets `top_shapes` (by
+    default those of the first bottom) and makes the parameters with `add_parameter`, in Caffe's order. Shapes are
+    those of the batch the net is built for; `forward` takes any batch size.
     """
 
     num_bottoms: ClassVar[tuple[int, int]] = (1, 1)  # least and most
@@ -67,7 +67,7 @@ class Layer(nn.Module):
             self.add_parameter("bias", shape, "bias_filler")
 
     def add_statistic(self, attribute: str, shape: Shape) -> None:
-        """Make the next parameter as `self.<attribute>`: zeros, kept up to date by forward, not learned."""
+        """Make the next parameter as `self.<attribute>`: zeros, which forward updates, not learned."""
         self.add(attribute, shape, Filling(), is_statistic=True)
 
     def add(self, attribute: str, shape: Shape, filling: Filling, is_statistic: bool = False) -> None:
@@ -86,9 +86,9 @@ class Layer(nn.Module):
     def at_numbers(
         self, numbers: torch.Tensor, count: int, look_up: Callable[[], torch.Tensor], refusal: str
     ) -> torch.Tensor:
-        """What `look_up` gives for numbers of 0 .. count - 1; InputError, by `refusal`, where one is another.
+        """The result of `look_up` for numbers of 0 .. count - 1; InputError, by `refusal`, for any other number.
 
-        torch says so itself, but on a GPU by ending the process: there they are looked at before.
+        torch finds such a number itself, but on a GPU it ends the process. There this checks the numbers first.
         """
         if numbers.device.type != "cpu":
             self.check_numbers(numbers, count, refusal)
@@ -99,19 +99,19 @@ class Layer(nn.Module):
             raise
 
     def check_numbers(self, numbers: torch.Tensor, count: int, refusal: str) -> None:
-        """InputError, by `refusal` with {least} and {most}, where a number is not 0 .. count - 1."""
+        """InputError, by `refusal` with {least} and {most}, if a number is not 0 .. count - 1."""
         least, most = int(numbers.min()), int(numbers.max())
         if not 0 <= least <= most < count:
             raise self.spec.error(refusal.format(least=least, most=most)) from None
 
     def taken(self, bottom: torch.Tensor) -> torch.Tensor:
-        """The bottom as this layer takes it: float32 where it takes neither integers nor bfloat16."""
+        """The bottom as this layer takes it: float32 if it takes neither integers nor bfloat16."""
         if bottom.dtype == torch.bfloat16:
             return bottom if self.takes_half else bottom.float()
         return bottom if self.takes_integers or bottom.is_floating_point() else bottom.float()
 
     def tops(self, *bottoms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`self(*bottoms)`, with arrays of layers of other shapes (`share_mode: PERMISSIVE`) in the own ones."""
+        """`self(*bottoms)`, with arrays shared from other shapes (`share_mode: PERMISSIVE`) in this layer's shapes."""
         if not self.reshaped:
             computed: tuple[torch.Tensor, ...] = self(*bottoms)
         else:
@@ -124,10 +124,10 @@ class Layer(nn.Module):
         return [attrgetter(attribute)(self) for attribute in self.attribute_names]
 
     def work_as(self, is_training: bool) -> None:
-        """Compute as in training, or as elsewhere, from now on; nothing changes where both are the same."""
+        """Compute as in training, or as in test, from now on; no effect if both are the same."""
 
     def use_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Take these instead of the own ones, in Caffe's order."""
+        """Take these instead of its own parameters, in Caffe's order."""
         for attribute, parameter in zip(self.attribute_names, parameters, strict=True):
             self._set_parameter(attribute, parameter)
 

@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss and Accuracy: class scores against labels; and what a loss is divided by."""
+"""SoftmaxWithLoss and Accuracy: class scores against labels; and the normalizer of a loss."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ FULL, VALID, BATCH_SIZE, NONE = 0, 1, 2, 3  # LossParameter.NormalizationMode
 
 @dataclass(frozen=True, slots=True)
 class LossNormalizer:
-    """VALID: the number of labels that are not `ignore_label`; FULL: of all; BATCH_SIZE: of samples; NONE: 1.
-    Never less than 1. The older field `normalize` stands for VALID (true) or BATCH_SIZE (false)."""
+    """A loss is divided by the number of labels that are not `ignore_label` (VALID), of all labels (FULL), of samples
+    (BATCH_SIZE), or by 1 (NONE), at least by 1. The older field `normalize` means VALID (true) or BATCH_SIZE (false).
+    """
 
     mode: int
     ignore_label: int | None
@@ -35,11 +36,11 @@ class LossNormalizer:
         return cls(mode, settings.ignore_label if settings.HasField("ignore_label") else None)
 
     def valid(self, labels: torch.Tensor) -> torch.Tensor | None:
-        """Which labels count; None for all of them."""
+        """A mask of the labels that count; None for all of them."""
         return None if self.ignore_label is None else labels != self.ignore_label
 
     def split(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Labels with class 0 for those to ignore, and which are valid (None for all of them)."""
+        """Labels with class 0 for those to ignore, and a mask of the valid ones (None for all of them)."""
         valid = self.valid(labels)
         return (labels, None) if valid is None else (labels.where(valid, torch.zeros_like(labels)), valid)
 
@@ -85,12 +86,12 @@ class Classification(Layer):
         return scores, labels.long().reshape(outer, 1, *tail)
 
     def at_label(self, values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The value of each label's class; InputError for a label that is no class."""
+        """The value of each label's class; InputError for a label that is not a class."""
         count = values.shape[1]
         return self.at_numbers(labels, count, lambda: values.gather(1, labels), _no_class(count))
 
     def check_range(self, labels: torch.Tensor, num_classes: int) -> None:
-        """InputError where a label is no class."""
+        """InputError if a label is not a class."""
         self.check_numbers(labels, num_classes, _no_class(num_classes))
 
 
@@ -104,8 +105,8 @@ def _no_class(num_classes: int) -> str:
 class SoftmaxWithLoss(Classification):
     """loss = -sum(log softmax(x)[label]) / normalizer, over labels that are not `ignore_label`.
 
-    normalizer: VALID the number of those, FULL all labels, BATCH_SIZE the sizes before `axis`, NONE 1; at
-    least 1. The logarithm stops at that of the smallest normal float32; the gradient does not.
+    normalizer, at least 1: these labels (VALID), all labels (FULL), the sizes before `axis` (BATCH_SIZE), or 1 (NONE).
+    The logarithm stops at that of the smallest normal float32; the gradient does not.
     """
 
     makes_own_top = True
@@ -169,9 +170,9 @@ class _KnownLoss(torch.autograd.Function):
 class Accuracy(Classification):
     """The share of labels whose score is among the `top_k` best; ties count against the label.
 
-    A label is right where fewer than `top_k` other classes have a score >= its own, and no score is NaN: Caffe, which
-    compares with NaN, counts such a label as right. Without any label that is
-    not `ignore_label`, 0. A second top holds the share of each class. No gradient.
+    A label is right if fewer than `top_k` other classes have a score >= its own, and no score is NaN. (Caffe counts a
+    label with NaN as right.) 0 if all labels are `ignore_label`. A second top holds the share of each class. No
+    gradient.
     """
 
     num_tops = (1, 2)

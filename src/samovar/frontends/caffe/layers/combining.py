@@ -1,4 +1,4 @@
-"""Many values into fewer (Eltwise, Reduction, ArgMax), and an operand spread over the axes it lacks (Scale, Bias)."""
+"""Many values into fewer (Eltwise, Reduction, ArgMax), and an operand repeated over further axes (Scale, Bias)."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -16,7 +16,7 @@ _ASUM, _SUMSQ, _MEAN = 2, 3, 4  # ReductionParameter.ReductionOp; 1 is the sum
 
 class Eltwise(Layer):
     """Product, sum (each bottom times its `coeff`) or maximum of bottoms of one shape, value by value.
-    Where bottoms tie for the maximum, one of them gets the gradient: of the first two the second, then the earlier."""
+    If bottoms tie for the maximum, one of them gets the gradient: of the first two the second, then the earlier."""
 
     num_bottoms = (2, 1 << 16)
     memory_order = KEPT
@@ -86,8 +86,8 @@ class Reduction(Layer):
 class ArgMax(Layer):
     """Indices of the `top_k` largest values, largest first; of equal ones the last first. No gradient.
 
-    Along `axis` (values instead with `out_max_val`); without `axis` over all of a sample, giving (N, 1, top_k),
-    and the values as a second row with `out_max_val`: (N, 2, top_k). Inputs of more axes add axes of size 1.
+    Along `axis`, with `out_max_val` values instead of indices. Without `axis` over a whole sample: (N, 1, top_k), or
+    with `out_max_val` (N, 2, top_k), values in the second row. Inputs of more axes add axes of size 1.
     """
 
     has_gradient = False
@@ -128,7 +128,7 @@ class _Broadcast(Layer):
     forgets_output = True
 
     def operand(self, shapes: Sequence[Shape]) -> Shape:
-        """The operand's shape; also sets `view_shape`, in which it meets the first bottom."""
+        """The operand's shape; also sets `view_shape`, which broadcasts to the first bottom."""
         owner, settings, x = self.settings[0], getattr(self.spec.message, self.settings[0]), shapes[0]
         if (len(shapes) == 2 and not shapes[1]) or (len(shapes) == 1 and settings.num_axes == 0):
             axis = 0
@@ -157,7 +157,7 @@ class _Broadcast(Layer):
 
 
 class Scale(_Broadcast):
-    """y = s x (+ b), s and b repeated over the axes they lack.
+    """y = s x (+ b), s and b repeated over the axes that they lack.
     s is the second bottom, or a parameter that starts at 1; with `bias_term`, b is a parameter of its shape."""
 
     memory_order = KEPT
@@ -178,7 +178,7 @@ class Scale(_Broadcast):
 
 
 class Bias(_Broadcast):
-    """y = x + b, b repeated over the axes it lacks: the second bottom, or a parameter that starts at 0."""
+    """y = x + b, b repeated over the axes that it lacks: the second bottom, or a parameter that starts at 0."""
 
     memory_order = KEPT
     settings = ("bias_param",)

@@ -1,4 +1,4 @@
-"""Convolution and Deconvolution, and Im2col, the columns that Caffe makes of an image for them."""
+"""Convolution, Deconvolution, and Im2col, the columns that Caffe makes from an image for them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class WindowSettings:
     dilation: Shape
 
     def output_sizes(self, spec: LayerSpec, sizes: Shape) -> Shape:
-        """The number of positions on each axis; InputError where the window does not fit once."""
+        """The number of positions on each axis; InputError if the window does not fit once."""
         outputs = []
         axes = zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         for size, k, stride, pad, dilation in axes:
@@ -45,7 +45,7 @@ class WindowSettings:
 
 
 def window_settings(spec: LayerSpec, num_axes: int) -> WindowSettings:
-    """From the layer's convolution_param; InputError where they do not fit `num_axes` spatial axes."""
+    """From the layer's convolution_param; InputError if they do not fit `num_axes` spatial axes."""
     return WindowSettings(
         kernel=_kernel(spec, num_axes),
         stride=_spatial(spec, "stride", num_axes, default=1, least=1),
@@ -111,7 +111,7 @@ class Convolution(Layer):
 
     @property
     def is_direct(self) -> bool:
-        """Whether it works on images lying channels-last, and writes its parameters' gradients where they belong."""
+        """Whether it works on channels-last images, and writes its gradients directly into the flat buffer."""
         is_used_once = not self.is_shared and len(self.top_shapes) == 1
         return is_used_once and len(self.window.kernel) == 2 and self.operations is _CONVOLUTIONS
 
@@ -131,7 +131,7 @@ class Convolution(Layer):
 
 
 class Deconvolution(Convolution):
-    """What Convolution's backward does to a gradient, as a layer: each value adds its kernel to the output; + b.
+    """The backward pass of Convolution as a layer: each value adds its kernel, times the value, to the output; + b.
 
     Weight (channels, num_output / group, kernel...), bias (num_output). Output size of an axis:
     stride (size - 1) + dilation (kernel - 1) + 1 - 2 pad.

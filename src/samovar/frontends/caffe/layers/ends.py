@@ -1,4 +1,4 @@
-"""Where blobs come from and where they end: DummyData, the shapes of Input and MemoryData, HDF5Output."""
+"""Sources and ends of blobs: DummyData, the shapes of Input and MemoryData, HDF5Output."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ _OLD_SIZES = ("num", "channels", "height", "width")
 
 
 class DummyData(RandomLayer):
-    """Tops of given shapes: constants are made once, other fillers draw anew in every forward pass.
+    """Tops of given shapes: constants are made once, other fillers draw in every forward pass.
 
-    One filler for all tops or one for each; without any, zeros. What is drawn for a row follows from the seed,
-    the layer and the sample the row belongs to.
+    One filler for all tops or one for each; without any, zeros. The draws of a row depend on the seed, the layer and
+    the row's sample alone.
     """
 
     num_bottoms = (0, 0)
@@ -84,8 +84,8 @@ class DummyData(RandomLayer):
 
 
 def input_shapes(spec: LayerSpec) -> list[Shape]:
-    """The shapes of the tops of an Input layer (one given for all of them, or one for each) or a MemoryData layer
-    (images (batch_size, channels, height, width) and labels (batch_size,))."""
+    """The shapes of the tops of an Input layer: one for all of them, or one for each.
+    A MemoryData layer has images (batch_size, channels, height, width) and labels (batch_size,)."""
     if spec.type == "MemoryData":
         return _memory_shapes(spec)
     given = [tuple(shape.dim) for shape in spec.message.input_param.shape]
@@ -111,7 +111,7 @@ _NUM_AXES = 4  # Caffe writes every blob with these: (num, channels, height, wid
 
 
 class HDF5Output(Layer):
-    """Takes two blobs; where it `keeps`, those of one forward pass are there for `write` afterwards.
+    """Takes two blobs; if it `keeps`, `write` can write those of one forward pass afterwards.
 
     A forward pass alone writes nothing: a net that is loaded and run leaves no file behind. As in Caffe a file holds
     one pass, so a second one raises InputError while the layer keeps.
@@ -137,7 +137,7 @@ class HDF5Output(Layer):
         return ()
 
     def write(self, folder: Path) -> Path | None:
-        """Write what was kept, datasets "data" and "label", as a new file in `folder`; None where nothing was.
+        """Write the kept blobs, datasets "data" and "label", as a new file in `folder`; None without any.
         Raises InputError for a name that leads out of the folder, a file that exists, or a full disk."""
         name = str(self.spec.message.hdf5_output_param.file_name)
         path: Path = folder / name

@@ -1,4 +1,4 @@
-"""Learned tables and products with them: InnerProduct, Embed, Parameter."""
+"""Learned arrays and products with them: InnerProduct, Embed, Parameter."""
 
 from collections.abc import Sequence
 from math import prod
@@ -14,7 +14,7 @@ from samovar.model.half import stays_full
 
 
 class InnerProduct(Layer):
-    """y = x W^T + b, x with all axes from `axis` on taken as one of length K, in C, H, W order.
+    """y = x W^T + b; all axes of x from `axis` on count as one of length K, in C, H, W order.
     Weight (num_output, K), or (K, num_output) with `transpose`; bias (num_output)."""
 
     forgets_output = True
@@ -78,7 +78,7 @@ class Embed(Layer):
 
 
 class Parameter(Layer):
-    """A blob that is learned: the parameter itself, zeros at first, of the given shape."""
+    """A learned blob: the parameter itself, zeros at first, of the given shape."""
 
     num_bottoms = (0, 0)
     settings = ("parameter_param",)

@@ -1,8 +1,8 @@
 """The layers' native kernels (native/*_kernels.hpp): float32 images in the CPU's memory, one pass each way.
 
-Each function has a condition, `takes...`; where it does not hold the layer goes torch's way, which is also what the
-tests compare with. Gradients of gradients are torch's alone. Threads are torch's (`torch.get_num_threads()`), and
-bits do not depend on their number.
+Each function has a condition, `takes...`. If it does not hold, the layer uses torch's operations, with which tests
+also compare. Gradients of gradients are torch's alone. Threads are torch's (`torch.get_num_threads()`), and bits do
+not depend on their number.
 
 Legend: N samples, C channels, H height, W width.
 """
@@ -16,22 +16,22 @@ from torch.autograd.function import once_differentiable
 from samovar import _native
 
 _LAST = torch.channels_last
-_MOST_CLASSES = 64  # torch is faster at more; not a matter of the batch, whose size must not change bits
+_MOST_CLASSES = 64  # torch is faster at more; independent of the batch, whose size must not change bits
 _LEAST_CHANNELS = 32  # fewer are pooled faster by torch
 
 
 def takes(x: torch.Tensor) -> bool:
-    """Whether `x` (N, C, H, W) can go to a kernel: either order in memory, without gaps."""
+    """Whether a kernel takes `x` (N, C, H, W): either order in memory, without gaps."""
     return _is_plain(x) and x.dim() == 4 and (x.is_contiguous() or x.is_contiguous(memory_format=_LAST))
 
 
 def takes_channels_last(x: torch.Tensor) -> bool:
-    """Whether `x` (N, C, H, W) has its channels last in memory, and enough of them to work on side by side."""
+    """Whether `x` (N, C, H, W) has its channels last in memory, and enough of them to work on in vectors."""
     return _is_plain(x) and x.dim() == 4 and x.shape[1] >= _LEAST_CHANNELS and x.is_contiguous(memory_format=_LAST)
 
 
 def takes_scores(scores: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Whether these scores (rows, classes) and int64 labels (rows, 1) can go to the kernel of the softmax loss."""
+    """Whether the kernel of the softmax loss takes these scores (rows, classes) and int64 labels (rows, 1)."""
     if not _is_plain(scores) or scores.dim() != 2 or scores.shape[1] > _MOST_CLASSES:
         return False
     return scores.is_contiguous() and labels.is_contiguous()
@@ -60,7 +60,7 @@ def softmax_loss(
     scores: torch.Tensor, labels: torch.Tensor, ignored: int | None, least_log: float
 ) -> tuple[float, int, torch.Tensor] | None:
     """Sum of -log softmax(scores)[label], the number of labels that count, and the sum's gradient.
-    None where a label is no class."""
+    None if a label is not a class."""
     gradient = torch.empty_like(scores, requires_grad=False)
     rows, classes = scores.shape
     addresses = scores.data_ptr(), labels.data_ptr(), gradient.data_ptr()
@@ -69,7 +69,7 @@ def softmax_loss(
 
 
 def _is_plain(x: torch.Tensor) -> bool:
-    """A tensor with memory of its own: no subclass, and nobody traces what is done with it."""
+    """Whether this is a tensor with memory of its own: not a subclass, and nothing traces its operations."""
     return (
         not (torch.compiler.is_compiling() or _is_exported())
         and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ def _is_plain(x: torch.Tensor) -> bool:
 
 
 def _is_exported() -> bool:
-    """Whether torch writes an ONNX file; not asked of torch.onnx before somebody imports it, which takes 0.4 s."""
+    """Whether torch writes an ONNX file; does not import torch.onnx, which takes 0.4 s."""
     onnx = sys.modules.get("torch.onnx")
     return onnx is not None and bool(onnx.is_in_onnx_export())
 

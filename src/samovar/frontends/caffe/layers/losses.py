@@ -21,7 +21,7 @@ _LEAST_PROBABILITY = 1e-20  # below it Caffe takes no logarithm
 
 
 class MultinomialLogisticLoss(Classification):
-    """loss = -sum(log max(p[label], 1e-20)) / N, p (N, classes) being probabilities already."""
+    """loss = -sum(log max(p[label], 1e-20)) / N; p (N, classes) are probabilities."""
 
     makes_own_top = True
     default_loss_weight = 1.0
@@ -43,8 +43,8 @@ class MultinomialLogisticLoss(Classification):
 class InfogainLoss(Classification):
     """loss = -sum over k of H[label, k] log(max(softmax(x)[k], 1e-20)) / normalizer.
 
-    H (classes, classes) is the third bottom, or read from the binaryproto `source`; it gets no gradient. Labels
-    that are `ignore_label` are left out; normalizer as in SoftmaxWithLoss. The gradient ignores the floor.
+    H (classes, classes) is the third bottom, or comes from the binaryproto `source`; it gets no gradient. Labels
+    that are `ignore_label` do not count; normalizer as in SoftmaxWithLoss. The gradient ignores the floor.
     """
 
     num_bottoms = (2, 3)
@@ -162,7 +162,7 @@ class HingeLoss(_PairLoss):
 
 class SigmoidCrossEntropyLoss(_PairLoss):
     """loss = -sum(t log p + (1 - t) log(1 - p)) / normalizer, p = 1 / (1 + exp(-x)), without overflow.
-    Targets t that are `ignore_label` are left out. normalizer: BATCH_SIZE (N) unless told otherwise."""
+    Targets t that are `ignore_label` do not count. The default normalizer is BATCH_SIZE (N)."""
 
     settings = ("sigmoid_param", "loss_param")
 
@@ -181,8 +181,8 @@ class SigmoidCrossEntropyLoss(_PairLoss):
 
 
 class ContrastiveLoss(_PairLoss):
-    """loss = sum(y d^2 + (1 - y) max(margin - d, 0)^2) / (2 N), d = |a - b| of each sample, y = 1 for a like pair.
-    `legacy_version`: max(margin - d^2, 0) for unlike pairs. Reference: Hadsell, Chopra, LeCun, 2006."""
+    """loss = sum(y d^2 + (1 - y) max(margin - d, 0)^2) / (2 N), d = |a - b| of each sample, y = 1 for a similar pair.
+    `legacy_version`: max(margin - d^2, 0) for other pairs. Reference: Hadsell, Chopra, LeCun, 2006."""
 
     num_bottoms = (3, 3)
     settings = ("contrastive_loss_param",)

@@ -23,10 +23,10 @@ _WITHIN_CHANNEL = 1  # LRNParameter.NormRegion
 class BatchNorm(Layer):
     """y = (x - mean) / sqrt(variance + eps) for each channel (axis 1); no learned factor, see Scale.
 
-    In training mean and variance are the batch's, and enter running sums: sum = fraction * sum + value for the
-    mean, for the variance times M / (M - 1), and for a count of 1. Elsewhere, or with `use_global_stats`, mean
-    and variance are these sums divided by the count's (all 0 where that is 0). Three statistics: mean (C),
-    variance (C), count (1). Reference: Ioffe and Szegedy, Batch normalization, 2015.
+    In training, mean and variance are the batch's and update three running sums: sum = fraction * sum + value. The
+    values are the mean (C), the variance times M / (M - 1) (C), and a count of 1 (1). In test, or with
+    `use_global_stats`, mean and variance are their sums divided by the count's (0 if that is 0).
+    Reference: Ioffe and Szegedy, Batch normalization, 2015.
     """
 
     memory_order = KEPT
@@ -74,8 +74,8 @@ class BatchNorm(Layer):
 class LRN(Layer):
     """y = x / (k + alpha/n S)^beta, S the sum of squares over n = local_size neighbours on the channel axis.
 
-    WITHIN_CHANNEL: S over n x n neighbours of the same channel, divided by n^2 instead, and k is 1 whatever is
-    given. Values beyond the edge count as 0. Reference: Krizhevsky et al., 2012, section 3.3.
+    WITHIN_CHANNEL: S over n x n neighbours of the same channel, divided by n^2 instead, and k is always 1. Values
+    beyond the edge count as 0. Reference: Krizhevsky et al., 2012, section 3.3.
     """
 
     memory_order = KEPT
@@ -90,10 +90,10 @@ class LRN(Layer):
             raise spec.error(f"local_size: {self.size}; it must be odd, 1 to {_MAX_SIZE}", "lrn_param.local_size")
         self.alpha, self.beta, self.k = (spec.finite("lrn_param", field) for field in ("alpha", "beta", "k"))
         self.is_within = settings.norm_region == _WITHIN_CHANNEL
-        self.rectifies_bottom = False  # set by the net where this layer does the work of a ReLU before it
+        self.rectifies_bottom = False  # set by the net if this layer does the work of a ReLU before it
 
     def _response(self) -> _native.Response | None:
-        """For the exponents that are made of square roots; torch has the others."""
+        """True for exponents that square roots can express; torch computes the others."""
         if self.beta not in _ROOTS:
             return None
         divisor, k = (self.size**2, 1.0) if self.is_within else (self.size, self.k)
@@ -147,7 +147,7 @@ def _normalized(
 
 
 class _Normalized(torch.autograd.Function):
-    """Backward takes an eps outside of the root for 0, as Caffe does."""
+    """In backward an eps outside of the root counts as 0, as in Caffe."""
 
     @staticmethod
     def forward(

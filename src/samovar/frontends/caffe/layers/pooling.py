@@ -22,11 +22,11 @@ _LOWEST = torch.finfo(torch.float32).min  # what Caffe's maximum starts from
 class Pooling(RandomLayer):
     """Maximum or mean over windows of (N, C, H, W), or a value drawn from them.
 
-    Output size: ceil((size + 2 pad - kernel) / stride) + 1 (floor with round_mode FLOOR), one less where pad
-    is used and the last window would start at or after size + pad. AVE divides by the window's part inside
-    the padded image. MAX ties: the first in row-major order. A second top of MAX is the index in the plane.
-    STOCHASTIC (inputs of at least 0, no pad): in training a value drawn with a chance in proportion to it,
-    elsewhere the values' mean by the same weights.
+    Output size: ceil((size + 2 pad - kernel) / stride) + 1 (floor with round_mode FLOOR), one less if with pad the
+    last window would start at or after size + pad. AVE divides by the window's part inside the padded image. MAX takes
+    the first of equal values in row-major order; its second top is the index in the plane. STOCHASTIC (inputs of at
+    least 0, no pad) draws a value in training, with probability in proportion to it; in test it takes the mean by the
+    same weights.
     """
 
     num_tops = (1, 2)
@@ -58,7 +58,7 @@ class Pooling(RandomLayer):
         left, right = self._margins(shape[3], outputs[1], 1)
         self.margins = (left, right, above, below)
         checked(spec, (*shape[:2], shape[2] + above + below, shape[3] + left + right), "the padded input")
-        self.rectifies_bottom = False  # set by the net where this layer (MAX) does the work of a ReLU before it
+        self.rectifies_bottom = False  # set by the net if this layer (MAX) does the work of a ReLU before it
         self._rows, self._columns = zip(shape[2:], outputs, self.kernel, self.stride, self.pad, strict=True)
 
     def _check(self, spec: LayerSpec) -> None:
@@ -133,7 +133,7 @@ class Pooling(RandomLayer):
         return y[:, :, : self.top_shapes[0][2], : self.top_shapes[0][3]]
 
     def _plane_index(self, index: torch.Tensor, width: int) -> torch.Tensor:
-        """Indices into the plane as it came in, from those into the plane that was pooled (`width` wide)."""
+        """Indices into the bottom's plane, from those into the pooled plane (`width` wide)."""
         if self.pads_in_torch:
             return index
         left, right, above, _ = self.margins
@@ -175,7 +175,7 @@ class SPP(Layer):
     """Spatial pyramid pooling: pooling into 1 x 1, 2 x 2, 4 x 4 ... bins (`pyramid_height` levels), side by side.
 
     Flattened to (N, values), except with a single level: (N, C, 1, 1).
-    Level l has windows of ceil(size / 2^l), as many apart, and pads what is missing on the near side.
+    Level l has windows and a stride of ceil(size / 2^l), and pads the rest on the near side.
     Reference: He et al., Spatial pyramid pooling in deep convolutional networks, 2014.
     """
 
@@ -222,7 +222,7 @@ _LEAST = torch.finfo(torch.float32).tiny
 def windows_of(
     x: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int], output: tuple[int, int]
 ) -> torch.Tensor:
-    """(N, C, K, L): the values of each window in row-major order, zeros where it leaves the image (N, C, H, W)."""
+    """(N, C, K, L): the values of each window in row-major order, zeros outside the image (N, C, H, W)."""
     needed = [(out - 1) * step + size for out, step, size in zip(output, stride, kernel, strict=True)]
     below, right = (max(0, need - have) for need, have in zip(needed, x.shape[2:], strict=True))
     padded = F.pad(x, (0, right, 0, below))[:, :, : needed[0], : needed[1]]
@@ -231,12 +231,12 @@ def windows_of(
 
 
 def drawn(windows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """(N, C, L): of each window the first value at which the sum so far reaches `uniforms` (N, C, L) of the whole."""
+    """(N, C, L): of each window the first value whose cumulative share reaches `uniforms` (N, C, L)."""
     sums = windows.detach().cumsum(2)
     index = (sums < uniforms[:, :, None] * sums[:, :, -1:]).sum(2, keepdim=True)
     return windows.gather(2, index.clamp_max(windows.shape[2] - 1)).squeeze(2)
 
 
 def expected(windows: torch.Tensor) -> torch.Tensor:
-    """(N, C, L): sum(v^2) / sum(v) of each window, the mean of what training draws; 0 of a window of zeros."""
+    """(N, C, L): sum(v^2) / sum(v) of each window, the mean of training's draws; 0 for a window of zeros."""
     return windows.square().sum(2) / (windows.sum(2) + _LEAST)

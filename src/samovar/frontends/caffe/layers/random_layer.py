@@ -1,6 +1,6 @@
 """Random numbers that depend on the seed, the layer's name and the sample alone; Dropout.
 
-So a sample meets the same draws on whichever worker, in whichever batch it is computed, and at every repetition.
+So a sample has the same draws on any worker, in any batch, and in every repetition.
 """
 
 import hashlib
@@ -21,22 +21,22 @@ _WORDS_PER_BLOCK = 8  # one step of Philox's counter gives four words of 64 bits
 
 class RandomLayer(Layer):
     """A layer that draws in forward; the net sets `sample_numbers` (global counters, int64 (N,)) before each.
-    A sample's counter rises over the whole run, so (seed, layer, counter) tells every draw of every step apart."""
+    A sample's counter rises over the whole run, so (seed, layer, counter) is unique for every draw of every step."""
 
     def build(self, spec: LayerSpec, _shapes: Sequence[Shape]) -> None:
         self.seed = self._store.seed
         digest = hashlib.sha256(f"{self.seed} {spec.name} draws".encode()).digest()
         self._key = np.frombuffer(digest[:16], "<u8").copy()
-        self.is_random = True  # whether this layer draws at all, in the phase it is built for
+        self.is_random = True  # whether this layer draws in the phase that it is built for
         self.sample_numbers = torch.zeros(1, dtype=torch.int64)
 
     def numbers_for(self, shape: Shape) -> npt.NDArray[np.int64]:
-        """The samples' numbers; that of the first alone where the first axis has not equally many rows of each."""
+        """The samples' numbers; the first one alone if samples do not divide the first axis evenly."""
         numbers = self.sample_numbers.numpy()
         return numbers[:1] if not shape or shape[0] % len(numbers) else numbers
 
     def words(self, shape: Shape) -> Words:
-        """Random words, uint32 of `shape`, which follow from `numbers_for(shape)`. Cost: 1 ns a word (Philox)."""
+        """Random words, uint32 of `shape`, a function of `numbers_for(shape)`. Cost: 1 ns a word (Philox)."""
         numbers = self.numbers_for(shape)
         return sample_words(self._key, numbers, prod(shape) // len(numbers)).reshape(shape)
 
@@ -64,7 +64,7 @@ def sample_words(key: npt.NDArray[np.uint64], numbers: npt.NDArray[np.int64], co
 
 
 class Dropout(RandomLayer):
-    """In training each value is kept with probability 1 - ratio and then divided by it, else 0; elsewhere y = x.
+    """In training each value is kept with probability 1 - ratio and then divided by it, else 0; in test y = x.
     Reference: Srivastava et al., Dropout, 2014."""
 
     memory_order = KEPT
@@ -76,7 +76,7 @@ class Dropout(RandomLayer):
         ratio = spec.finite("dropout_param", "dropout_ratio")
         if not 0 < ratio < 1:
             raise spec.error(
-                f"dropout_ratio: {ratio:g}; it must lie between 0 and 1 (for 0 remove the layer)",
+                f"dropout_ratio: {ratio:g}; it must be between 0 and 1 (for 0 remove the layer)",
                 "dropout_param.dropout_ratio",
             )
         self.is_random = spec.is_training

@@ -19,11 +19,11 @@ State = list[torch.Tensor]
 
 
 class _Recurrent(Layer):
-    """Bottoms: x (T, N, ...), cont (T, N), perhaps static values (N, ...), perhaps the first state, (1, N, D) each.
+    """Bottoms: x (T, N, ...), cont (T, N), optional static values (N, ...), optional first states, (1, N, D) each.
 
     cont is 0 where a sequence begins, which clears its state, and 1 elsewhere. Without `expose_hidden` the state
-    goes on from pass to pass (zeros at first); with it, it is given as further bottoms and returned as further
-    tops. No gradient flows through it from one pass to another, nor through given and returned states.
+    continues from pass to pass (zeros at first). With it, more bottoms give it and more tops return it. No gradient
+    flows from one pass to another, or through given and returned states.
     """
 
     num_bottoms = (2, 5)
@@ -64,7 +64,7 @@ class _Recurrent(Layer):
         x, cont = shapes[:2]
         if len(x) < 2 or cont != x[:2]:
             raise spec.error(
-                f"x has shape {text(x)} and cont {text(cont)}; they begin with T x N, cont ends so", "bottom"
+                f"x has shape {text(x)} and cont {text(cont)}; x must be T x N x ..., and cont T x N", "bottom"
             )
         if self.has_static and (not shapes[2] or shapes[2][0] != x[1]):
             raise spec.error(f"static values have shape {text(shapes[2])}; the first axis must be {x[1]}", "bottom")

@@ -1,4 +1,4 @@
-"""Layer types by the name a prototxt uses: those of Caffe, and any torch module that a user registers."""
+"""Layer types by their names in a prototxt: those of Caffe, and torch modules that a user registers."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class UserLayer(Layer):
     """A module of the user's, made by `factory(settings, bottom_shapes)`.
 
     `settings` is the JSON object in python_param's param_str, empty without one. The module takes the bottoms and
-    gives one tensor, or a tuple of them; its parameters, in the order of `named_parameters`, are the layer's blobs.
+    returns one tensor, or a tuple of them. Its parameters, in the order of `named_parameters`, are the layer's blobs.
     """
 
     num_bottoms = (0, 1 << 16)
@@ -48,7 +48,7 @@ class UserLayer(Layer):
             torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             self.module = type(self).factory(_settings(spec), list(bottom_shapes))
             if not isinstance(self.module, nn.Module):
-                raise TypeError(f"the factory of layer type {spec.type} gave {self.module!r}, which is no nn.Module")
+                raise TypeError(f"the factory of layer type {spec.type} gave {self.module!r}, not an nn.Module")
             for name, parameter in list(self.module.named_parameters()):
                 self.add(f"module.{name}", tuple(parameter.shape), Filling(value=parameter.detach().clone()))
             with torch.no_grad():
@@ -86,7 +86,7 @@ DATA_TYPES = {
     "ImageData": ("image_data_param", "transform_param"),
     "WindowData": ("window_data_param", "transform_param"),
 }
-"""Layers that read what files hold, and the fields with their settings."""
+"""Layers that read files, and the fields with their settings."""
 INPUT_TYPES = {"Input": ("input_param",), "MemoryData": ("memory_data_param",)}
 """Layers whose tops the caller of the net provides."""
 
@@ -105,9 +105,9 @@ _LAYERS: dict[str, type[Layer]] = {
 SUPPORTED = tuple(sorted((*_LAYERS, *DATA_TYPES, *INPUT_TYPES)))
 _WAYS_OUT = {
     "LSTMUnit": "is a part of Caffe's own LSTM; write a layer of type LSTM",
-    "Python": "runs code that the net names, which never happens here; write the layer as a torch module, and register "
-    "it in your program with samovar.caffe.register_layer('{name}', ...): layers of type Python whose python_param has "
-    "layer: '{name}' are then of that module",
+    "Python": "runs code that the net names, which Samovar never does. Write the layer as a torch module, and register "
+    "it in your program with samovar.caffe.register_layer('{name}', ...). That module is then used for layers of type "
+    "Python whose python_param has layer: '{name}'",
 }
 _OF_CAFFE = frozenset(_WAYS_OUT)
 _MAX_SHOWN = 80
@@ -117,10 +117,10 @@ def register_layer(name: str, factory: ModuleFactory) -> None:
     """Let prototxts use layers of type `name`; `factory(settings, bottom_shapes)` makes each one's torch module.
 
     `settings` is a dict, read from the layer's `python_param { param_str: '{"size": 3}' }`; `bottom_shapes` are
-    those of the batch the net is built for. The module takes the bottoms and gives its top, or a tuple of tops.
-    Layers of type Python whose python_param has `layer: NAME` are of the type registered as NAME; their `module` is
-    never imported. A prototxt alone never names code: only what a program registers can be used. Raises ValueError
-    for a name of Caffe's own; a name registered before gets the new factory.
+    those of the batch the net is built for. The module takes the bottoms and returns its top, or a tuple of tops.
+    Layers of type Python whose python_param has `layer: NAME` use the type registered as NAME; their `module` is
+    never imported. So a prototxt alone never names code. Raises ValueError for a name of Caffe's own; a name
+    registered before gets the new factory.
     """
     known = name in _OF_CAFFE or name in SUPPORTED
     if known or not name:

@@ -1,4 +1,4 @@
-"""Layers that move values and change none: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, BatchReindex, Filter."""
+"""Layers that move values without change: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, BatchReindex, Filter."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -27,7 +27,7 @@ class Concat(Layer):
         for shape in bottom_shapes[1:]:
             if len(shape) != len(first) or _without(shape, axis) != _without(first, axis):
                 raise spec.error(
-                    f"bottoms of shapes {text(first)} and {text(shape)} differ on another axis than {axis}", "bottom"
+                    f"bottoms of shapes {text(first)} and {text(shape)} may differ on axis {axis} only", "bottom"
                 )
         total = sum(shape[axis] for shape in bottom_shapes)
         self.top_shapes = [checked(spec, (*first[:axis], total, *first[axis + 1 :]), "the output")]
@@ -63,7 +63,7 @@ class Slice(Layer):
         sizes = [after - before for before, after in pairwise(edges)]
         if min(sizes) < 1:
             raise spec.error(
-                f"slice_points {', '.join(map(str, points))} must rise and lie between 1 and {size - 1}",
+                f"slice_points {', '.join(map(str, points))} must rise and be between 1 and {size - 1}",
                 "slice_param.slice_point",
             )
         return sizes
@@ -132,7 +132,7 @@ class Flatten(Layer):
         self.mixes_samples = self.first == 0
         self.last = spec.axis(shape, settings.end_axis, "flatten_param", "end_axis")
         if self.last < self.first:
-            raise spec.error(f"end_axis {self.last} lies before axis {self.first}", "flatten_param.end_axis")
+            raise spec.error(f"end_axis {self.last} is before axis {self.first}", "flatten_param.end_axis")
         middle = prod(shape[self.first : self.last + 1])
         self.top_shapes = [(*shape[: self.first], middle, *shape[self.last + 1 :])]
 
@@ -143,8 +143,8 @@ class Flatten(Layer):
 class Reshape(Layer):
     """The same values with other sizes on `num_axes` axes from `axis` on (-1: to the last).
 
-    A size of 0 keeps that of the bottom, one of -1 follows from the others. `axis` counts from the end where
-    negative, -1 standing behind the last axis.
+    A size of 0 keeps that of the bottom, and one of -1 follows from the others. A negative `axis` counts from the end;
+    -1 is behind the last axis.
     """
 
     takes_integers = True
@@ -234,7 +234,7 @@ class Split(Layer):
 
 
 class Silence(Layer):
-    """Takes blobs that nobody needs, so that they are no outputs of the net."""
+    """Takes blobs that nothing needs, so that they are not outputs of the net."""
 
     takes_integers = True
     num_bottoms = (1, _MANY)
@@ -262,7 +262,7 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 class BatchReindex(Layer):
-    """y[i] = x[index[i]], x being the first bottom and index (M) the second, which gets no gradient."""
+    """y[i] = x[index[i]]; x is the first bottom and index (M) the second, which gets no gradient."""
 
     num_bottoms = (2, 2)
     takes_integers = True
@@ -286,8 +286,8 @@ class BatchReindex(Layer):
 
 
 class Filter(Layer):
-    """The samples of all bottoms but the last at which the last, (N), is not 0; one top for each of them.
-    Dropped samples get gradient 0. How many are left is known in forward only."""
+    """The samples of all bottoms except the last at which the last, (N), is not 0; one top for each bottom.
+    Dropped samples get gradient 0. The number of samples left is known in forward only."""
 
     num_bottoms = (2, 1 << 16)
     mixes_samples = True
