@@ -8,7 +8,6 @@ the whole repository. The words to avoid are those of the table in docs/style.md
 
 import argparse
 import ast
-import inspect
 import re
 import statistics
 import sys
@@ -140,7 +139,7 @@ def python(source: str) -> Iterator[Text]:
     tree = ast.parse(source)
     docstrings = list(_docstrings(tree))
     for docstring in docstrings:
-        for text in _docstring(str(docstring.value)):
+        for text in _docstring(str(docstring.value), docstring.col_offset):
             yield Text(docstring.lineno + text.line - 1, text.text, text.kind)
     for line, string in _strings(tree, set(docstrings)):
         if _is_prose(string):
@@ -155,9 +154,10 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
                 yield value
 
 
-def _docstring(docstring: str) -> Iterator[Text]:
+def _docstring(docstring: str, indent: int) -> Iterator[Text]:
     """Its blocks: code, tables and trees, which are indented or aligned, are left out."""
-    lines = inspect.cleandoc(docstring).splitlines()
+    first, *rest = docstring.expandtabs().split("\n")
+    lines = [first.lstrip(), *(line.removeprefix(" " * indent) for line in rest)]
     kept = ["" if re.search(r"\S {3,}\S|^ {4}|^[|`]-", line) else line for line in lines]
     return markdown("\n".join(kept))
 
