@@ -49,7 +49,7 @@ def test_resume_and_test(net: Path) -> None:
     again = parse_log(resumed.errors)
     assert [row["NumIters"] for row in again.train] == [10, 15]
     assert "Resuming from narrow_iter_10.solverstate" in resumed.errors
-    assert "knows no data position" not in resumed.errors  # `samovar train` warns so; here reading starts anew
+    assert "has no data position" not in resumed.errors  # `samovar train` warns so; here reading starts anew
 
     tested = succeed(
         "caffe", "test", "-model", net, "-weights", "narrow_iter_20.caffemodel", "-iterations", 3, folder=folder

@@ -67,8 +67,8 @@ def test_clipping_needs_the_whole_gradient(
     strategy, notices = possible(wanted, clipping)
     assert strategy == replace(wanted, **fields)
     assert notices == (
-        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; every rank "
-        f"updates everything then, as with {instead}",
+        f"{asked}: clip_gradients needs the norm of the whole gradient before the update; so every rank "
+        f"updates everything, as with {instead}",
     )
 
 
