@@ -1,9 +1,9 @@
-"""The style of docs/style.md, held: documents in Markdown, docstrings, and the sentences that programs show.
+"""Check documents, docstrings and the messages of programs against docs/style.md.
 
     python tools/prose_check.py [--style FILE] [FILE...]
 
-Prints `file:line: rule: the text's beginning: what to do` and exits 1 if there is anything. Without files it checks
-the whole repository. The words to avoid are those of the table in docs/style.md.
+Prints `file:line: rule: the text's beginning: what to do` for each finding, and exits 1 if there is any. Without files
+it checks the whole repository. The words to avoid come from the table in docs/style.md.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def _docstring(docstring: str, indent: int) -> Iterator[Text]:
 
 
 def _strings(tree: ast.AST, skipped: Set[ast.AST]) -> Iterator[tuple[int, str]]:
-    """String literals and f-strings; what an f-string inserts counts as one word."""
+    """String literals and f-strings; a value that an f-string inserts counts as one word."""
     joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     inner = skipped | {part for node in joined for part in ast.walk(node) if part is not node}
     for node in ast.walk(tree):

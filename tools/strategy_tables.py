@@ -1,9 +1,9 @@
-"""What is made from the declarations of strategies: tables in the documents, and the source for type checkers.
+"""Make tables in the documents, and source for type checkers, from the declarations of strategies.
 
     python tools/strategy_tables.py
 
 Writes `src/samovar/strategies/ours.py` and the tables between `<!-- made from the code: NAME -->` and `<!-- end -->`.
-A new file in `strategies/` is found by itself. Strategies keep the order in which they are told of; a new one is last.
+A new file in `strategies/` is found automatically. Strategies keep their order; a new one is last.
 """
 
 import ast
@@ -24,7 +24,7 @@ _DECORATOR = "strategy"
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
-_HEAD = '''"""Our own strategies, and what a type checker is to know of them. `make tables` makes it from the code."""
+_HEAD = '''"""Our own strategies, with their names and settings for type checkers. `make tables` makes this file."""
 
 from typing import Literal, TypeAlias, TypedDict
 
@@ -36,7 +36,7 @@ StrategyName: TypeAlias = Literal[{names},]
 
 
 class Settings(TypedDict, total=False):
-    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, in both spellings."""
+    """The settings that `samovar.replicate` takes after the strategy's name, each in both spellings."""
 
 {settings}
 '''
@@ -64,7 +64,7 @@ def classes() -> list[Any]:
 
 
 def source() -> str:
-    """Of `ours.py`, as ruff lays it out."""
+    """The text of `ours.py`, as ruff formats it."""
     strategies = declared()
     settings = {setting.name: setting for kind in classes() for setting in kind.traits.settings}
     lines = []
@@ -98,7 +98,7 @@ def table(name: str) -> str:
 
 
 def strategies() -> Table:
-    """In the words of `samovar.replicate`."""
+    """A setting as `samovar.replicate` spells it."""
     rows: list[tuple[str, ...]] = []
     for kind in classes():
         told = [
@@ -110,7 +110,7 @@ def strategies() -> Table:
 
 
 def settings() -> Table:
-    """In the words of `samovar train`."""
+    """A setting as `samovar train` spells it."""
     rows: list[tuple[str, ...]] = []
     letters: dict[type, str] = {bool: "", float: "X"}
     for name in settings_of_ours():
@@ -150,7 +150,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def divided(words: Mapping[str, str]) -> str:
-    """Whose are which, where they differ."""
+    """The values with the strategies that have them; the value alone if all have the same."""
     groups: dict[str, list[str]] = {}
     for strategy, word in words.items():
         groups.setdefault(word, []).append(strategy)

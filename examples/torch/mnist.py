@@ -7,7 +7,7 @@
 --strategy takes any name; async-sgd, async-msgd and hogwild-sgd want --momentum 0. Where ranks step at their own speed
 an epoch shows the center of that moment; in the end all have the same weights.
 
-With --checkpoint FOLDER it saves after each epoch, and goes on from there when it is started again.
+With --checkpoint FOLDER it saves after each epoch, and continues from there when it is started again.
 SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. Whether one came is
 a buffer of the model: what several ranks evaluate has the mean of their buffers, so all end after the same epoch.
 """
@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--strategy", default="sync", help="how ranks share what they learn")
-    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to go on from")
+    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to continue from")
     arguments = parser.parse_args()
     stop_signals = []
     signal.signal(signal.SIGUSR1, lambda number, _frame: stop_signals.append(number))

@@ -1,4 +1,4 @@
-"""Our own strategies, and what a type checker is to know of them. `make tables` makes it from the code."""
+"""Our own strategies, with their names and settings for type checkers. `make tables` makes this file."""
 
 from typing import Literal, TypeAlias, TypedDict
 
@@ -49,7 +49,7 @@ StrategyName: TypeAlias = Literal[
 
 
 class Settings(TypedDict, total=False):
-    """What `samovar.replicate` takes beside the strategy's name: each setting of ours, in both spellings."""
+    """The settings that `samovar.replicate` takes after the strategy's name, each in both spellings."""
 
     bucket_size: int | str | None
     bucket: int | str | None
