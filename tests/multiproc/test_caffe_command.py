@@ -61,7 +61,7 @@ def test_resume_and_test(net: Path) -> None:
 
 
 def test_two_workers_and_no_snapshot_after_train(net: Path) -> None:
-    """A default solver_mode, GPU, is told of; snapshot_after_train is followed; each worker's loss is in the mean."""
+    """The default solver_mode, GPU, gives a notice; snapshot_after_train works, and the mean has each worker's loss."""
     solver = write_solver(net, 6, display=1, snapshot_after_train="false")
     ended = succeed("caffe", "train", "-solver", solver, "-workers", 2, *ONE_THREAD, folder=net.parent)
     assert "solver_mode is GPU (Caffe's default); this run computes on the CPU" in ended.errors

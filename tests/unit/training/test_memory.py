@@ -1,4 +1,4 @@
-"""Who updates what, where the command line leaves it open; the solver and the plan have a say."""
+"""The ranks that update each part, if the command line does not say; solver and plan may decide."""
 
 from dataclasses import replace
 from pathlib import Path
