@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STYLE = ROOT / "docs" / "style.md"
 PAGES = ("*.md", "docs/**/*.md", "examples/**/*.md", ".github/**/*.md")
-SOURCES = ("src/**/*.py", "examples/**/*.py", "tools/**/*.py")
+SOURCES = ("src/**/*.py", "examples/**/*.py", "tools/**/*.py", "benchmarks/**/*.py")
+SKIPPED_FOLDERS = {"build", ".venv", "__pycache__", "out", "runs"}
 MOST_WORDS, MOST_CELL_WORDS, MOST_MEDIAN, MOST_SEMICOLONS = 30, 20, 16, 1
 FEWEST_PROSE_WORDS = 6  # a shorter string is a name, a format or a key
 FEWEST_FOR_MEDIAN = 3  # sentences
@@ -278,9 +279,9 @@ def _any_of(cell: str) -> re.Pattern[str]:
 
 
 def files(root: Path) -> list[Path]:
-    """All that is checked where no file is named."""
+    """All files that are checked if no file is named."""
     found = {path for pattern in PAGES + SOURCES for path in root.glob(pattern)}
-    return sorted(path for path in found if not {"build", ".venv", "__pycache__"} & set(path.parts))
+    return sorted(path for path in found if not SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1]))
 
 
 def check(path: Path, avoided: list[Avoided]) -> list[Finding]:

@@ -128,3 +128,16 @@ def test_exit_status_and_place_of_a_finding(
         "prose: every sentence is good",
         f'{page}:3: word: The run goes on.: \'goes on\': write "continues", "resumes"',
     ]
+
+
+def test_the_style_page_follows_its_own_rules(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tool.main([str(tool.STYLE)]) == 0
+    assert capsys.readouterr().out in tool.STYLE.read_text()
+
+
+def test_pages_and_programs_are_found_but_not_what_is_built(tool: ModuleType, tmp_path: Path) -> None:
+    kept = ["README.md", "docs/adr/a.md", "examples/a/b.py", "src/data/b.py", ".github/a/b.md", "tools/a.py"]
+    for name in (*kept, "docs/a.txt", "src/build/a.py", "tests/a.py", "examples/a/runs/b.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert tool.files(tmp_path) == sorted(tmp_path / name for name in kept)
