@@ -1,7 +1,7 @@
-"""The center that a job makes for itself.
+"""The center that a job makes for itself, in memory that ranks of the first host map.
 
-Ranks of the first host map its memory. The other ranks reach it over the network: on several hosts rank 0 starts a
-process that serves it (`samovar.box.job_server`) and ends with the job.
+The other ranks reach it over the network: rank 0 starts a process that serves it (`samovar.box.job_server`) and ends
+with the job.
 """
 
 import os
@@ -95,10 +95,7 @@ def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -
 
 
 def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int]:
-    """The address and port that serve the center.
-
-    `files` get the end of a pipe that the ranks of this host hold while they live.
-    """
+    """Serve the center, and return where; `files` get the end of a pipe that this host's ranks hold while they live."""
     assert home.address is not None
     assert home.key_file is not None
     if not home.key_file.exists():

@@ -1,13 +1,9 @@
 """The order in which a center took the updates of a run, as each worker saw it: a file for each worker.
 
-The file holds a line of JSON (the head), then entries. An entry is a letter and little-endian numbers:
-
-- "S", a step: the step of its learning rate (u32).
-- "R", a read, and "U", an update of the center: a version for every chunk.
-- "E", the end: the number of steps (u32).
-
-Versions are differences from those of the worker's entry before. A width in bytes (u8) comes first, then a number for
-each chunk; width 0 means one number for all chunks.
+A line of JSON (the head) comes first, then entries of a letter and little-endian numbers. "S" is a step, with the step
+of its learning rate (u32). "R" is a read and "U" an update of the center, with a version for every chunk. "E" is the
+end, with the number of steps (u32). Versions are differences from those of the worker's entry before: a width in bytes
+(u8), then a number for each chunk; width 0 means one number for all chunks.
 """
 
 import json
