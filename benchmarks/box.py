@@ -1,9 +1,10 @@
 """The local box: clients that read its center or add to it, half each, against as many that copy memory.
 
-Every client is a process with arrays of its own; all do one thing at the same time, the two sides in turn, in an order
-drawn anew for each pair, from the first one's begin to the last one's end. A rate is that of bytes read and written:
-of N bytes reading the center and NumPy's copying move 2 N, adding moves 3 N, since it reads two arrays. Beside it the
-rate of the center's bytes alone, N for each, which an adder with a core of its own cannot bring to a copy's.
+Every client is a process with its own arrays. All do one thing at the same time, and the two sides take turns, in a
+random order for each pair. A measurement lasts from the first client's begin to the last one's end. One rate counts
+bytes read and written: of N bytes, reading the center and NumPy's copying move 2 N, adding moves 3 N, since it reads
+two arrays. A second rate counts the center's bytes alone, N for each. In it an adder cannot reach a copy, even with
+its own core.
 """
 
 import os
@@ -51,13 +52,13 @@ def measure(num_clients: int, num_elements: int, num_pairs: int, short: bool) ->
 
 
 def spent(clients: Ranks, side: str) -> Spent:
-    """From the first one's begin to the last one's end, on the clock that all have, and what all computed."""
+    """Seconds from the first one's begin to the last one's end, on a common clock, and the CPU seconds of all."""
     times = clients.ask(side)
     wall_s = max(ended_s for _, ended_s, _ in times) - min(began_s for began_s, _, _ in times)
     return wall_s, sum(computed_s for _, _, computed_s in times)
 
 
 def verify(found: list[dict[str, list[int]]], num_updates: int) -> None:
-    """Every element is the number of all updates, and nobody has read a chunk that was not whole."""
+    """Check that every element is the number of all updates, and that no client has read an incomplete chunk."""
     if any(client != {"values": [num_updates], "torn": 0} for client in found):
         raise SystemExit(f"after {num_updates} updates the center holds {found}")

@@ -1,7 +1,7 @@
-"""One client of `box.py`, told by lines what to do; answers when it did it, on the clock that all have.
+"""One client of `box.py`. It follows lines of its input, and answers with times on a common clock.
 
 JOB is JSON: the descriptors of board and center, and whether it adds or reads. At the end of the input it answers with
-the values in the center, and how many chunks it read that were not whole.
+the values in the center, and the number of incomplete chunks that it read.
 """
 
 import json

@@ -1,9 +1,13 @@
 """All-reduce against gloo, MPI and the memory's floor; put + notify against a bare futex.
 
-Rows of `run.py collectives` (each also by its own name, see `benchmarks/run.py`): two pinned ranks; 2, 4 and 8 ranks
-over five sizes, `--collective auto` against the better of gloo and MPI and against every other plan; round trips; two
-and four ranks over a network, every plan and gloo (`run.py collectives-network`). MPI needs the extra `bench` (mpi4py
-and mpich); without it the comparison is with gloo alone and says so.
+`run.py collectives` has these rows, each also with its own name (see `benchmarks/run.py`):
+
+- Two pinned ranks.
+- 2, 4 and 8 ranks over five sizes: `--collective auto` against the better of gloo and MPI, and every other plan.
+- Round trips.
+- Two and four ranks over a network: every plan and gloo (`run.py collectives-network`).
+
+MPI needs the extra `bench` (mpi4py and mpich). Without it the comparison is with gloo alone, and says so.
 """
 
 import importlib.util
@@ -65,7 +69,7 @@ def run_pair(short: bool = False) -> list[Figure]:
 
 
 def run_network(short: bool = False) -> list[Figure]:
-    """Ranks over loopback: encrypted windows against gloo, which encrypts nothing, and the chosen plan against all."""
+    """Ranks over loopback: encrypted windows against gloo without encryption, and the chosen plan against all."""
     world_sizes, sizes = (WORLD_SIZES[:1], NETWORK_SIZES[:1]) if short else (WORLD_SIZES[:2], NETWORK_SIZES)
     return [figure for world_size in world_sizes for figure in network(world_size, sizes, 2 if short else 15)]
 
@@ -177,7 +181,7 @@ def run_ranks(program: list[str], world_size: int, with_mpi: bool) -> None:
     for process in processes:
         process.wait(TIMEOUT_S)
     if any(process.returncode != 0 for process in processes):
-        raise SystemExit("a rank of the benchmark failed; its error stands above")
+        raise SystemExit("a rank of the benchmark failed; see its error above")
 
 
 def together(ranks: Sequence[Mapping[str, Sequence[tuple[float, float]]]], num_runs: int) -> Times:

@@ -1,9 +1,9 @@
-"""What the strategies learn on MNIST: `samovar train`, LeNet with its published solver.
+"""The accuracy of strategies on MNIST: `samovar train`, LeNet with its published solver.
 
-Four workers of one thread share a batch of 64 and are held to one worker with the same batch: 10 epochs where workers
-go each at its own speed (`convergence`), 5 where they go together (`convergence-sync`). Each run leaves a file in
-benchmarks/out/ and is not made again while it is there, so this may be interrupted and continued. The test set is seen
-once, at the end. Nothing here goes by the clock. `--short` runs on scikit-learn's digits instead.
+Four workers of one thread share a batch of 64, and are compared with one worker of the same batch. Asynchronous
+workers train 10 epochs (`convergence`), workers in step train 5 (`convergence-sync`). Each run leaves a file in
+benchmarks/out/ and is not repeated while that exists, so this can be interrupted and continued. The test set is used
+once, at the end. No result depends on time. `--short` runs on scikit-learn's digits instead.
 """
 
 import json
@@ -31,7 +31,7 @@ SHORT_STEPS = 20
 
 @dataclass(frozen=True)
 class Study:
-    """Strategies with all seeds and with the first one only; `tolerance` is how far below one worker they may end."""
+    """Strategies with all seeds and with the first only; they may end `tolerance` below one worker."""
 
     epochs: int
     tolerance: float
@@ -60,7 +60,7 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Trained:
-    """One run; its net and solver are the published ones but for tests and snapshots on the way."""
+    """One run; its net and solver are the published ones, without tests and snapshots on the way."""
 
     strategy: str
     seed: int
@@ -71,7 +71,7 @@ class Trained:
         return ("--threads-per-worker", "1", "--seed", str(self.seed), *(() if self.strategy == ALONE else shared))
 
     def accuracy(self, folder: Path, solver: Path, num_steps: int) -> float:
-        """Of the final weights on the test set; from the file of a run that was made before, if there is one."""
+        """The test accuracy of the final weights; from the file of an earlier run, if it exists."""
         found = folder / f"{self.strategy.replace(' ', '-')}-{self.seed}.json"
         if not found.exists():
             record = self._run(folder, solver, num_steps)

@@ -1,6 +1,6 @@
-"""LeNet on the digits beside a program that keeps one core busy: 1 thread, one a core, and what a run takes by itself.
+"""LeNet on the digits while another program keeps one core busy: 1 thread, one a core, and the run's own choice.
 
-Each is `samovar train`, one worker; they take turns, with the busy program and without it.
+Each is `samovar train` with one worker; they take turns, with the busy program and without it.
 """
 
 import os
@@ -28,7 +28,7 @@ SETTINGS: dict[str, tuple[object, ...]] = {
 
 
 def run(short: bool = False) -> list[Figure]:
-    """The bar is for what a run takes by itself, beside the busy program."""
+    """The figures; the bar is for the run's own choice with the busy program."""
     steps, pairs = (2, 2) if short else (STEPS, PAIRS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -40,9 +40,9 @@ def run(short: bool = False) -> list[Figure]:
         quiet = rates(folder, steps, pairs)
     best = [max(pair) for pair in zip(crowded["1 thread"], crowded["a thread a core"], strict=True)]
     return [
-        _figure("beside a busy program, by itself / the better of both", crowded["by itself"], best, SHARE),
-        _figure("beside a busy program, a thread a core / 1 thread", crowded["a thread a core"], crowded["1 thread"]),
-        _figure("quiet, by itself / a thread a core", quiet["by itself"], quiet["a thread a core"]),
+        _figure("with a busy program, own choice / the better of both", crowded["by itself"], best, SHARE),
+        _figure("with a busy program, a thread a core / 1 thread", crowded["a thread a core"], crowded["1 thread"]),
+        _figure("quiet, own choice / a thread a core", quiet["by itself"], quiet["a thread a core"]),
         _figure("quiet, a thread a core / 1 thread", quiet["a thread a core"], quiet["1 thread"]),
     ]
 

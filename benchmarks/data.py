@@ -1,7 +1,7 @@
 """--hold-data: the training set decoded in the memory of all ranks, against its files (in the kernel's cache).
 
-Reading alone: each rank, on a core of its own, takes its batches in random order. Training: `samovar train` with the
-flag and without, in turns, the same weights in the end. What loading takes is no part of a rate; it is printed.
+Reading alone: each rank, on its own core, takes its batches in random order. Training: `samovar train` with the flag
+and without, in turns, which must end with the same weights. Rates leave out the time of loading, which is printed.
 """
 
 import os

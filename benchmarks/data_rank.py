@@ -3,8 +3,8 @@
     data_rank.py JOB
 
 JOB is JSON: the database, batch and crop, this rank's place, a descriptor of shared memory. Sides `files` and `held`
-take the same batches in turn, in a new order every epoch. Answers with the seconds that loading took, once each side's
-first batches were the same; then serves (see `turns.py`); at the end it answers with the bytes fetched from others.
+take the same batches in turn, in a new order every epoch. When each side's first batches were the same, it answers with
+the seconds that loading took, and serves (see `turns.py`). At the end it answers with the bytes fetched from others.
 """
 
 import hashlib

@@ -1,23 +1,23 @@
 """Elastic averaging on slow links: LeNet's seconds of training to 0.985 on MNIST, four hosts, an exchange every step.
 
-`elastic-turns` is sync-easgd against round-robin-easgd; `elastic-async`, `-momentum`, `-hogwild`, `-sync` are each an
-elastic strategy against the one that adds up steps instead, `elastic-plain` all of these. Hosts are namespaces around
-a switch, one worker each; the box is on the first host, whose worker maps the center, and the others come to it over
-TLS; workers in step use gloo. First the links' rate is set so that round-robin-easgd communicates for 85 % of its
-time. Hosts here share cores and are slowed down: computing takes each of them the same time in every step, so much
-longer than on this machine that all have room on its cores, and twice or, in `elastic-turns`, five times that, so
-that most of the machine is left for what exchanges cost it; rate and computing go together, so the share stays. Needs
-root.
+`elastic-turns` compares sync-easgd with round-robin-easgd. `elastic-async`, `-momentum`, `-hogwild` and `-sync` each
+compare an elastic strategy with the one that adds up steps instead; `elastic-plain` runs all of these. Needs root.
 
-Who is in step, or takes turns, learns the same bits however long links take. So `elastic-turns` counts the steps to
-the goal on fast links, for several seeds, times a step of each on the slow ones, in turns, and compares the weights
-that both have after as many steps. Who waits for nobody is timed on the slow links until the goal, each at the
-solver's rate at which it came there soonest, of 0.01 to 0.05: rules differ in how high a rate they bear.
+Hosts are namespaces around a switch, one worker each. The box is on the first host, whose worker maps the center. The
+others reach it over TLS; workers in step use gloo. First the links' rate is set so that round-robin-easgd communicates
+for 85 % of its time. Hosts share this machine's cores and are slowed down, so that computing takes each of them the
+same time in every step. That time gives every host room on the cores, times two, or times five in `elastic-turns`. So
+most of the machine is free for the cost of exchanges. Rate and computing scale together, so the share stays.
 
-Of a net of N bytes 2 (P - 1) N go over the first host's link in a round of round-robin-easgd, one after the other, and
-2 (P - 1) / P N over every link in a step of sync-easgd, behind the next step's computing: with P = 4 it cannot be more
-than 4.7 times as fast. With `--compress int8` hosts gather each other's messages, (P - 1) N / 4 over every link, half
-as much with P = 4, which is less than computing takes: it cannot be more than 6.7 times as fast.
+Workers that are in step, or take turns, learn the same bits on fast and slow links. So `elastic-turns` counts the steps
+to the goal on fast links, for several seeds. Then it times a step of each on the slow links, in turns, and compares
+the weights that both have after the same number of steps. Asynchronous workers are timed on the slow links until the
+goal, each at its best rate of 0.01 to 0.05: strategies differ in the highest rate that works.
+
+For a net of N bytes, a round of round-robin-easgd sends 2 (P - 1) N over the first host's link, one after the other. A
+step of sync-easgd sends 2 (P - 1) / P N over every link, behind the next step's computing. With P = 4 it can be at
+most 4.7 times as fast. With `--compress int8` hosts gather each other's messages, (P - 1) N / 4 over every link. That
+is half as much with P = 4, and takes less time than computing, so it can be at most 6.7 times as fast.
 """
 
 import os
@@ -106,7 +106,7 @@ class Task:
         return {name: median(seconds) for name, seconds in found.items()}, digests
 
     def digest(self, strategy: str, num_steps: int) -> str:
-        """Of the weights after so many steps."""
+        """A digest of the weights after `num_steps` steps."""
         with self.ranks(SEEDS[0], strategy) as ranks:
             ranks.ask(f"{strategy} {num_steps}")
             return check(strategy, ranks)
@@ -121,9 +121,9 @@ class Task:
         return replace(self, host_step_s=stretch * computed_s / BLOCK_STEPS)
 
     def calibrate(self) -> float:
-        """Set the links' rate; the share of its time that round-robin-easgd then communicates.
+        """Set the links' rate. Returns the share of its time that round-robin-easgd then communicates.
 
-        A step takes a + b / rate seconds, and computing is no part of what the rate changes.
+        A step takes a + b / rate seconds; the rate does not change the time of computing.
         """
         rate_mbit, found = 1000.0, []
         with self.ranks(0, IN_TURN) as ranks:

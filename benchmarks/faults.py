@@ -1,7 +1,7 @@
 """Workers that are killed or stopped: `samovar train --strategy async-easgd`, LeNet on the digits, four workers.
 
-Steps are read from the run's own board. The others' rate while a rank is away is held to theirs just before, over the
-same time; and the accuracy of runs in which workers were killed, to that of runs in which none was.
+Steps are read from the run's own board. The others' rate while a rank is away is compared with theirs just before,
+over the same time. The accuracy of runs with killed workers is compared with that of runs without.
 """
 
 import json
@@ -38,7 +38,7 @@ Pair = tuple[float, float]
 
 
 class Run:
-    """A run of four workers that ends by itself after `num_steps`, or when it is told to."""
+    """A run of four workers that ends after `num_steps`, or when it is stopped."""
 
     def __init__(self, folder: Path, num_steps: int, seed: int = 1) -> None:
         self.out = folder / f"run-{time.monotonic_ns()}"
@@ -49,7 +49,7 @@ class Run:
         self._board = Board(self._opened())
 
     def rank(self, rank: int) -> psutil.Process | None:
-        """Its process of the moment."""
+        """The rank's present process."""
         for child in psutil.Process(self._process.pid).children():
             try:
                 found = RANK.search(" ".join(child.cmdline()))
@@ -60,24 +60,24 @@ class Run:
         return None
 
     def steps(self, ranks: Sequence[int]) -> int:
-        """Of all these together."""
+        """The steps of all these ranks together."""
         return sum(self._board.row(rank).progress.steps for rank in ranks)
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         until_s = time.monotonic() + WAIT_S
         while not condition():
             if time.monotonic() > until_s or self._process.poll() is not None:
-                raise SystemExit(f"waited in vain for this: {what}; see {self.out}")
+                raise SystemExit(f"this did not happen in time: {what}; see {self.out}")
             time.sleep(POLL_S)
 
     def steps_per_second(self, ranks: Sequence[int], seconds: float) -> float:
-        """While nothing happens to anybody."""
+        """The ranks' rate while none is disturbed."""
         began_s, before = time.monotonic(), self.steps(ranks)
         time.sleep(seconds)
         return (self.steps(ranks) - before) / (time.monotonic() - began_s)
 
     def accuracy(self) -> float:
-        """When it has ended."""
+        """The result, after the end of the run."""
         if self._process.wait(WAIT_S) != 0:
             raise SystemExit(f"a run failed; see {self.out}")
         return float(json.loads((self.out / "result.json").read_text())["test_accuracy"])
@@ -146,7 +146,7 @@ def of_stops(folder: Path, num_stops: int, stop_s: float, short: bool) -> Figure
             rates.append((run.steps_per_second(rest, stop_s), before))
             process.resume()
             steps = run.steps([victim])
-            run.wait(lambda: run.steps([victim]) > steps + 1, f"rank {victim} goes on")  # noqa: B023
+            run.wait(lambda: run.steps([victim]) > steps + 1, f"rank {victim} continues")  # noqa: B023
     return others(f"others while a rank is stopped for {stop_s:g} s / before", rates, short)
 
 

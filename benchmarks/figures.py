@@ -42,6 +42,6 @@ def compare(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str
 
 
 def compare_both(name: str, ours: Rates, theirs: Rates, bar: float | None, unit: str = "samples/s") -> Figure:
-    """A figure by the clock, with the ratio of what was computed beside it."""
+    """A figure by the clock, with the ratio of CPU time as `cpu_ratio`."""
     cpu_ratio = compare(name, ours.cpu, theirs.cpu, unit, None).ratio
     return replace(compare(name, ours.wall, theirs.wall, unit, bar), cpu_ratio=cpu_ratio)

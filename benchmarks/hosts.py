@@ -31,7 +31,7 @@ def require_namespaces() -> None:
 def ranks_on(hosts: Hosts, job: Mapping[str, object], with_box: bool = False) -> Iterator[Ranks]:
     """A process of `hosts_rank.py` on each host, on one core, when all are ready; with a box on the first host.
 
-    Hosts share the machine's cores in turn, where there are more of them.
+    If there are more hosts than cores, they share the cores in turn.
     """
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
         place = {"key": f"{folder}/{_KEY}"}
@@ -70,19 +70,19 @@ def _prefixes(hosts: Hosts) -> list[list[str]]:
 
 @contextmanager
 def _box(host: NamespaceHost, folder: Path) -> Iterator[None]:
-    """`samovar box serve` from when it has said that it serves."""
+    """Start `samovar box serve`, and wait until it serves."""
     listening = ("--listen", f"{host.address}:{_BOX_PORT}", "--key-file", folder / _KEY)
     box = host.start([SAMOVAR, "box", "serve", "--box", _box_name(), "--keep", "1", *listening], stderr=None)
     assert box.stdout is not None
     try:
         if not box.stdout.readline():
-            raise SystemExit("the box did not start; its error stands above")
+            raise SystemExit("the box did not start; see its error above")
         yield
     finally:
         box.send_signal(signal.SIGTERM)
         box.communicate(timeout=TIMEOUT_S)
     if box.returncode != 0:
-        raise SystemExit(f"the box ended with {box.returncode}; its error stands above")
+        raise SystemExit(f"the box ended with {box.returncode}; see its error above")
 
 
 def _box_name() -> str:

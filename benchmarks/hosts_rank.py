@@ -2,10 +2,10 @@
 
     hosts_rank.py JOB
 
-JOB is JSON: the net, the data, the sides with their settings, where the box is, if any. Started with torchrun's
-variables. Answers when it is ready, then each line of its input: `SIDE STEPS` with the seconds that its steps took, of
-which it computed; `accuracy SIDE` with how many of its part of the test images are right; `verify SIDE` with what it
-found. At the end of the input it leaves.
+JOB is JSON: the net, the data, the sides with their settings, and the box, if any. It starts with torchrun's variables.
+It answers when it is ready, and then to each line of its input. `SIDE STEPS` gives the seconds of its steps, and of
+their computing. `accuracy SIDE` gives the number of test images in its part that are right. `verify SIDE` gives the
+weights' digest and counts. At the end of the input it leaves.
 """
 
 import hashlib
@@ -86,9 +86,9 @@ class Rank:
         return side
 
     def _block(self, name: str, num_steps: int) -> list[float]:
-        """Seconds of so many steps, after those that bring this side to a steady pace; what was computed of them.
+        """Seconds, and computing seconds, of `num_steps` steps, after those that bring this side to a steady pace.
 
-        Who waits for nobody goes on until the others have made theirs, which does not count.
+        An asynchronous rank continues until the others have made their steps; that time does not count.
         """
         for side in self._sides.values():
             side.settle()

@@ -2,9 +2,9 @@
 
     lenet_rank.py JOB
 
-JOB is JSON: the solver, the folder its data is in, this rank's place, and the sides: `ours`, `off` (ranks do not
-exchange), `alone` (the same, asked of one rank), `torch` (a plain loop, found to learn the same). Answers when it is
-ready, then serves (see `turns.py`); at the end it answers with a digest of the weights of `ours`.
+JOB is JSON: the solver, the folder of its data, this rank's place, and the sides. These are `ours`, `off` (ranks do
+not exchange), `alone` (the same on one rank) and `torch` (a plain loop, which must learn the same). It answers when it
+is ready, then serves (see `turns.py`). At the end it answers with a digest of the weights of `ours`.
 """
 
 import json
@@ -39,7 +39,7 @@ TIMEOUT_S = 60.0
 
 
 class Bench:
-    """What the sides share: data, initial weights, solver. Every side has its own copy of the weights."""
+    """The data, initial weights and solver that the sides share. Every side has its own copy of the weights."""
 
     def __init__(self, solver: Path, group: Group, segment: int, batch: int) -> None:
         self.group = group

@@ -1,8 +1,8 @@
 """Whole nets on one thread: forward, backward and update, against the same net in plain torch.
 
-Plain torch is eager, NCHW, of stock modules (`torch_twin.py`). Every side is a process of its own, since how malloc
-keeps memory is part of the comparison; all are pinned to one core, and while one makes a block of steps the others
-wait. Data is not read: every step gets the same random numbers. Rates are by what a process computed.
+Plain torch is eager, NCHW, of stock modules (`torch_twin.py`). Every side has its own process, since malloc's keeping
+of memory is part of the comparison. All are pinned to one core, and while one makes a block of steps the others wait.
+Data is not read: every step gets the same random numbers. Rates are by CPU time.
 """
 
 import os

@@ -2,9 +2,9 @@
 
     nets_rank.py JOB
 
-JOB is JSON: `side` is `torch` (stock modules), or Samovar's precision; `folder` holds train_val.prototxt and
-solver.prototxt; a cpu, the shape of a batch of random numbers, and the file for the first step's update (.npz), which
-is made without dropout. Answers with that step's loss, then serves (see `turns.py`).
+JOB is JSON. `side` is `torch` (stock modules), or Samovar's precision; `folder` holds train_val.prototxt and
+solver.prototxt. The others are a cpu, the shape of a batch of random numbers, and the file for the first step's update
+(.npz), which is made without dropout. It answers with that step's loss, then serves (see `turns.py`).
 """
 
 import json
@@ -53,7 +53,7 @@ class Side(Stepping, Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What the sides share; each has its own copy of the weights."""
+    """The parts that the sides share; each has its own copy of the weights."""
 
     folder: Path
     batch: Tensors

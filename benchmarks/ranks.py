@@ -1,4 +1,4 @@
-"""Rank programs as processes, each of which answers in lines of JSON, and the turns that sides of a comparison take."""
+"""Rank programs as processes that answer in lines of JSON, and the turns that sides of a comparison take."""
 
 import json
 import os
@@ -23,7 +23,7 @@ Spent = tuple[float, float]  # seconds, and seconds that processes computed
 
 @dataclass(frozen=True)
 class Net:
-    """A net of the zoo, its published batch (or less), and how many steps and blocks give a steady ratio."""
+    """A net of the zoo, its published batch (or less), and the steps and blocks that give a steady ratio."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Turn:
-    """A block of one side's steps, of so many samples in all."""
+    """A block of one side's steps, of `num_samples` in all."""
 
     run: Callable[[], Spent]
     num_samples: int
@@ -104,7 +104,7 @@ class Ranks:
         return [self._answer(process) for process in self._processes[:count]]
 
     def ask(self, line: str, count: int | None = None) -> list[Any]:
-        """What each, or the first `count`, answers to a line."""
+        """The answers of all, or of the first `count`, to a line."""
         self.tell(line, count)
         return self.answers(count)
 
@@ -115,7 +115,7 @@ class Ranks:
                 process.stdin.flush()
 
     def last_answers(self) -> list[Any]:
-        """What each says when nothing more is asked."""
+        """End the input. Returns the last answer of each."""
         self._close_input()
         return self.answers()
 
@@ -124,7 +124,7 @@ class Ranks:
         return Turn(partial(self._block, side, net.steps_per_block, count), net.batch * net.steps_per_block)
 
     def _block(self, side: str, num_steps: int, count: int | None) -> Spent:
-        """Until the last process has ended, and what all have computed."""
+        """Wait until the last process has ended. Returns the CPU seconds of all."""
         spent = self.ask(f"{side} {num_steps}", count)
         return max(wall_s for wall_s, _ in spent), sum(cpu_s for _, cpu_s in spent)
 
@@ -137,7 +137,7 @@ class Ranks:
         assert process.stdout is not None
         line = process.stdout.readline() if select.select([process.stdout], [], [], self._timeout_s)[0] else ""
         if not line:
-            raise SystemExit(f"a process of {self._program} failed; its error stands above, if it had time for one")
+            raise SystemExit(f"a process of {self._program} failed; see its error above, if it had time for one")
         return json.loads(line)
 
 
@@ -152,8 +152,8 @@ def own_cpus(world_size: int) -> list[int]:
 def take_turns(turns: Mapping[str, Turn], num_blocks: int) -> dict[str, Rates]:
     """Each side's rates, block by block.
 
-    What a side leaves in the caches meets the next one, and a side that waited much leaves a rested machine, so no
-    side may always follow the same.
+    A side finds the caches as the side before left them, and a rested machine if that side waited much. So no side may
+    always follow the same one.
     """
     rates = {name: Rates([], []) for name in turns}
     for block in range(WARM_UP_BLOCKS + num_blocks):

@@ -1,7 +1,7 @@
 """A box over loopback, authenticated and encrypted, against gloo's send and receive, which are neither.
 
-Sides take turns, in an order drawn anew for each round; a rate is that of the center's bytes, from the member's call
-until the box's last word. Beside it stands that of the CPU time of both processes.
+Sides take turns, in a random order for each round. A rate is that of the center's bytes, from the member's call until
+the box's last word. The ratio of the CPU time of both processes is given, too.
 """
 
 import tempfile
@@ -49,7 +49,7 @@ def measure(num_bytes: int, num_rounds: int, short: bool) -> list[Figure]:
 
 
 def spent(both: Ranks, side: str) -> Spent:
-    """From the member's call to its answer, and what both computed."""
+    """Seconds from the member's call to its answer, and the CPU seconds of both."""
     (_, of_box_s), (wall_s, of_member_s) = both.ask(side)
     return wall_s, of_box_s + of_member_s
 

@@ -1,7 +1,7 @@
 """One side of `remote.py`: the box (rank 0) or its member (rank 1), which are the two ranks of a gloo group as well.
 
-For each line SIDE of its input a process does its part, and answers with the seconds that the member's took, and those
-that it computed until both had done theirs. At the end the member answers with what the center holds.
+For each line SIDE of its input a process does its part. It answers with the seconds that the member's part took, and
+its own CPU seconds until both were done. At the end the member answers with the center's values.
 """
 
 import json

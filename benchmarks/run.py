@@ -1,8 +1,8 @@
 """Run a benchmark by name: `benchmarks/run.py lenet`.
 
-Both sides of a figure run interleaved in one run; what is reported is the median of the pairs' ratios. Where that is
-by the clock, the ratio of the CPU time stands beside it, for which other programs on the machine matter less. Prints
-a table, writes benchmarks/out/NAME.json, exits 1 where a bar does not hold.
+Both sides of a figure run interleaved in one run, and the result is the median of the pairs' ratios. If that is by the
+clock, the ratio of CPU time follows, for which other programs on the machine matter less. It prints a table, writes
+benchmarks/out/NAME.json, and exits 1 if a bar does not hold.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Synchronous training of two ranks, a core and a thread each: against the same two without exchange, and against DDP.
 
-Samovar's sides, with the exchange and without, are in the same two processes; DDP's are in two others, since a user of
-plain torch has malloc as it is. Sides make blocks of steps in turn, while the others wait, in an order drawn anew for
-each block; what is under way at a block's end counts. All read random numbers of a fixed batch. DDP gets the bucket
-size that serves it best. The first update of every side is compared with that of one process with the whole batch.
+Samovar's sides, with the exchange and without, are in the same two processes. DDP's are in two others, since plain
+torch does not change malloc. Sides make blocks of steps in turn, in a random order, while the others wait. A block
+includes the end of its last exchange. All read random numbers of a fixed batch. DDP gets the bucket size that is best
+for it. The first update of every side is compared with that of one process with the whole batch.
 """
 
 import os

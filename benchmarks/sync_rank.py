@@ -2,12 +2,16 @@
 
     sync_rank.py JOB
 
-JOB is JSON: the net's folder, the shape of a rank's batch, this rank's place, and the sides: `off` (ranks do not
-exchange), `none`, `backward:BYTES`, `full:BYTES` (Samovar's overlaps), `alone` (one worker with all ranks' samples),
-`ddp:MB` (the same net of stock torch modules under DistributedDataParallel on gloo), `torch:THREADS` (the same in one
-process with all ranks' samples). The first step of each side is made without dropout; `torch` writes its update to the
-file `moves`, from which those of sides that learn from all samples must not differ. Answers when it is ready, then
-serves (see `turns.py`); at the end it answers with a digest of each side's weights.
+JOB is JSON: the net's folder, the shape of a rank's batch, this rank's place, and the sides:
+
+- `off`: ranks do not exchange. `none`, `backward:BYTES`, `full:BYTES`: Samovar's overlaps.
+- `alone`: one worker with all ranks' samples.
+- `ddp:MB`: the same net of stock torch modules under DistributedDataParallel on gloo.
+- `torch:THREADS`: the same in one process with all ranks' samples.
+
+The first step of each side is made without dropout. `torch` writes its update to the file `moves`; sides that learn
+from all samples must make the same update. The program answers when it is ready, then serves (see `turns.py`). At the
+end it answers with a digest of each side's weights.
 """
 
 import json
@@ -68,7 +72,7 @@ class Ddp(Theirs):
 
 
 class Threaded(Theirs):
-    """The plain loop on so many threads."""
+    """The plain loop on `num_threads` threads."""
 
     def __init__(self, task: Task, name: str) -> None:
         super().__init__(task, Ours(task, "fp32"))
@@ -108,7 +112,7 @@ def opener_of(job: dict[str, Any]) -> Callable[[str], Side]:
 
 
 def first_update(name: str, side: Side, moves: Path) -> None:
-    """Make it; write it, or compare it with what was written, but for a rank that learns from its own samples alone."""
+    """Make the first update, then write or compare it, except on a rank that learns from its own samples alone."""
     _, found = first_step(side)
     if name.startswith("torch"):
         np.savez(moves, *found)

@@ -1,7 +1,7 @@
-"""What measuring where a step's time goes adds to the step, with `--trace` off.
+"""The cost of measuring the parts of a step, with `--trace` off.
 
-The same worker makes steps with its laps and without them, in turn, in one process. What it does to measure, and what
-is made of it, is also timed by itself and added to the step without: that is the steadier of the two, and has the bar.
+The same worker makes steps with its laps and without them, in turn, in one process. The work of measuring is also timed
+by itself, and added to the step without laps. That figure is the steadier of the two, and has the bar.
 """
 
 from figures import Figure, compare, compare_both

@@ -1,9 +1,9 @@
-"""One worker that makes steps with and without measuring them, on request, and what measuring takes by itself.
+"""One worker that makes steps with and without measuring them, on request, and the time of measuring by itself.
 
     times_rank.py JOB
 
-JOB is JSON: the net's folder, a cpu, the shape of a batch. Serves `laps` and `bare` (see `turns.py`); at the end it
-answers with the number of laps of a step, and the seconds that these and what is made of them take.
+JOB is JSON: the net's folder, a cpu, the shape of a batch. It serves `laps` and `bare` (see `turns.py`). At the end it
+answers with the number of laps of a step, and the seconds that these and their report take.
 """
 
 import json
@@ -71,7 +71,7 @@ class Measured:
 
 
 def measuring_s(kinds: list[str]) -> float:
-    """What a rank 0 of two does in a step to measure it, and to see where time goes and who is late."""
+    """The work of rank 0 of two to measure a step: its laps, and the search for late ranks."""
     laps, spent, stragglers = Laps(), TimeSpent("larger batches"), StragglerWatch()
     arrivals_s = np.array([1.0, 1.001])
     seconds = []

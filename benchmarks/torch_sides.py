@@ -62,7 +62,7 @@ class Side:
         """Complete what is under way, so that the link is free for others; nothing here."""
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """The weights that count stand in the net; all ranks must come."""
+        """Inside, the net has the evaluated weights; all ranks must enter."""
         return nullcontext()
 
 
@@ -97,11 +97,11 @@ class Replicated(Side):
 
 
 class AtCenter(Side):
-    """Workers that share a center; where the center adds up steps, the momentum is the center's, if anybody's.
+    """Workers that share a center. If the center adds up steps, only the center may have momentum.
 
-    Their rate then makes up for what momentum would have given, as in `samovar train`.
+    Without it, the rate makes up for the missing momentum, as in `samovar train`.
 
-    `collectives` hold this rank's weights, and carry turns where there are any.
+    `collectives` hold this rank's weights, and carry turns, if any.
     """
 
     def __init__(

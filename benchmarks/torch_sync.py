@@ -1,6 +1,6 @@
 """A torch loop in two processes on one host: `sync` against DDP on gloo, and against the same two without exchange.
 
-Each side has processes of its own, because what one leaves in malloc's heap costs or saves another its page faults.
+Each side has its own processes, because memory that one leaves in malloc's heap changes the page faults of another.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     torch_sync_rank.py JOB
 
-JOB is JSON: the side, the net, this rank's place, and where ranks meet. Answers when it is ready, then serves (see
-`turns.py`); at the end rank 0's weights stand in the file that the job names.
+JOB is JSON: the side, the net, this rank's place, and the ranks' meeting point. It answers when it is ready, then
+serves (see `turns.py`). At the end the file that the job names holds rank 0's weights.
 """
 
 import json

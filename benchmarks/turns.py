@@ -1,4 +1,4 @@
-"""What rank programs share: they begin together, make steps on request, and answer in lines of JSON."""
+"""Code that rank programs share: they begin together, make steps on request, and answer in lines of JSON."""
 
 import json
 import sys
@@ -37,9 +37,9 @@ def answer(value: object) -> None:
 
 
 def serve(sides: Mapping[str, Stepping]) -> None:
-    """For each line SIDE STEPS of the input, make these; answer with the seconds, and those that were computed.
+    """For each line SIDE STEPS of the input, make these steps; answer with the seconds, and the CPU seconds.
 
-    The second leaves out other processes' turns on the core, and waiting for other ranks but for its spinning.
+    CPU seconds leave out other processes' turns on the core, and waiting for other ranks, except its spinning.
     """
     for line in sys.stdin:
         name, num_steps = line.split()

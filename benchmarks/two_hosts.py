@@ -1,9 +1,12 @@
 """Two hosts on a slow link, one rank each, against DDP on gloo of the same net in the same run. Needs root.
 
-`two-hosts` is sync-easgd every 8 steps, `two-hosts-gradients` sync, which takes factors by itself, without compression
-and with it, `two-hosts-box` shm-easgd every 8 steps at a box on the first host, `two-hosts-accuracy` sync-easgd until
-LeNet knows MNIST. Both sides hold their nets in the same processes and take turns; the slower rank's time counts. Ranks
-end with finite and equal weights.
+- `two-hosts`: sync-easgd every 8 steps.
+- `two-hosts-gradients`: sync, which sends factors by default, without compression and with it.
+- `two-hosts-box`: shm-easgd every 8 steps at a box on the first host.
+- `two-hosts-accuracy`: sync-easgd until LeNet knows MNIST.
+
+Both sides hold their nets in the same processes and take turns; the slower rank's time counts. Ranks end with finite
+and equal weights.
 """
 
 import math
@@ -28,7 +31,7 @@ Settings = Mapping[str, Any]
 
 OURS, THEIRS = "ours", "theirs"
 SYNC_EASGD = {"kind": "replicated", "strategy": "sync-easgd", "sync_period_steps": PERIOD, "overlap": "period"}
-# ShmCaffe's order: the read does not wait for the push, so that the link carries both at once.
+# ShmCaffe's order: the read does not wait for the push, so the link carries both at once.
 SHM_EASGD = {"kind": "center", "strategy": "shm-easgd", "sync_period_steps": PERIOD, "read_first": True}
 # By codec, least ratio.
 GRADIENT_BARS = {"none": 1.25, "bf16": 1.5}
@@ -39,7 +42,7 @@ STEPS_TO_A_TEST, MOST_STEPS = 100, 6000
 
 @dataclass(frozen=True)
 class Link:
-    """Its rate, and how many steps of each side make a block, how many pairs of blocks a figure."""
+    """A link's rate, the steps of a block, and the pairs of blocks of a figure."""
 
     rate: str
     our_steps: int
@@ -71,7 +74,7 @@ def speed(link: Link, ours: Settings, short: bool) -> Figure:
 
 
 def run_gradients(short: bool = False) -> list[Figure]:
-    """Against DDP with the bucket size that is the faster one here; two nets at a time, for the memory's sake."""
+    """Sync against DDP with its faster bucket size; two nets at a time, to save memory."""
     found = {size: gradients("none", size, replace(GRADIENTS, num_pairs=2), short) for size in DDP_BUCKETS_MIB}
     best = max(found, key=lambda size: median(found[size][THEIRS]))
     figures = []
@@ -118,7 +121,7 @@ def pair_of_ranks(rate: str, job: Mapping[str, Any], sides: Mapping[str, Setting
 
 
 def verify(side: str, found: list[dict[str, Any]]) -> None:
-    """Finite weights, the same on both ranks; at a center, both have moved it, and every update is there once."""
+    """Check for finite weights, the same on both ranks; at a center, that it has every update of both."""
     if not all(rank["is_finite"] for rank in found):
         raise SystemExit(f"{side}: the weights are not finite")
     if len({rank["sha256"] for rank in found}) != 1:
@@ -148,10 +151,7 @@ def run_accuracy(mnist: Path | None, short: bool = False) -> list[Figure]:
 def seconds_to(
     goal: float, side: str, ranks: Ranks, steps_to_a_test: int = STEPS_TO_A_TEST, most_s: float = math.inf
 ) -> tuple[float, int, float]:
-    """Training seconds, and steps of a rank, until the test images are named right, or `most_s` are over; how many are.
-
-    Testing is not counted.
-    """
+    """Training seconds, and steps of a rank, until the goal or `most_s`, with the accuracy; testing is not counted."""
     spent_s, steps, accuracy = 0.0, 0, 0.0
     while accuracy < goal and spent_s < most_s:
         if steps >= MOST_STEPS:
@@ -164,7 +164,7 @@ def seconds_to(
 
 
 def data_of(mnist: Path | None, short: bool) -> str:
-    """What `images.Images` takes."""
+    """The arguments of `images.Images`."""
     if short:
         return DIGITS
     if mnist is None:

@@ -1,4 +1,4 @@
-"""What all tests share: the leak check, the folders of recorded data, and the slow ones left out."""
+"""Fixtures of all tests: the leak check, the folders of recorded data, and the slow ones left out."""
 
 import importlib.util
 import signal
@@ -76,7 +76,7 @@ def load_tool() -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def golden_folder(request: pytest.FixtureRequest) -> Path:
-    """What BVLC Caffe computed, recorded once."""
+    """The recorded results of BVLC Caffe."""
     return _folder(request.config.getoption("--golden"), "golden", "--golden")
 
 

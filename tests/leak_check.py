@@ -23,7 +23,7 @@ _HARMLESS_TARGETS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/nvidia", 
 
 @dataclass(frozen=True)
 class Belongings:
-    """What this test process and its descendants hold at one moment."""
+    """The resources that this test process and its descendants hold at one moment."""
 
     processes: frozenset[psutil.Process]
     threads: frozenset[threading.Thread]
@@ -45,7 +45,7 @@ def mark_descendants() -> None:
 
 
 def take_stock() -> Belongings:
-    """What is there now."""
+    """The resources that exist now."""
     return Belongings(
         frozenset(_descendants()),
         frozenset(thread for thread in threading.enumerate() if thread.is_alive()),
@@ -57,7 +57,7 @@ def take_stock() -> Belongings:
 def leftovers(before: Belongings, grace_s: float) -> list[str]:
     """A sentence for each thing that is there now and was not `before`, once `grace_s` have passed.
 
-    What is just ending has that long to be gone.
+    A resource that is just ending has that long to go.
     """
     deadline_s = time.monotonic() + grace_s
     after = take_stock()

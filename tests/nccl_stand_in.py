@@ -71,5 +71,5 @@ class StandInWork:
 
 
 def stand_in_nccl(library: Gloo, quiet_s: float) -> Nccl:
-    """What `JobStore.nccl` gives, on a stand-in."""
+    """The result of `JobStore.nccl`, on a stand-in."""
     return Nccl(StandIn(library), DEVICE, quiet_s)

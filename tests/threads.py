@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def on_threads(world_size: int, work: Callable[[ShmTransport], Result]) -> list[Result]:
-    """What `work` returns on each rank, in their order."""
+    """The results of `work` on all ranks, in their order."""
     descriptor = create_segment(world_size)
     transports = [ShmTransport(descriptor, Group(rank, world_size), oversubscribed=True) for rank in range(world_size)]
     try:

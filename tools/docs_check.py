@@ -23,7 +23,7 @@ CODE = re.compile(r"^```[a-z ]*\n(.*?)^```|^(    \S[^\n]*)$", re.MULTILINE | re.
 def main() -> int:
     problems = [problem for path in documents() for problem in check(path)]
     if strategy_tables.source() != strategy_tables.OURS.read_text(encoding="utf-8"):
-        problems.append(f"{strategy_tables.OURS.relative_to(ROOT)}: is out of date: `make tables` writes it anew")
+        problems.append(f"{strategy_tables.OURS.relative_to(ROOT)}: is out of date: run `make tables`")
     print("\n".join(problems) if problems else "documents: links and commands are good")
     return 1 if problems else 0
 
@@ -36,7 +36,7 @@ def check(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     name = path.relative_to(ROOT)
     is_stale = strategy_tables.with_tables(text) != text
-    stale = [f"{name}: a table is out of date: `make tables` writes it anew"] if is_stale else []
+    stale = [f"{name}: a table is out of date: run `make tables`"] if is_stale else []
     broken = [f"{name}: no such file: {link}" for link in LINK.findall(text) if not (path.parent / link).exists()]
     code = "\n".join(fenced or indented for fenced, indented in CODE.findall(text))
     return broken + stale + [f"{name}: {problem}" for command in COMMAND.findall(code) for problem in wrong(command)]
@@ -54,7 +54,7 @@ def wrong(command: str) -> list[str]:
 
 
 def own_words(words: list[str]) -> list[str]:
-    """Without what `samovar run` hands on to the script."""
+    """The words without those that `samovar run` passes to the script."""
     if words[1:2] != ["run"]:
         return words
     script = next((place for place, word in enumerate(words) if word.endswith(".py") or words[place - 1] == "-m"), -1)

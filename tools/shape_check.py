@@ -16,14 +16,14 @@ from pathlib import Path
 PACKAGE = "samovar"
 MOST_FILES, MOST_LINES = 330, 48_000
 MOST_COMMAND_FILES = 22
-# What is there once: a call or a name, and the files, or rooms, that may have it.
+# Calls and names that exist once, with the files or rooms that may have them.
 ONCE = {
     "worker.step": ("the training loop", {"training/loop"}),
     "finish_step": ("a driver of a step", {"strategies", "training", "api"}),
     "updated": ("a driver of a step", {"strategies", "api"}),
     "Readiness": ("membership", {"strategies", "membership"}),
 }
-# Programs that a process starts as `python -m MODULE`: what they import is not imported by who starts them.
+# Programs that a process starts as `python -m MODULE`: the process that starts them does not import their modules.
 PROGRAMS = {"samovar.training.rank"}
 _MODULE_NAME = re.compile(rf"{PACKAGE}(\.\w+)+")
 
@@ -40,12 +40,12 @@ def check(root: Path, trees: Trees | None = None) -> list[str]:
 
 
 def counts(trees: Trees) -> str:
-    """How large the package is."""
+    """The size of the package."""
     return f"{_num_lines(trees):,} lines of Python in {len(trees)} files, {len(_commands(trees))} of them in cli/"
 
 
 def _parsed(source: Path) -> dict[str, tuple[Path, ast.Module]]:
-    """By dotted name."""
+    """The modules by dotted name."""
     paths = {".".join(path.relative_to(source).with_suffix("").parts): path for path in sorted(source.rglob("*.py"))}
     return {
         name.removesuffix(".__init__"): (path, ast.parse(path.read_text(encoding="utf-8")))
@@ -64,7 +64,7 @@ Found = Iterator[tuple[Path, int, str]]
 
 
 def _repeated_classes(trees: Trees) -> Found:
-    """A name says one thing: protocols apart, which describe what others are."""
+    """Two classes with one name; protocols may share the name of a class."""
     borne = defaultdict(list)
     for path, tree in trees.values():
         for node in ast.walk(tree):
@@ -72,18 +72,18 @@ def _repeated_classes(trees: Trees) -> Found:
                 borne[node.name].append((path, node.lineno))
     for name, places in borne.items():
         for path, line in places[1:]:
-            yield path, line, f"class {name} is there already, in {places[0][0].name}; give this one a name of its own"
+            yield path, line, f"class {name} already exists in {places[0][0].name}; give this one another name"
 
 
 def _cycles(trees: Trees) -> Found:
-    """Modules that import each other, over others too."""
+    """Modules that import each other, also through others."""
     reached: dict[str, set[str]] = {name: set(_imports(name, trees)) for name in trees}
     for through in trees:
         for found in reached.values():
             if through in found:
                 found.update(reached[through])
     for name in (name for name, found in reached.items() if name in found):
-        yield trees[name][0], 1, "imports itself, over modules that it imports: move what both need to a third"
+        yield trees[name][0], 1, "imports itself through other modules: move what both need to a third module"
 
 
 def _imports(module: str, trees: Trees) -> Iterator[str]:
@@ -99,12 +99,12 @@ def _imports(module: str, trees: Trees) -> Iterator[str]:
 
 
 def _counts(name: str | None, trees: Trees) -> bool:
-    """The package itself gives its API when it is asked, by name."""
+    """The package's lazy imports, which name modules in strings."""
     return name in trees and name != PACKAGE
 
 
 def _named_modules(trees: Trees, rooms: Mapping[str, int]) -> Found:
-    """A module that is named in a string is imported, only later: it must be there, and follow the picture."""
+    """A module that a string names is imported later: it must exist and follow the import direction."""
     for module, (path, tree) in trees.items():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
@@ -113,7 +113,7 @@ def _named_modules(trees: Trees, rooms: Mapping[str, int]) -> Found:
             if not _MODULE_NAME.fullmatch(named) or named in PROGRAMS or named.endswith(".log"):
                 continue
             if named not in trees:
-                yield path, node.lineno, f"names {named}, which is no module"
+                yield path, node.lineno, f"names {named}, which does not exist"
             elif module != PACKAGE and _row(named, rooms) < _row(module, rooms):
                 yield path, node.lineno, f"names {named}, to the left of its own room"
 
@@ -130,7 +130,7 @@ def _twice(trees: Trees) -> Found:
 
 
 def _mentioned(node: ast.expr) -> Iterator[str]:
-    """`worker.step` and `step` of a call `self._worker.step(...)`; a name that stands before a dot."""
+    """`worker.step` and `step` of a call `self._worker.step(...)`; the names before and after a dot."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         yield node.func.attr
         yield f"{ast.unparse(node.func.value).rpartition('.')[2].lstrip('_')}.{node.func.attr}"

@@ -1,13 +1,18 @@
-"""Plans, steps and centers on simulated machines: many seeds, one seed again, or how long many ranks take.
+"""Run plans, steps and centers on simulated machines: many seeds, one seed again, or the time of many ranks.
 
     python tools/simulate.py --seeds N [--first-seed S] [--of KIND]      exits 1 at the first seed that fails
     python tools/simulate.py --of KIND --seed S [--collective NAME ...]  one seed, as a failing one prints it
     python tools/simulate.py --ranks P [--runs N] [--collective NAME] [--bytes N]
 
-A seed plays one case of each kind: `plans`, any collective in the Python executor; `native`, the same in the native
-core, operation by operation; `steps`, some steps of `sync`; `centers`, workers at a center of window verbs, and
-`mapped`, at the native one; `sessions`, ranks that come to a center, fill it or wait. The last line times the simulator
-itself: unsegmented all-reduces, bytes only counted.
+A seed runs one case of each kind:
+
+- `plans`: any collective in the Python executor.
+- `native`: the same in the native core, operation by operation.
+- `steps`: some steps of `sync`.
+- `centers`: workers at a center of window verbs. `mapped`: the same at the native center.
+- `sessions`: ranks that come to a center, fill it or wait.
+
+The last command times the simulator itself, with unsegmented all-reduces that only count bytes.
 """
 
 import argparse
@@ -44,7 +49,7 @@ PROGRESS_EVERY = 1000
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of case: what a seed draws, and what plays it."""
+    """A kind of case: the settings that a seed draws, and the function that runs it."""
 
     case: Any
     play: Callable[[Any], SimRun[Any]]
@@ -88,14 +93,14 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen(kind: str, options: argparse.Namespace) -> object:
-    """What the seed draws, where no option of a field's name says otherwise."""
+    """The settings that the seed draws, unless an option of a field's name sets one."""
     case = KINDS[kind].case.of_seed(options.seed)
     given = {field.name for field in fields(case)} & vars(options).keys()
     return replace(case, **{name: getattr(options, name) for name in given})
 
 
 def play_all(wanted: Sequence[tuple[str, object]]) -> int:
-    """Stops at the first case that fails, and says how to repeat it."""
+    """Stop at the first case that fails, and print the command that repeats it."""
     began_s = time.monotonic()
     num_messages = 0
     for index, (kind, case) in enumerate(wanted, start=1):
@@ -119,8 +124,8 @@ def show_timing(collective: str, num_ranks: int, num_runs: int, num_bytes: int) 
     taken_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_began_s
     print(
         f"{num_runs} all-reduces ({collective}) of {num_bytes} counted bytes on {num_ranks} ranks: {taken_s:.1f} s "
-        f"({cpu_s:.1f} s of one core) for {run.num_messages} messages; "
-        f"simulated: {run.seconds / num_runs:.6f} s per all-reduce; events {run.event_hash[:16]}"
+        f"({cpu_s:.1f} s of one core) for {run.num_messages} messages, "
+        f"simulated: {run.seconds / num_runs:.6f} s per all-reduce, events {run.event_hash[:16]}"
     )
     return 0
 

@@ -1,9 +1,9 @@
-"""The house rules that no linter knows: size, and what may not stand in the package at all.
+"""Check house rules that no linter knows: the size of functions and files, and code that the package may not hold.
 
     python tools/size_check.py [ROOT]
 
-Prints `path:line: what is wrong` and exits 1 if there is anything. There are no exceptions to list:
-what is too long wants dividing.
+Prints `path:line: what is wrong` and exits 1 if there is anything. There is no list of exceptions: divide what is too
+long.
 """
 
 import ast
@@ -95,7 +95,7 @@ def _late_imports(tree: ast.AST) -> Iterator[Finding]:
     inside = {node for function in functions for node in ast.walk(function)}
     for node in inside:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node.lineno, "import inside a function; imports stand at the top, where a reader sees them"
+            yield node.lineno, "import inside a function; move it to the top of the file, where a reader sees it"
 
 
 def _barred(tree: ast.AST) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def _name_tests(tree: ast.AST, strategies: set[str]) -> Iterator[Finding]:
 
 
 def _takes_weights_only(called: str, node: ast.Call) -> bool:
-    """torch.load(..., weights_only=True), written out: it makes tensors and plain containers, and calls nothing."""
+    """Whether it is torch.load(..., weights_only=True), which makes tensors and plain containers, and calls nothing."""
     values = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
     return called == "torch.load" and any(isinstance(v, ast.Constant) and v.value is True for v in values)
 
@@ -132,11 +132,11 @@ def _environment_reads(tree: ast.AST) -> Iterator[Finding]:
     barred = {f"os.{name}" for name in ENVIRONMENT_NAMES}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name) and _dotted(node, names) in barred:
-            yield node.lineno, f"reads the environment; only {ENVIRONMENT_READER} does, and hands it on"
+            yield node.lineno, f"reads the environment; only {ENVIRONMENT_READER} may, and passes it on"
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
-    """Local name to what it stands for: `import torch as t` gives t: torch."""
+    """Each local name with its full name: `import torch as t` gives t: torch."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -153,7 +153,7 @@ def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """`torch.load` for that expression, through import aliases; "" for anything but names and dots."""
+    """`torch.load` for that expression, through import aliases; "" for anything except names and dots."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):

@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def train(out: str, *arguments: str, quiet: bool = False) -> dict[str, float]:
-    """Train the digits solver, anew each time; the run's result.json."""
+    """Train the digits solver from the start; return the run's result.json."""
     shutil.rmtree(out, ignore_errors=True)
     solver = str(FOLDER / "digits_solver.prototxt")
     run("train", "--solver", solver, "--threads-per-worker", "1", "--out", out, *arguments, quiet=quiet)

@@ -1,4 +1,4 @@
-"""Writes the zoo's prototxts: `python generate.py [FOLDER]`, by default beside this file."""
+"""Write the zoo's prototxts: `python generate.py [FOLDER]`, by default into this file's folder."""
 
 import sys
 from pathlib import Path

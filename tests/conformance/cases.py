@@ -102,7 +102,7 @@ def cases() -> list[Case]:
 
 @lru_cache(maxsize=1024)
 def contribution(rank: int, run: int, size: int, dtype: str) -> Array:
-    """What a rank brings: values whose sums are rounded, so that another order gives other bits."""
+    """The input of a rank: values whose sums are rounded, so that another order gives other bits."""
     generator = np.random.Generator(np.random.Philox(key=[rank, run]))
     values = (generator.standard_normal(size) * 10.0 ** generator.integers(-3, 4, size)).astype(dtype)
     values.flags.writeable = False

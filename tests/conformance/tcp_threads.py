@@ -27,7 +27,7 @@ def key() -> Key:
 
 
 def on_tcp(world_size: int, work: Callable[[TcpTransport], Result], *, needs_memory: bool = False) -> list[Result]:
-    """What `work` returns on each rank, in their order."""
+    """The results of `work` on all ranks, in their order."""
     listeners = [listen() for _ in range(world_size)]
     addresses = [address_of(listener) for listener in listeners]
     config = TcpConfig("threads", TIMEOUT_S)

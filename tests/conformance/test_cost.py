@@ -1,4 +1,4 @@
-"""What `cost` counts equals what each plan's documentation states."""
+"""`cost` counts the steps and bytes that each plan's documentation states."""
 
 from functools import partial
 from math import ceil, log2

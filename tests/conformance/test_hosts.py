@@ -33,7 +33,7 @@ CONFIGS = {
 
 
 def on_hosts(work: Callable[[HostsTransport], Result]) -> list[Result]:
-    """What `work` returns on each rank, in their order; a thread each, two on each of two "hosts"."""
+    """The results of `work` on all ranks, each a thread, two on each of two "hosts"."""
     with ExitStack() as closing:
         segments = [create_segment(len(host)) for host in HOSTS]
         for segment in segments:
@@ -102,7 +102,7 @@ def test_verbs_reach_ranks_of_this_host_and_of_others() -> None:
 
 
 def olds_of(changes: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, ...]:
-    """What each rank finds in a word that was 1, if they change it in that order."""
+    """The value that each rank finds in a word that was 1, if they change it in that order."""
     return tuple((1 + sum(changes[other] for other in order[: order.index(rank)])) % 2**64 for rank in sorted(order))
 
 

@@ -1,4 +1,4 @@
-"""What a mutated input is, and the blind ways of damaging one."""
+"""A mutated input, and the blind ways of damaging one."""
 
 import random
 from collections.abc import Callable, Iterator

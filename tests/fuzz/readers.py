@@ -52,7 +52,7 @@ def read_solver(path: Path) -> None:
 
 
 def inspect(path: Path) -> None:
-    """What `samovar inspect` does, whose refusals are not those of the commands that use a file."""
+    """Inspect a file as `samovar inspect`, which refuses other files than the commands that use one."""
     with suppress(InputError):
         describe(path, Wanted(values=True))
 

@@ -66,7 +66,7 @@ def assert_all_right(kinds: Sequence[str], folder: Path) -> None:
 
 
 def read_all(kinds: Sequence[str], folder: Path) -> list[Told]:
-    """What the program tells of each case; the last one may lack its outcome."""
+    """The program's report of each case; the last one may lack its outcome."""
     ended = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.reader_program", *kinds],
         cwd=folder,

@@ -62,7 +62,7 @@ def start_endless(hosts: Pair, ranks_per_host: tuple[int, int], **variables: str
 
 
 def error_of(rank: "subprocess.Popen[str]", end_s: float) -> str:
-    """What the rank says at its end, which must be an orderly one."""
+    """The last words of the rank, which must end in order."""
     _, errors = rank.communicate(timeout=end_s)
     assert rank.returncode == 3, errors
     error = errors.splitlines()[-1]

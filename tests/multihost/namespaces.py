@@ -29,7 +29,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Traffic:
-    """What an interface has sent so far."""
+    """The bytes that an interface has sent so far."""
 
     packets: int
     num_bytes: int
@@ -64,7 +64,7 @@ class NamespaceHost:
         return process
 
     def traffic(self) -> Traffic:
-        """Counted by the interface; what was sent twice, by TCP."""
+        """Counted by the interface; bytes sent twice are counted by TCP."""
         answer = _ip("-n", self.name, "-s", "-j", "link", "show", "dev", INTERFACE)
         sent = json.loads(answer)[0]["stats64"]["tx"]
         names, values = (

@@ -1,4 +1,4 @@
-"""Whatever happens to a rank or to the cable, all others end in time and say who did not answer."""
+"""If a rank or the cable fails, all others end in time and name the rank that did not answer."""
 
 import re
 import signal

@@ -44,7 +44,7 @@ def start(hosts: Pair, ranks_per_host: tuple[int, int], words: tuple[str, ...], 
 
 
 def results(job: Job) -> list[dict[str, Any]]:
-    """What each rank found, by strategy, where all end well."""
+    """The findings of each rank, by strategy, when all end well."""
     outputs = [rank.communicate(timeout=END_S) for rank in job]
     for rank, (_, errors) in zip(job, outputs, strict=True):
         assert rank.returncode == 0, errors
@@ -81,7 +81,7 @@ def require_conserved(ranks: list[dict[str, Any]], *, adds_steps: bool) -> None:
 
 
 def made(ranks: range) -> float:
-    """What all steps of these ranks added to each weight."""
+    """The sum that all steps of these ranks added to each weight."""
     return float(sum(number * (1 + 4 * rank) for rank in ranks for number in range(1, STEPS + 1)))
 
 

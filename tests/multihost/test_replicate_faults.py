@@ -47,7 +47,7 @@ def start_endless(hosts: Pair, strategy: str) -> Job:
 
 
 def assert_named(error: str, rank: int, victim: int) -> None:
-    """Who says it, which operation, for how many seconds, and whom it waits for."""
+    """The rank that says it, its operation, the seconds, and the rank that it waits for."""
     assert error.startswith(f"rank {rank} on "), error
     assert re.search(r"(all-reduce|all-gather|broadcast) '|: records: ", error), error
     assert re.search(r"(within|after) \d+\.\d s", error), error

@@ -81,7 +81,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it has said on stdout so far."""
+        """Its output on stdout so far."""
         return self._files[0].read_text()
 
     def send(self, number: signal.Signals) -> None:
@@ -104,7 +104,7 @@ class Command:
         return process
 
     def until(self, condition: Callable[[], Found], what: str, timeout_s: float = TIMEOUT_S) -> Found:
-        """What `condition` gave when it was first true; the command must not end before.
+        """The first true result of `condition`; the command must not end before.
 
         It need be true at one look alone: what it sees, a file being written, say, may be over at the next.
         """

@@ -1,4 +1,4 @@
-"""What tests of whole runs share."""
+"""Fixtures for tests of whole runs."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One rank that joins its job: `join_program.py WHAT [TIMEOUT_S]`; who it is stands in its environment.
+"""One rank that joins its job: `join_program.py WHAT [TIMEOUT_S]`; its environment names it.
 
 With a limit it says "here" first, and joins when it is given a line: others may take long to start.
 

@@ -1,4 +1,4 @@
-"""What a run may leave behind nowhere but in its run folder: processes, half-written files."""
+"""Leftovers of a run outside its run folder: processes, half-written files."""
 
 import os
 from collections.abc import Iterable

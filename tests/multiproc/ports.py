@@ -9,7 +9,7 @@ from contextlib import contextmanager
 def reserved_port() -> Iterator[int]:
     """A port of loopback where whoever is told of it may listen, and again after its end; nobody else is given it.
 
-    What holds it never listens, and has SO_REUSEADDR, as every server here.
+    Its holder never listens, and has SO_REUSEADDR, as every server here.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

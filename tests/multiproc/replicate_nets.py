@@ -31,7 +31,7 @@ def batches(rank: int, count: int, size: int = 4) -> Iterator[Batch]:
 
 
 def whole_batches(world_size: int, count: int) -> Iterator[Batch]:
-    """What all ranks' `batches` are together."""
+    """All ranks' `batches` together."""
     for parts in zip(*(batches(rank, count) for rank in range(world_size)), strict=True):
         yield torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 

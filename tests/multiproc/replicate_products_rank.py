@@ -134,7 +134,7 @@ def large_rows(process_group: ProcessGroup) -> Any:
 
 
 def noted(scenario: Callable[[ProcessGroup], Any], least_bytes: int | None = 0) -> Callable[[ProcessGroup], Any]:
-    """What the scenario returns, and the matrices whose gradients were made in the buffer."""
+    """The scenario's result, and the matrices whose gradients were made in the buffer."""
 
     def run(process_group: ProcessGroup) -> Any:
         made: set[str] = set()

@@ -33,9 +33,9 @@ _failed: dict[tuple[object, ...], str] = {}
 
 
 def run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[Any]]:
-    """What every rank returned, scenario by scenario, in rank order; {"error": traceback} where it raised.
+    """The results of every rank, by scenario, in rank order; {"error": traceback} if it raised.
 
-    What failed as a whole is not started again, and fails at once: many tests ask for the same.
+    A program that failed as a whole is not started again: many tests ask for the same one.
     """
     key = (module, world_size, *arguments)
     if key in _failed:
@@ -72,14 +72,14 @@ def _run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[
 
 
 def succeeded(results: Mapping[str, list[Any]], name: str) -> list[Any]:
-    """What every rank returned in a scenario; fails with the traceback of the first that raised."""
+    """The results of every rank in a scenario; fails with the traceback of the first that raised."""
     for result in results[name]:
         assert "error" not in result, result["error"]
     return results[name]
 
 
 def _outputs(ranks: Sequence[subprocess.Popen[str]], timeout_s: float) -> list[str]:
-    """What the ranks wrote; fails with the errors of the first that fails."""
+    """The files of the ranks; fails with the errors of the first that fails."""
     with ThreadPoolExecutor(len(ranks)) as threads:
         waiting = [threads.submit(process.communicate, timeout=timeout_s) for process in ranks]
         for done in as_completed(waiting):

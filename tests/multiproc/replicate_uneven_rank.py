@@ -30,7 +30,7 @@ class Uneven(IterableDataset[Batch]):
 
 
 def own_batches(shard: Any) -> Iterator[Batch]:
-    """What the rank gets, without the gaps in it."""
+    """The batches that the rank gets, without gaps."""
     return (batch for batch in shard if batch is not None)
 
 

@@ -44,7 +44,7 @@ def signalled(process_id: int) -> str:
 
 
 def asked(address: str, kind: int, message: str) -> str:
-    """What the abstract socket `address` hands out; a door that is shut is a refusal."""
+    """The data that the abstract socket `address` gives; a closed socket counts as a refusal."""
     with socket.socket(socket.AF_UNIX, kind) as connection:
         connection.settimeout(_WAIT_S)
         connection.connect(f"\0{address}")

@@ -47,7 +47,7 @@ class Served:
         return ("--box", f"127.0.0.1:{self._port}", "--key-file", self.key)
 
     def members(self) -> list[dict[str, Any]]:
-        """What `samovar box list` tells of the only buffer's members."""
+        """The members of the only buffer, by `samovar box list`."""
         listed = succeed("box", "list", "--box", self.name, "--json", folder=self._folder)
         (buffer,) = json.loads(listed.output)
         members: list[dict[str, Any]] = buffer["members"]

@@ -107,7 +107,7 @@ def test_any_number_of_workers_goes_on_from_a_center(solver: Path, recorded: Pat
     saved = recorded / "snapshots" / f"step_{NUM_STEPS:08}"
     flags = ("--strategy", "shm-easgd", "--snapshot", saved, "--iterations", NUM_STEPS)
     ended = succeed(*arguments_of(solver, *flags, "--out", "out", workers=1), folder=tmp_path)
-    assert "holds the center, from which all start" in ended.errors
+    assert "all workers start from the center that it holds" in ended.errors
     (taken,) = (tmp_path / "out" / "snapshots").glob("step_*")
     assert (taken / "weights.safetensors").read_bytes() == (saved / "weights.safetensors").read_bytes()
     assert result_of(tmp_path / "out")["weights_sha256"] == result_of(recorded)["weights_sha256"]

@@ -201,7 +201,7 @@ def test_workers_stopped_for_ten_seconds_keep_nobody(endless: Path, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_group_comes_back_whole_and_the_other_goes_on(endless: Path, tmp_path: Path) -> None:
-    """Its first rank killed, with the master, and its second; then a rank of the other; no count is lost."""
+    """Kill its first rank, with the master, and its second, and then a rank of the other: no count is lost."""
     out, victims = tmp_path / "out", [0, 1, 2, 0]
     with start(endless, out, "hybrid-easgd", "--group-size", 2) as command, WatchedBox(command) as box:
         wait_for_steps(command, box, range(WORKERS), 5)

@@ -18,7 +18,7 @@ Bad = tuple[Arguments, str]  # a command line, and the pattern of what is said a
 
 @dataclass(frozen=True)
 class Place:
-    """What a case may build on: a scratch folder, its net and solver, the databases, a caffemodel, the command line."""
+    """The ground of a case: a scratch folder, its net and solver, the databases, a caffemodel, the command line."""
 
     folder: Path
     net: Path

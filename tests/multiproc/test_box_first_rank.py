@@ -116,7 +116,7 @@ def test_a_first_rank_that_is_gone_for_good_ends_all_who_wait_for_its_weights(
     assert [ended.return_code for ended in ends] == [3, 3], ends
     assert "rank 0 was killed by signal 9" in ends[0].errors
     assert f"buffer {buffer!r} of the box at" in ends[1].errors
-    assert "gets no first weights: the rank that was to give it some is gone for good" in ends[1].errors
+    assert "gets no first weights: the rank that should write them has ended for good" in ends[1].errors
     assert buffer not in served.names()
 
 

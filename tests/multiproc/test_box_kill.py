@@ -135,7 +135,7 @@ def test_a_server_killed_while_members_work(tmp_path: Path, seed: int, kills: in
 
 
 def work_through_kills(server: Server, rng: random.Random, kills: int) -> list[Worker]:
-    """What the members have come to when the server has been killed so often."""
+    """The members' results after this number of kills of the server."""
     here, there = parse_endpoint(server.box, None), parse_endpoint(f"127.0.0.1:{server.port}", server.key)
     shape = BufferShape(SIZE, max_members=4, chunk_elements=CHUNK)
     assert create_buffer(here, BUFFER, shape, "test", Deadline.after(WAIT_S))

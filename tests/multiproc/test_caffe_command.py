@@ -49,7 +49,7 @@ def test_resume_and_test(net: Path) -> None:
     again = parse_log(resumed.errors)
     assert [row["NumIters"] for row in again.train] == [10, 15]
     assert "Resuming from narrow_iter_10.solverstate" in resumed.errors
-    assert "knows no data position" not in resumed.errors  # `samovar train` warns so; here reading starts anew
+    assert "has no data position" not in resumed.errors  # `samovar train` warns so; here reading starts anew
 
     tested = succeed(
         "caffe", "test", "-model", net, "-weights", "narrow_iter_20.caffemodel", "-iterations", 3, folder=folder
@@ -61,7 +61,7 @@ def test_resume_and_test(net: Path) -> None:
 
 
 def test_two_workers_and_no_snapshot_after_train(net: Path) -> None:
-    """A default solver_mode, GPU, is told of; snapshot_after_train is followed; each worker's loss is in the mean."""
+    """The default solver_mode, GPU, gives a notice; snapshot_after_train works, and the mean has each worker's loss."""
     solver = write_solver(net, 6, display=1, snapshot_after_train="false")
     ended = succeed("caffe", "train", "-solver", solver, "-workers", 2, *ONE_THREAD, folder=net.parent)
     assert "solver_mode is GPU (Caffe's default); this run computes on the CPU" in ended.errors

@@ -57,7 +57,7 @@ class Crowd:
         return process
 
     def sequences(self, index: int) -> npt.NDArray[np.int64]:
-        """What each chunk holds of the row's present incarnation."""
+        """The updates in each chunk by the row's present incarnation."""
         now = self.board.row(index).member.incarnation
         entries = [self.native.entry(chunk, index) for chunk in range(self.native.num_chunks)]
         return np.array([sequence if incarnation == now else 0 for incarnation, sequence, _ in entries])

@@ -47,7 +47,7 @@ def test_the_first_steps_decide_and_a_resumed_run_keeps_to_it(digits: Path, tmp_
     hashes = [result_of(tmp_path / name)["weights_sha256"] for name in ("whole", "rest")]
     assert hashes[0] == hashes[1]
     plain = succeed(*TRAIN, "--solver", solver, "--snapshot", saved, "--out", "plain", folder=tmp_path)
-    assert "what was left out is lost" in plain.output + plain.errors
+    assert "but lose the unsent gradients" in plain.output + plain.errors
 
 
 @pytest.mark.slow
@@ -65,9 +65,9 @@ def test_compressed_differences_go_on_with_the_same_bits_and_carry_their_center_
     succeed(*flags, "--workers", 2, "--snapshot", saved, "--out", "rest", folder=tmp_path)
     assert result_of(tmp_path / "rest")["weights_sha256"] == result["weights_sha256"]
     more = succeed(*flags, "--workers", 3, "--snapshot", saved, "--out", "more", folder=tmp_path)
-    assert "start from its weights, and from no momentum" in more.output + more.errors
+    assert "start from its weights, and from zero momentum" in more.output + more.errors
     plain = succeed(*shared, "--workers", 2, "--snapshot", saved, "--out", "plain", folder=tmp_path)
-    assert "start from its weights, and from no momentum" in plain.output + plain.errors
+    assert "start from its weights, and from zero momentum" in plain.output + plain.errors
 
 
 def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:

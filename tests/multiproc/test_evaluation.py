@@ -62,5 +62,5 @@ def test_a_net_that_reads_nothing_says_so(trained: Path, tmp_path: Path) -> None
     )
     flags = ("--iterations", 1, "--threads-per-worker", 1)
     ended = succeed("test", "--model", net, "--weights", model, *flags, folder=tmp_path)
-    assert "'data' are zeros, so that these outputs measure nothing" in ended.output + ended.errors
+    assert "'data' are zeros, so these outputs measure nothing" in ended.output + ended.errors
     assert "at step" not in ended.output

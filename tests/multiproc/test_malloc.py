@@ -1,4 +1,4 @@
-"""What the user says of malloc stands before what a rank would set."""
+"""The user's settings of malloc come before those of a rank."""
 
 import resource
 from pathlib import Path

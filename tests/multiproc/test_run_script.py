@@ -20,7 +20,7 @@ NAMES = (
 
 
 def told(output: str) -> list[dict[str, str | None]]:
-    """What the ranks printed, in rank order."""
+    """The output of the ranks, in rank order."""
     lines = sorted(line.split(" ", 1) for line in output.splitlines())
     found = [json.loads(text) for _, text in lines]
     assert [prefix for prefix, _ in lines] == [f"[{one['RANK']}]" for one in found]
@@ -105,7 +105,7 @@ def test_wrong_flags(tmp_path: Path, arguments: tuple[object, ...], message: str
 
 
 def test_a_script_is_started_as_by_hand(tmp_path: Path) -> None:
-    """Its arguments are its own, flags of ours included; modules are found beside it; exit codes are natural."""
+    """The script gets all its arguments, also flags like ours, finds modules in its folder, and keeps its exit code."""
     (tmp_path / "folder").mkdir()
     script = tmp_path / "folder" / "script.py"
     (tmp_path / "folder" / "beside.py").write_text("word = 'beside'")
@@ -257,7 +257,7 @@ def test_who_ends_preempted_lets_the_others_save(tmp_path: Path) -> None:
 
 
 def test_signals_are_the_script_s_own_again(tmp_path: Path) -> None:
-    """What Python ignores or blocks in the launcher and its shim does not reach the script."""
+    """Signals that the launcher and its shim ignore or block are normal in the script."""
     text = (
         "print(signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "
         "signal.getsignal(signal.SIGINT) is signal.default_int_handler)"

@@ -32,12 +32,12 @@ def family(command: Command, folder: Path, num_ranks: int = 2) -> list[psutil.Pr
 
 
 def wait_for_ends(processes: list[psutil.Process]) -> None:
-    """What was killed, and is nobody's child here, may take a moment to go, also when its launcher has ended."""
+    """A killed process that is not a child of this one may take a moment to end, even after its launcher."""
     wait_until(lambda: not living(processes), "ranks, what they started, and the guard end")
 
 
 def told(ended: Ended) -> list[str]:
-    """What was said on stderr, but that ranks share a core."""
+    """The lines of stderr, without the notice that ranks share a core."""
     return [line for line in ended.errors.splitlines() if not line.startswith("samovar: warning: ")]
 
 

@@ -1,4 +1,4 @@
-"""What each signal does to a run, sent to the launcher or to a rank."""
+"""The effect of each signal on a run, sent to the launcher or to a rank."""
 
 import os
 import re

@@ -52,7 +52,7 @@ WARNING = "do strangers connect to it?"
 
 @dataclass(frozen=True)
 class Launcher:
-    """What starts the ranks: words of its command, and settings of `Command`."""
+    """The start of the ranks: words of its command, and settings of `Command`."""
 
     words: tuple[object, ...]
     settings: dict[str, Any]
@@ -99,7 +99,7 @@ def attack(port: int) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run."""
+    """The end of a run."""
 
     weights: str
     errors: list[str]

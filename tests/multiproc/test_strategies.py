@@ -84,7 +84,7 @@ def test_other_workers_and_strategies_go_on_from_the_common_weights(solver: Path
         folder=tmp_path,
     )
     assert (
-        "saved by 2 workers with diloco; 1 worker with sync start from its weights, and from no momentum"
+        "saved by 2 workers with diloco; 1 worker with sync start from its weights, and from zero momentum"
         in ended.errors
     )
     (taken,) = (tmp_path / "alone" / "snapshots").glob("step_*")

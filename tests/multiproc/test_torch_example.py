@@ -1,4 +1,4 @@
-"""examples/torch/mnist.py: one file under every launcher, as good as on one rank; resumed; in a queue."""
+"""examples/torch/mnist.py under every launcher: as accurate as one rank, also when it is resumed or queued."""
 
 import difflib
 import os
@@ -40,7 +40,7 @@ def arguments(num_ranks: int, *more: object, epochs: int = NUM_EPOCHS) -> list[s
 
 
 def run_example(command: Sequence[object], folder: Path, environment: dict[str, str] | None = None) -> str:
-    """What a command that must end well prints."""
+    """The output of a command that must succeed."""
     ended = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -134,7 +134,7 @@ def test_every_strategy_learns(example: Path, tmp_path: Path, strategy: str, num
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ASYNC)
 def test_every_strategy_at_a_center_learns(example: Path, tmp_path: Path, strategy: str) -> None:
-    """What counts is what all ranks have in the end; steps of two workers are added up at momentum 0.
+    """The final weights of all ranks count; steps of two workers are added up at momentum 0.
 
     `async-msgd` has momentum 0.8 at the center: a step moves it five times as far.
     """

@@ -146,7 +146,7 @@ def test_a_run_goes_on_where_an_earlier_one_ended(
     succeed(*arguments_of(solver, served.here, buffer, tmp_path / "one", *workers), folder=tmp_path)
     ended = run(*arguments_of(solver, served.here, buffer, tmp_path / "two", "--join"), folder=tmp_path)
     assert ended.return_code == 2
-    assert "has 150 steps behind it, and this one ends at 150; raise --iterations" in ended.error
+    assert "has done 150 steps, and this one ends at 150; raise --iterations" in ended.error
     more = (*workers, "--join", "--iterations", 2 * NUM_STEPS)
     succeed(*arguments_of(solver, served.here, buffer, tmp_path / "three", *more), folder=tmp_path)
     one, three = result_of(tmp_path / "one"), result_of(tmp_path / "three")
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_begin_leaves_no_buffer_behind(
     other, out = f"{buffer}-other", tmp_path / "two"
     ended = run(*arguments_of(solver, served.here, other, out, *flags, "--iterations", 100), folder=tmp_path)
     assert ended.return_code == 2, ended.errors
-    assert "it has 150 steps, the run shall have 100" in ended.error
+    assert "it has 150 steps, but the run ends at 100" in ended.error
     assert other not in LocalBox(served.name).names(Deadline.after(TIMEOUT_S))
 
 
@@ -177,7 +177,7 @@ def test_another_net_or_strategy_is_refused_by_name(
     renamed = write_net(tmp_path, digits)
     renamed.write_text(renamed.read_text().replace('"ip1"', '"hidden"'))
     for solver, more, message in [
-        (wider, (), "holds 8,512 elements, and this net has"),
+        (wider, (), "holds 8,512 elements, but this net has"),
         (write_solver(renamed, NUM_STEPS), (), "holds another net: names or shapes of its parameters differ"),
         (solvers[NUM_STEPS], ("--strategy", "async-sgd"), "is trained with async-easgd, this run has async-sgd; give"),
     ]:

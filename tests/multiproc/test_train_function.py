@@ -39,7 +39,7 @@ def handlers() -> list[object]:
 
 
 def told(output: str) -> list[str]:
-    """What a run shows that is the same each time it runs: no paths, no times."""
+    """The output of a run that is the same each time: without paths and times."""
     lines = [line for line in output.splitlines() if line.startswith(("narrow", "2 workers", "step", "test"))]
     return [re.sub(r"[\d,.]+ samples/s.*| · \d[\d.:]* s\b.*", "", line) for line in lines]
 

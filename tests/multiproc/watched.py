@@ -16,7 +16,7 @@ _DESCRIPTOR = r"--{}=(\d+)"
 
 
 class WatchedBox:
-    """The own box of a run whose rank 0 is there; what it held last can still be read when the run has ended."""
+    """The box of a running run; its last values can still be read after the end of the run."""
 
     def __init__(self, command: Command) -> None:
         words = " ".join(command.wait_for_rank(0).cmdline())
@@ -33,7 +33,7 @@ class WatchedBox:
             os.close(descriptor)
 
     def progress(self, rank: int) -> MemberProgress:
-        """What the rank has posted last."""
+        """The last post of the rank."""
         return self._board.row(rank).progress
 
     def steps(self, rank: int) -> int:

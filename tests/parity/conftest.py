@@ -1,4 +1,4 @@
-"""What parity tests share: the digits, and runs that are trained once a session."""
+"""Fixtures of parity tests: the digits, and runs that are trained once a session."""
 
 from pathlib import Path
 

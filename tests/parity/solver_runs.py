@@ -29,7 +29,7 @@ _BEYOND = 5e-7  # how far over the other value a choice puts one: more than the 
 
 @dataclass(frozen=True, slots=True)
 class Maxima:
-    """What decides on a layer's top: max pooling's windows, (size, stride), and whether ReLU comes then."""
+    """The choices on a layer's top: max pooling's windows, (size, stride), and whether ReLU comes then."""
 
     pooling: tuple[int, int] | None = None
     then_relu: bool = False

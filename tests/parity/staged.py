@@ -64,7 +64,7 @@ class Setting:
 
 
 class Rank:
-    """What a rank of the command line is made of, without its files."""
+    """The parts of a rank of the command line, without its files."""
 
     def __init__(self, path: Path, setting: Setting, transport: Transport, name: str) -> None:
         rank, world_size = transport.group.rank, transport.group.world_size

@@ -1,4 +1,4 @@
-"""What BVLC Caffe read from HDF5 files, and wrote into one; the mean image it computed."""
+"""The data that BVLC Caffe read from HDF5 files and wrote into one, and the mean image that it computed."""
 
 from pathlib import Path
 

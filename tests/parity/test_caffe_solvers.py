@@ -96,7 +96,7 @@ def is_as_recorded(run: Repeated, recorded: list[float]) -> bool:
 def repeated_as_recorded(repeat: Callable[[tuple[Tie, ...]], Repeated], recorded: list[float]) -> Repeated:
     """The run; where its losses depart after a maximum that was near a tie, the run with that one decided otherwise.
 
-    Whatever was chosen, all steps are compared: rounding may make one choice, and nothing else.
+    All steps are compared, after each choice: rounding may only change one choice.
     """
     found = repeat(())
     if is_as_recorded(found, recorded):
@@ -119,7 +119,7 @@ def test_losses_rates_weights_and_histories(name: str, golden_folder: Path) -> N
 
 
 def wrong_after(run: SolverRun, folder: Path, steps_done: int) -> list[str]:
-    """What differs from the recorded weights and state after so many steps."""
+    """The differences from the recorded weights and state after `steps_done` steps."""
     wrong = []
     for recorded in folder.glob(f"snap_iter_{steps_done}.caffemodel*"):
         distance = run.distance_of_weights(recorded)

@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused(digits: Path, tmp_path: Path, flags: tuple
 
 
 def refusal(solver: Path, folder: Path, *flags: object) -> str:
-    """What a run says that ends at once."""
+    """The output of a run that ends immediately."""
     ended = run("train", "--solver", solver, *flags, "--out", folder / "out", folder=folder)
     assert ended.return_code == 2
     return ended.error

@@ -59,7 +59,7 @@ def test_updates_in_parts_give_the_bits_of_updates_on_every_rank(train: Trainer,
 
 @pytest.mark.parametrize("owner", ["spread", pytest.param("root", marks=SLOW)])
 def test_the_same_settings_give_the_same_bits_and_the_solvers_whole_state(train: Trainer, owner: str) -> None:
-    """Each rank keeps histories of its own buckets; what is saved holds everybody's."""
+    """Each rank keeps histories of its own buckets; a snapshot holds those of all ranks."""
     flags = flags_of("full", "auto", "layer")
     if owner != "spread":  # as it is without the flag, in the run of the test above
         flags = (*flags, "--owner", owner)

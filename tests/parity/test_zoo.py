@@ -1,4 +1,4 @@
-"""The zoo: what is written is what the generator makes, sizes and rates are the published ones, and two other
+"""The zoo: the files match the generator, sizes and rates are the published ones, and two other
 programs, OpenCV (from the same files) and onnxruntime (from our export), compute what we compute."""
 
 import math

@@ -1,4 +1,4 @@
-"""What must hold of a box when all its members have ended: each change made once, no promised one missing."""
+"""Checks of a box when all its members have ended: each change made once, no promised one missing."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from tests.unit.box.numpy_host import NumpyBoard, NumpyCenter
 
 
 class Past(Protocol):
-    """What a member did: updates that were acknowledged; of the board what it asked for, and what it was told."""
+    """The record of a member: updates that were acknowledged, its requests to the board, and their answers."""
 
     member: Member
     acknowledged: list[int]
@@ -28,7 +28,7 @@ def check_updates(center: NumpyCenter, clients: Sequence[Past]) -> None:
 
 
 def check_board(board: NumpyBoard, clients: Sequence[Past]) -> None:
-    """Whatever a member changed it changed once, and in its order; what was acknowledged is there."""
+    """Check that each change of a member was made once, in order, and that each acknowledged one exists."""
     assert len(board.changes) == len(set(board.changes)), "a change of the board was made twice"
     for client in clients:
         own = [change for change in board.changes if change in client.asked]

@@ -1,4 +1,4 @@
-"""What goes wrong between members and a box, drawn from a seed."""
+"""Faults between members and a box, drawn from a seed."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Faults:
-    """What this seed does to messages and to those who send them; rates are per message, or per operation."""
+    """The faults of this seed for messages and their senders; rates are per message, or per operation."""
 
     loss: float
     doubling: float

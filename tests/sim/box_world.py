@@ -298,7 +298,7 @@ class Client:
         self.board_request = None
 
     def share(self) -> np.ndarray:
-        """What is its own: of a dead one, corrected by what the center took without its knowing."""
+        """A member's own updates; for a dead one, with those that the center took without its knowledge."""
         share = self.weights.astype(np.int64)
         applied = {
             chunk: difference.astype(np.int64)

@@ -19,7 +19,7 @@ from tests.sim.centers import Parts, WrongOrder, WrongSum
 
 
 class WithoutLocks(WindowCenter):
-    """Who reads a chunk to change it does not keep others off."""
+    """A member that reads a chunk to change it does not lock others out."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, with_locks=False, **settings)
@@ -137,7 +137,7 @@ class WorkerStays(ShmEasgd):
 
 
 class TakenAtOnce(AsyncEasgd):
-    """What comes back is put in the place of the weights, with the steps that were made meanwhile."""
+    """The answer replaces the weights, with the steps that were made meanwhile."""
 
     def drain(self):
         if self._under_way is not None:
@@ -166,7 +166,7 @@ class SentAgain(AsyncEasgd):
 
 
 class OldPull(AsyncSgd):
-    """What a step is measured from is the center before the last."""
+    """A step is measured from the center before the last."""
 
     def _exchange(self):
         before = self._pulled.copy()

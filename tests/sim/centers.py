@@ -39,7 +39,7 @@ LONGEST_STEP_S = 100 * max(MAX_DELAYS_S)
 
 
 class WrongSum(AssertionError):
-    """What workers and center hold is not what they began with and what was learned."""
+    """Workers and center do not hold the start values plus the learned steps."""
 
 
 class WrongOrder(AssertionError):
@@ -48,7 +48,7 @@ class WrongOrder(AssertionError):
 
 @dataclass(frozen=True)
 class CenterCase:
-    """What is drawn from a seed; delays, pauses and the machine are drawn from it too."""
+    """A case drawn from a seed, like its delays, pauses and machine."""
 
     seed: int
     rule: str
@@ -85,7 +85,7 @@ class CenterCase:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a case is put together from; a planted mistake replaces one. No strategy: that of the case's rule."""
+    """The parts of a case; a planted mistake replaces one. Without a strategy, the case's rule chooses it."""
 
     center: Callable[..., Center] = WindowCenter
     strategy: type[CenterSteps] | None = None

@@ -74,7 +74,7 @@ class SimCase:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a case is put together from; a planted mistake replaces one."""
+    """The parts of a case; a planted mistake replaces one."""
 
     function: PlanFunction | None = None  # None: that of the case's collective
     channel: type[Channel] = Channel
@@ -83,7 +83,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Counted:
-    """What one rank counted in each run."""
+    """The counts of one rank in each run."""
 
     steps: list[int]
     bytes_sent: list[int]
@@ -104,7 +104,7 @@ def run_case(case: SimCase, parts: Parts = SOUND) -> SimRun[Counted]:
 
 
 def run_rank(case: SimCase, parts: Parts, transport: SimTransport) -> Counted:
-    """What a user of a collective does: fill the buffer, run, read the result, again and again."""
+    """A user of a collective: fill the buffer, run, read the result, again and again."""
     rank, world_size = transport.group.rank, transport.group.world_size
     window = transport.open_window("data", case.size * 8 + 8, 0)
     buffer = Region.of(window, 8, case.size, np.dtype(case.dtype).type)

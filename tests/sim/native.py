@@ -1,6 +1,6 @@
 """The native executor of plans, one operation at a time: a seed draws which rank is next, so that no thread decides it.
 
-All ranks live in this process and map one segment. What runs is `NativeChannel` and the native core's own operations.
+All ranks live in this process and map one segment. They run `NativeChannel` and the native core's own operations.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class TurnsChannel(NativeChannel):
 
 @dataclass(frozen=True)
 class NativeParts:
-    """What a case is put together from; a planted mistake replaces one."""
+    """The parts of a case; a planted mistake replaces one."""
 
     function: PlanFunction | None = None  # None: that of the case's collective
     channel: type[TurnsChannel] = TurnsChannel
@@ -99,7 +99,7 @@ def run_native(case: SimCase, parts: NativeParts = SOUND) -> SimRun[Counted]:
 
 
 def take_turns(ranks: Sequence[Rank], random: Random) -> list[int]:
-    """Who had its turn, in order. Raises Deadlock, and whatever a rank raises."""
+    """The ranks that had their turns, in order. Raises Deadlock, and the errors of ranks."""
     longest, order = random.choice(LONGEST_TURNS), []
     going, waiting = set(range(len(ranks))), set[int]()
     while going:

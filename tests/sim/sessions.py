@@ -32,7 +32,7 @@ class WrongSession(AssertionError):
 
 @dataclass(frozen=True)
 class SessionCase:
-    """What is drawn from a seed. The first rank may be gone before it has filled the center."""
+    """A case drawn from a seed. The first rank may be gone before it has filled the center."""
 
     seed: int
     world_size: int

@@ -36,7 +36,7 @@ class WrongWeights(AssertionError):
 
 @dataclass(frozen=True)
 class StepsCase:
-    """What is drawn from a seed; delays and the machine are drawn from it too."""
+    """A case drawn from a seed, like its delays and machine."""
 
     seed: int
     overlap: str
@@ -102,7 +102,7 @@ def take_steps(case: StepsCase, build: BuildStrategy, transport: SimTransport) -
 
 
 class Layers:
-    """What a rank's layers do with weights and gradients, in virtual time."""
+    """The work of a rank's layers with weights and gradients, in virtual time."""
 
     def __init__(self, case: StepsCase, transport: SimTransport, weights: Region, gradients: Region) -> None:
         self._wanted = weights_of(case.world_size)

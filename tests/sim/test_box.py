@@ -63,7 +63,7 @@ def only_the_last_is_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def sequences_belong_to_rows(patch: pytest.MonkeyPatch) -> None:
-    """Whatever the incarnation: a new one's first updates are taken for the old one's."""
+    """A new incarnation's first updates are taken for the old one's."""
     joined = Server._new_member
 
     def new_member(self: Server) -> Member:

@@ -21,7 +21,7 @@ NUM_STEPS, COUNTED_FROM = 6, 2
 
 
 class InTheOrderOfGradients(OwnedSync):
-    """What it would be without."""
+    """The result without it."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -12,7 +12,7 @@ SIZE = 257
 
 
 def endings(mistake: Mistake) -> list[Exception | None]:
-    """What each seed ends with."""
+    """The end of each seed."""
     return [ending(seed, mistake) for seed in range(NUM_SEEDS)]
 
 

@@ -22,7 +22,7 @@ class SingleBuffered(RecordExchange):
 
 
 def run_seed(seed: int, world_size: int, kind: type[RecordExchange]) -> list[list[list[list[float]]]]:
-    """What each rank collected, round by round, as training does: post, compute, collect."""
+    """The collected rows of each rank, round by round, as training does: post, compute, collect."""
 
     def program(transport: SimTransport) -> list[list[list[float]]]:
         exchange = kind(transport, 2)

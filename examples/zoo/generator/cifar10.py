@@ -77,7 +77,7 @@ QUICK = Model(
     top_ks=(1,),
     solvers={
         "solver": (
-            "The first 4,000 iterations: 8 epochs of 50,000 images, 10 of 40,000. Go on with solver_lr1.prototxt.",
+            "The first 4,000 iterations: 8 epochs of 50,000 images, 10 of 40,000. Continue with solver_lr1.prototxt.",
             _solver("cifar10_quick", 0.001, 4000, 4000),
         ),
         "solver_lr1": (
@@ -102,7 +102,7 @@ FULL = Model(
     top_ks=(1,),
     solvers={
         "solver": (
-            "The first 60,000 iterations: 120 epochs of 50,000 images. Go on with solver_lr1.prototxt.",
+            "The first 60,000 iterations: 120 epochs of 50,000 images. Continue with solver_lr1.prototxt.",
             _solver("cifar10_full", 0.001, 60_000, 10_000),
         ),
         "solver_lr1": (

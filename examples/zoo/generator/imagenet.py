@@ -1,4 +1,4 @@
-"""What the nets for ImageNet (ILSVRC 2012: 1,281,167 images of 1,000 classes, 50,000 to validate) have in common."""
+"""Common parts of the nets for ImageNet (ILSVRC 2012: 1,281,167 images of 1,000 classes, 50,000 to validate)."""
 
 from collections.abc import Sequence
 

@@ -132,7 +132,7 @@ INCEPTION_RESNET_V2 = Model(
     about=(
         "Inception-ResNet-v2: 244 convolutions, one inner product, 55,843,464 learned parameters.\n"
         "Szegedy, Ioffe, Vanhoucke, Alemi, Inception-v4, Inception-ResNet and the impact of residual connections on\n"
-        "learning, 2017; numbers of channels are those of the authors' published model (55,813,192 parameters), to\n"
+        "learning, 2017. Numbers of channels are those of the authors' published model (55,813,192 parameters), to\n"
         "which Caffe's Scale adds a factor for each normalized channel. Without the classifier on the way.\n"
         "The databases hold images of 320 x 320."
     ),

@@ -22,8 +22,8 @@ class Images:
 class Model:
     """`body` adds the layers between images and class scores; `solvers` are the solver files by name.
 
-    `about` says where the architecture comes from and stands at the top of both nets. `top_ks` are the
-    accuracies that a test tells.
+    `about` names the source of the architecture, and is at the top of both nets. `top_ks` are the accuracies that a
+    test reports.
     """
 
     name: str

@@ -23,7 +23,7 @@ def lines_of(field: str, value: object, indent: str = "") -> list[str]:
 
 
 def _inner_lines(message: Message, indent: str) -> list[str]:
-    """What is not a message together first, then each message."""
+    """The plain fields together first, then each message."""
     plain = [part for name, value in message.items() if not _is_message(value) for part in _parts(name, value)]
     nested = [line for name, value in message.items() if _is_message(value) for line in lines_of(name, value, indent)]
     return [*_filled(plain, indent), *nested]

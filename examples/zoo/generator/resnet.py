@@ -23,7 +23,8 @@ def _body(net: Net, data: str) -> str:
 
 
 def _bottleneck(net: Net, name: str, x: str, channels: int, stride: int, projects: bool) -> str:
-    """Convolutions of 1, 3 and 1; what came in is added as it is, or projected by a convolution of 1."""
+    """Convolutions of 1, 3 and 1; the input is added as it is, or projected by a convolution of 1."""
+
     shortcut = _branch(net, name, "1", x, 4 * channels, 1, stride) if projects else x
     x = _branch(net, name, "2a", x, channels, 1, stride)
     x = net.relu(f"res{name}_branch2a_relu", x)

@@ -1,1 +1,1 @@
-"""Who trains together: members come, show how far they are, leave and come back."""
+"""Members that train together: they come, show their progress, leave and come back."""

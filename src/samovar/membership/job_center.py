@@ -1,6 +1,7 @@
-"""The center that a job makes for itself: ranks of the first host map its memory, the others reach it over the network.
+"""The center that a job makes for itself, in memory that ranks of the first host map.
 
-On several hosts rank 0 starts a process that serves it (`samovar.box.job_server`), and ends with the job.
+The other ranks reach it over the network: rank 0 starts a process that serves it (`samovar.box.job_server`) and ends
+with the job.
 """
 
 import os
@@ -31,9 +32,9 @@ _SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a job's center lies: with rank 0, in memory that `ranks` map, which share its host.
+    """The place of a job's center: with rank 0, in memory that the `ranks` of its host map.
 
-    Where there are others, they reach that host at `address`, and `key_file` names the job's key on each host.
+    Ranks of other hosts reach it at `address`. `key_file` names the job's key on each host.
     """
 
     ranks: tuple[int, ...]
@@ -42,7 +43,7 @@ class Home:
 
 
 class JobCenter:
-    """See `samovar.membership.session.CenterPlace`: every rank has the row of its number; all take seats."""
+    """A `samovar.membership.session.CenterPlace`: every rank takes a seat, in the row of its number."""
 
     way_out = "see the logs of the other ranks"
 
@@ -53,7 +54,7 @@ class JobCenter:
         return "the center"
 
     def seat(self, ranks: JobRanks, shape: BufferShape, _deadline: Deadline, *, joins: bool) -> BoxSeat:
-        """Raises InputError where the key is missing, or the center has no place in memory."""
+        """Raises InputError if the key is missing, or the center does not fit in memory."""
         assert not joins, "a job joins a box"
         home, rank = self._home, ranks.rank
         is_served = len(home.ranks) != ranks.world_size
@@ -64,7 +65,7 @@ class JobCenter:
         if rank in home.ranks:
             seat = _seat_in_memory(join_files(secret, 2 + is_served, ranks.deadline()), rank)
         else:
-            assert place is not None, "who is elsewhere is told the place"
+            assert place is not None, "ranks of other hosts get the place"
             deadline = ranks.deadline()
             seat = take_seat(place, BUFFER, f"rank {rank}", deadline, rank, deadline.remaining_s())
         ranks.show()
@@ -94,7 +95,7 @@ def _made(ranks: JobRanks, home: Home, shape: BufferShape, *, is_served: bool) -
 
 
 def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int]:
-    """Where the center is served; `files` get the end of a pipe that the ranks of this host hold while they live."""
+    """Serve the center, and return where; `files` get the end of a pipe that this host's ranks hold while they live."""
     assert home.address is not None
     assert home.key_file is not None
     if not home.key_file.exists():
@@ -110,12 +111,12 @@ def _served(home: Home, files: list[int], unmade: ExitStack) -> tuple[bytes, int
             _start_server(home.key_file, listening, (*files[:2], pipe))
     finally:
         os.close(pipe)
-    sys.stderr.write(f"samovar: the center lies on rank 0's host; others reach it at {address}:{port}, encrypted\n")
+    sys.stderr.write(f"samovar: the center is on rank 0's host; others reach it at {address}:{port}, encrypted\n")
     return _packed(address), port
 
 
 def _start_server(key_file: Path, listening: socket.socket, files: tuple[int, ...]) -> None:
-    """It outlives this process where others go on, so that it has a session of its own and writes nowhere."""
+    """Start it in its own session, without output: it outlives this process if other ranks continue."""
     descriptors = (listening.fileno(), *files)
     command = [sys.executable, "-P", "-m", "samovar.box.job_server", str(key_file.resolve()), *map(str, descriptors)]
     try:
@@ -145,7 +146,7 @@ def _packed(address: str) -> bytes:
 
 
 def _seat_in_memory(files: list[int], rank: int) -> BoxSeat:
-    """Takes the descriptors over: center, board, and where the center is served the pipe, held as long as the seat."""
+    """Takes over the descriptors: center, board, and the pipe of a served center, which is held as long as the seat."""
     center, board, *held = files
     try:
         with Buffer(center, board) as buffer:

@@ -1,4 +1,4 @@
-"""Who trains at a center: the workers of one launch, or of several that come and go; the steps of their run."""
+"""The members that train at a center, from one launch or from several that come and go; the steps of their run."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ _END_POLL_S = 0.01
 
 
 class Members(Protocol):
-    """All who train at the center, as one worker sees them."""
+    """All members that train at the center, as one worker sees them."""
 
     @property
     def num_living(self) -> int:
-        """So many share the center now."""
+        """The number of members that share the center now."""
         ...
 
     @property
@@ -30,21 +30,21 @@ class Members(Protocol):
         ...
 
     def post(self, progress: MemberProgress) -> None:
-        """Show the others how far this worker is."""
+        """Show this worker's progress to the others."""
         ...
 
     def wait_for_others(self, deadline: Deadline) -> str:
-        """Return when members of other launches that end with this one have finished, or the deadline has passed.
+        """Wait for members of other launches that end with this one, until the deadline at most.
 
-        Who was missing then, for people; else nothing.
+        Returns the members that were still missing, as text; "" if none was.
         """
         ...
 
 
 class LaunchMembers:
-    """The workers of one launch at a center of its own: each stands in the board's row of its rank, all the time.
+    """The workers of one launch at its own center: each always has the board's row of its rank.
 
-    `first_left()` is the first that is not gone; what a dead one leaves undone the others do.
+    `first_left()` is the first rank that is not gone. The others do the work that a dead one leaves.
     """
 
     leads = True
@@ -63,8 +63,8 @@ class LaunchMembers:
         self._rule, self._first_step = rule, first_step
 
     def run_steps(self) -> int:
-        told = (self._board.row(rank).progress.steps for rank in range(self.num_living))
-        return run_steps(self._rule, [max(steps, self._first_step) for steps in told], self._first_left())
+        shown = (self._board.row(rank).progress.steps for rank in range(self.num_living))
+        return run_steps(self._rule, [max(steps, self._first_step) for steps in shown], self._first_left())
 
     def post(self, progress: MemberProgress) -> None:
         self._board.post(self._member, progress)
@@ -74,10 +74,10 @@ class LaunchMembers:
 
 
 class RunSteps:
-    """The steps of a run, by the stop rule `rule`, whoever comes and goes; from `first_step` on, never back.
+    """The steps of a run by the stop rule `rule`, while members come and go. They start at `first_step` and never fall.
 
-    They are what the rule makes of the steps that the present members have done since one came or went last, beside
-    those of the run until then. So one that leaves, with many steps or few, changes nothing that was.
+    The rule counts the steps that the present members have done since a member last came or went. These are added to
+    the steps of the run until then. So a member that leaves does not change the steps already counted.
     """
 
     def __init__(self, rule: str, first_step: int) -> None:
@@ -87,7 +87,7 @@ class RunSteps:
         self._seen: dict[Member, int] = {}
 
     def take(self, members: Mapping[Member, int], said: int) -> int:
-        """`members` have done so many steps each, others say that the run has `said`; what it has."""
+        """Return the run's steps, from the steps of each of the `members`, and `said`, which others have counted."""
         since = {member: members.get(member, self._seen[member]) - begun for member, begun in self._begun.items()}
         order = sorted(since, key=_index)
         own = self._base + run_steps(self._rule, [since[member] for member in order], 0) if order else self._base
@@ -102,10 +102,10 @@ class RunSteps:
 
 
 class BoxMembers:
-    """Members of a buffer in a box, who come and go; the board is looked at every `look_every_s` at most.
+    """Members of a buffer in a box, which come and go. This reads the board every `look_every_s` at most.
 
-    In between, the steps of others are what they were; its own are what they are, so that a member alone ends with
-    its last step. `goal` is the number of steps at which this launch ends, `of_launch()` gives its members.
+    In between it knows the others' steps of the last read, and its own steps as they are now. So a member alone ends
+    with its last step. `goal` is the number of steps at which this launch ends, `of_launch()` gives its members.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class BoxMembers:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to show the others how far this member is."""
+        """Whether it is time to show this member's progress to the others."""
         return time.monotonic() - self._posted_s >= self._every_s
 
     def post(self, progress: MemberProgress) -> None:
-        """As often as it is looked at; the last time at once."""
+        """Post as often as the board is read; post the end immediately."""
         self._own = progress
         if progress.finished or self.is_due:
             self._board.post(self._member, progress)
@@ -154,7 +154,7 @@ class BoxMembers:
     def wait_for_others(self, deadline: Deadline) -> str:
         self._look(is_due=True)
         while missing := sorted(self._living().keys() - set(self._of_launch()), key=_index):
-            if self._board.word(BoxWord.GOAL) > self._goal:  # they go on
+            if self._board.word(BoxWord.GOAL) > self._goal:  # they continue
                 return ""
             if deadline.passed():
                 return ", ".join(f"member {member.index}" for member in missing)
@@ -163,7 +163,7 @@ class BoxMembers:
         return ""
 
     def _living(self) -> dict[Member, Row]:
-        """Those that train."""
+        """The members that train."""
         rows = self._rows.items()
         return {member: row for member, row in rows if row.is_alive and not self._progress_in(row).finished}
 
@@ -182,9 +182,9 @@ class BoxMembers:
 
     def _count(self) -> None:
         steps = {member: self._progress_in(row).steps for member, row in self._living().items()}
-        told = {member: done for member, done in steps.items() if done > 0}  # others have not begun
-        # Steps beyond this launch's end are nobody's unless others go on.
-        self._steps = min(self._run.take(told, self._said), max(self._said, self._goal))
+        begun = {member: done for member, done in steps.items() if done > 0}
+        # Steps beyond this launch's end count only if others continue.
+        self._steps = min(self._run.take(begun, self._said), max(self._said, self._goal))
 
 
 def _index(member: Member) -> int:
@@ -192,9 +192,9 @@ def _index(member: Member) -> int:
 
 
 class Headcount:
-    """How many share the center, as the strategy knows it: a moving rate that is a default follows.
+    """The number of members that share the center, as the strategy knows it: a default moving rate follows it.
 
-    To the center a group that steps together is one worker, of which `num_pushers(count)` are left of so many members.
+    The center counts a group that steps together as one worker: `count` members make `num_pushers(count)` workers.
     """
 
     def __init__(self, members: Members, count: int, num_pushers: Callable[[int], int] = lambda count: count) -> None:
@@ -202,7 +202,7 @@ class Headcount:
         self.count = count
 
     def follow(self, strategy: CenterSteps, *, tells_before: bool = True) -> str:
-        """What to tell the user where members came or went since the last call; else nothing."""
+        """A sentence for the user if members came or went since the last call; else ""."""
         now, before = self._members.num_living, self.count
         if now == before:
             return ""
@@ -219,10 +219,10 @@ def still_lagging(
     deadline: Callable[[], Deadline],
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
-    """Wait until no rank lags: `lagging()` gives those that do, and the steps of each.
+    """Wait until no rank lags: `lagging()` gives the ranks that do, with their steps.
 
-    The ranks that lag when none of them has made a step for as long as a wait may last. A poll: this happens once at
-    either end of a run.
+    Returns the ranks that still lag when none of them has made a step for as long as a wait may last. It polls, since
+    it happens only at the start and the end of a run.
     """
     seen, until = lagging(), deadline()
     while now := lagging():

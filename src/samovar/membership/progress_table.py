@@ -1,4 +1,4 @@
-"""What workers that wait for nobody see of each other: numbers on a board, written by each, read by all."""
+"""The progress that asynchronous workers see of each other: numbers on a board, written by each, read by all."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,22 +13,22 @@ from samovar.core.errors import DeadlineExceeded
 from samovar.membership.members import Members, still_lagging
 from samovar.transports.base import Region, Transport
 
-STALENESS_BINS = 16  # updates that came in between: 0, 1, ..., and the last for all that are more
+STALENESS_BINS = 16  # updates that came in between: 0, 1, ...; the last bin counts all that are more
 _END_POLL_S = 0.02
 # A worker's row: numbers that it alone writes, then its staleness.
 _IS_READY, _BEGUN_S, _IS_FINISHED, _HAS_TOLD, _STEPS, _SPEED, _LOSS, _DISTANCE = range(8)
-# Samples, updates, seconds lost to others, refused updates: over all its lives, as staleness is.
+# Samples, updates, seconds lost to others and refused updates count over all its lives, as staleness does.
 _COUNTS = slice(8, 12)
 _FIRST_STALENESS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """How far a worker is. `loss` is that of its last step; nan before.
+    """The progress of a worker. `loss` is that of its last step; nan before.
 
-    `staleness[k]`: how many of its updates found k updates of others that it had not seen. `lock_wait_s` is lost to
-    others at the center; `num_refused` of its updates would not have been finite. `distance` is ||x - c|| / ||c||,
-    measured now and then. `is_gone`: it died for good.
+    `staleness[k]` counts its updates that found k updates of others that it had not seen. It lost `lock_wait_s` to
+    others at the center. The center refused `num_refused` of its updates, which were not finite. `distance` is
+    ||x - c|| / ||c||, measured now and then. `is_gone`: it died and does not come back.
     """
 
     steps_done: int
@@ -45,10 +45,10 @@ class WorkerState:
 
 
 class ProgressTable:
-    """What the workers of one launch tell each other, as worker `rank` sees it; `members` are all who share its center.
+    """The progress of the workers of one launch, as worker `rank` sees it; `members` share its center.
 
-    `is_gone(rank)` tells what the launcher knows of the others. Each worker has a row of numbers in a window of
-    `transport`, which may be read at any time; nobody waits for it. This life of the worker begins at `first_step`.
+    Each worker has a row of numbers in a window of `transport`. Others read it at any time without waiting.
+    `is_gone(rank)` says whether the launcher has given up a rank. This life of the worker begins at `first_step`.
     """
 
     def __init__(self, transport: Transport, members: Members, is_gone: Callable[[int], bool], first_step: int) -> None:
@@ -62,11 +62,11 @@ class ProgressTable:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker shows, and at the end tests and saves, for its launch: the first that is not gone."""
+        """Whether this worker reports, tests and saves for its launch: it is the first that is not gone."""
         return all(self._is_gone(rank) for rank in range(self.rank))
 
     def is_alone(self, group_size: int) -> bool:
-        """Whether all others of the launch are gone, but those of the own group."""
+        """Whether all other workers of the launch, outside this worker's group, are gone."""
         own = self.rank // group_size
         return all(rank // group_size == own or self._is_gone(rank) for rank in range(self.world_size))
 
@@ -76,7 +76,7 @@ class ProgressTable:
         return self._members.leads
 
     def earlier_steps(self, group_size: int = 1) -> int:
-        """The steps that an earlier life of this worker did; where there was none, those that this one starts from.
+        """The steps that an earlier life of this worker did; without one, the step where this life starts.
 
         Workers of a group of `group_size` start from one step, the most that any of them did.
         """
@@ -85,7 +85,7 @@ class ProgressTable:
         return max(int(self._earlier[_STEPS]), self._first_step, *map(int, earlier))
 
     def begin(self) -> float:
-        """The moment when the first worker of the launch began to train; now, where none has. On this host's clock."""
+        """The moment when the first worker of the launch began to train, on this host's clock; now, if none has."""
         begun_s = [words[_BEGUN_S] for words in map(self._words, range(self.world_size)) if words[_BEGUN_S] > 0]
         if self._row[_BEGUN_S] == 0:
             self._row[_BEGUN_S] = time.monotonic()
@@ -98,28 +98,28 @@ class ProgressTable:
         return any(self._words(rank)[_BEGUN_S] > 0 for rank in range(self.world_size))
 
     def is_ready(self) -> None:
-        """This worker can begin; as far as the others see, it may have before."""
+        """Show that this worker can begin. An earlier life may have shown it already."""
         self._row[_IS_READY] = 1.0
 
     def wait_for_all(self, patience_s: float) -> None:
-        """Return when every worker that is not gone is ready. Raises DeadlineExceeded, naming those that are not."""
+        """Wait until every worker that is not gone is ready. Raises DeadlineExceeded, naming the others."""
         self._wait(_IS_READY, patience_s, "is not ready to train")
 
     def wait_for_ends(self, patience_s: float, *, with_others: bool) -> str:
-        """Return when every worker that is not gone has finished, `with_others`: of other launches, too, that end now.
+        """Wait until every worker that is not gone has finished; `with_others`: also those of launches that end now.
 
-        Raises DeadlineExceeded, naming those of this launch that do not get on; who is missing of the others is
-        returned.
+        Returns the missing workers of other launches. Raises DeadlineExceeded, naming the workers of this launch that
+        make no progress.
         """
         self._wait(_IS_FINISHED, patience_s, "does not finish")
         return self._members.wait_for_others(Deadline.after(patience_s)) if with_others else ""
 
     def has_told(self) -> None:
-        """This worker has told, for its launch, what the run came to."""
+        """Note that this worker has reported the result of its launch."""
         self._row[_HAS_TOLD] = 1.0
 
     def wait_until_told(self, deadline: Deadline) -> bool:
-        """Whether another worker tells what the run came to; False where those before this one are gone."""
+        """Whether another worker reports the result; False if all workers before this one are gone."""
         is_over = polled(lambda: self.is_first or self._is_told, deadline, _END_POLL_S)
         return not is_over or self._is_told
 
@@ -128,14 +128,14 @@ class ProgressTable:
         return any(self._words(rank)[_HAS_TOLD] for rank in range(self.world_size))
 
     def show(self, state: WorkerState, distance: float | None = None) -> None:
-        """Tell the others how far this worker is; counts are those of this process."""
+        """Show this worker's progress to the others; the counts are those of this process."""
         row, earlier, bins = self._row.copy(), self._earlier, np.arange(STALENESS_BINS)
         if distance is not None:
             row[_DISTANCE] = distance
         row[[_STEPS, _SPEED, _LOSS]] = state.steps_done, state.samples_per_second, state.loss
         row[_COUNTS] = earlier[_COUNTS] + (state.num_samples, state.num_updates, state.lock_wait_s, state.num_refused)
         row[_FIRST_STALENESS:] = staleness = earlier[_FIRST_STALENESS:] + state.staleness
-        self._row[_STEPS:] = row[_STEPS:]  # in one go: who is killed has told all of a step, or nothing of it
+        self._row[_STEPS:] = row[_STEPS:]  # in one go: a killed worker has shown all of a step, or nothing of it
         samples, updates, lock_wait_s, _num_refused = row[_COUNTS].tolist()
         progress = MemberProgress(
             steps=state.steps_done,
@@ -152,7 +152,7 @@ class ProgressTable:
         self._row[_IS_FINISHED] = state.is_finished
 
     def states(self) -> tuple[WorkerState, ...]:
-        """Every worker's, by rank; one that has not begun stands where the run starts."""
+        """The states of all workers, by rank; one that has not begun is at the start of the run."""
         return tuple(self._state(rank) for rank in range(self.world_size))
 
     def run_steps(self) -> int:

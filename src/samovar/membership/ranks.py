@@ -1,4 +1,4 @@
-"""The ranks of one launch: which member of the center each of them is, and what of them is waited for."""
+"""The ranks of one launch: which member of the center each of them is, and the waits for them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,46 +16,46 @@ _POLL_S = 0.02
 
 
 class Ranks(Protocol):
-    """What a session asks of them."""
+    """The ranks of a launch, as a session needs them."""
 
     @property
     def rank(self) -> int: ...
     @property
     def own(self) -> Member | None:
-        """The member that this rank is, or an earlier life of it was."""
+        """The member that this rank is, or that its earlier life was."""
         ...
 
     def begins_again(self) -> bool:
-        """Rank 0 is about to make the center; whether an earlier life was already."""
+        """Note that rank 0 is about to make the center. Returns whether an earlier life noted it already."""
         ...
 
     def await_first(self, deadline: Deadline) -> bool:
-        """Wait until rank 0 has made the center, or is gone for good; whether the time was enough."""
+        """Wait until rank 0 has made the center, or is gone. Returns False if the deadline passed first."""
         ...
 
     @property
     def is_first_there(self) -> bool:
-        """Whether rank 0 has made the center, where all have waited for that."""
+        """Whether rank 0 has made the center; asked after `await_first`."""
         ...
 
     def take(self, member: Member, first_step: int) -> None:
-        """This rank is that member now, and trains from `first_step` on."""
+        """Note that this rank is this member now, and trains from `first_step`."""
         ...
 
     def is_gone(self, rank: int, /) -> bool:
-        """Whether it is known to be gone for good."""
+        """Whether the rank is known to be gone for good."""
         ...
 
     def first_left(self) -> int:
-        """The first rank that is not gone, which acts for all; this one where all are."""
+        """The first rank that is not gone, which acts for all; this one if all are gone."""
         ...
 
 
 class LaunchRanks:
-    """The workers of `samovar train`, over all their lives: a row of each in a window of `transport`.
+    """The workers of `samovar train` over all their lives: each has a row in a window of `transport`.
 
-    `is_gone` tells what the launcher knows. Nobody waits for another to read; a rank that waits for the first `sleep`s.
-    All ranks must make this at the same place of their lives.
+    `is_gone` says which ranks the launcher has given up. Reading does not wait for other ranks. A rank that waits for
+    the first one `sleep`s in between. All ranks must make this at the same place of their lives.
     """
 
     _NUM_WORDS = 4
@@ -79,7 +79,7 @@ class LaunchRanks:
 
     @property
     def first_step(self) -> int:
-        """Where this rank's first life began."""
+        """The step at which this rank's first life began."""
         return int(self._own[self._FIRST_STEP])
 
     def begins_again(self) -> bool:
@@ -100,14 +100,14 @@ class LaunchRanks:
         self._own[self._INCARNATION] = member.incarnation
 
     def of(self, rank: int) -> Member | None:
-        """None where that rank has not taken a seat yet."""
+        """The member that a rank is; None if it has not taken a seat yet."""
         words = np.empty_like(self._own)
         self._window.get(rank, 0, words)
         incarnation = int(words[self._INCARNATION])
         return Member(int(words[self._INDEX]), incarnation) if incarnation else None
 
     def all(self) -> list[Member]:
-        """Those of the launch so far."""
+        """The members of the launch so far."""
         return [member for rank in range(self.world_size) if (member := self.of(rank)) is not None]
 
     def first_left(self) -> int:
@@ -115,7 +115,7 @@ class LaunchRanks:
 
 
 class JobRanks:
-    """The ranks of a user's job, which live once: they show each other rows of numbers, all waiting for all."""
+    """The ranks of a user's job, which are not started again: they exchange rows of numbers, all waiting for all."""
 
     _NUM_FIELDS = 4
     own: Member | None = None
@@ -128,12 +128,12 @@ class JobRanks:
         self._members: Sequence[Member] = ()
 
     def show(self, *row: float) -> npt.NDArray[np.float64]:
-        """Every rank's row, filled up with zeros."""
+        """Show `row`, and return every rank's row, filled up with zeros."""
         self._records.post([*row, *(0.0,) * (self._NUM_FIELDS - len(row))])
         return self._records.collect(self.deadline())
 
     def bytes_of_first(self) -> bytes:
-        """What rank 0 shows as the record of a digest."""
+        """The bytes that rank 0 shows as the record of a digest."""
         return np.array(self.show()[0], dtype=">u4").tobytes()
 
     def begins_again(self) -> bool:
@@ -153,7 +153,7 @@ class JobRanks:
         return 0
 
     def all(self) -> list[Member]:
-        """By rank, once all have their seats."""
+        """The members by rank, once all have their seats."""
         return list(self._members)
 
 

@@ -1,4 +1,4 @@
-"""A rank's membership of those that share a center: it comes, fills or waits, shows itself, goes, and comes back."""
+"""A rank's membership at a center: it takes a seat, fills the center or waits for that, leaves, and comes back."""
 
 import contextlib
 import time
@@ -24,21 +24,21 @@ _DROP_S = 5.0
 
 
 class CenterPlace(Protocol[Ranks_contra]):
-    """Where a center lies, and how a rank comes to it."""
+    """The place of a center, and the way of a rank to it."""
 
     def __str__(self) -> str:
-        """For people, in the middle of a sentence."""
+        """Its name, to be read in the middle of a sentence."""
         ...
 
     @property
     def way_out(self) -> str:
-        """What a user does where it never gets its first weights."""
+        """The advice for a user if the center never gets its first weights."""
         ...
 
     def seat(self, ranks: Ranks_contra, shape: BufferShape, deadline: Deadline, /, *, joins: bool) -> BoxSeat:
-        """This rank's. Rank 0 makes the center first, unless it `joins` one that is there or an earlier life did.
+        """Take this rank's seat. Rank 0 makes the center first, unless it `joins` one, or an earlier life made it.
 
-        Raises InputError where the center cannot be had, RankFailed where who makes it is gone for good.
+        Raises InputError if the center cannot be used, RankFailed if the rank that makes it is gone for good.
         """
         ...
 
@@ -48,7 +48,7 @@ class CenterPlace(Protocol[Ranks_contra]):
 
 
 class LaunchCenter:
-    """In memory that the launcher keeps, for ranks that are started again: descriptors of board and center."""
+    """A center in memory that the launcher keeps for ranks that are started again: descriptors of board and center."""
 
     way_out = "see its log, or raise --timeout"
 
@@ -59,7 +59,7 @@ class LaunchCenter:
         return "the center"
 
     def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
-        """In the row of the rank's number. Raises RankFailed where an earlier process of this rank still lives."""
+        """Take the seat in the row of the rank's number. Raises RankFailed if its earlier process still lives."""
         assert not joins, "a launch joins a box"
         board = Board(self._board)
         member = board.join(ranks.rank)
@@ -70,7 +70,7 @@ class LaunchCenter:
         if not is_filled(self._center):
             raise RankFailed(_no_weights(self))
         center = MappedCenter(self._center, member)
-        # Nobody leaves: the row of a rank tells what it did, to the end of the run.
+        # No rank leaves: its row shows its work to the end of the run.
         return BoxSeat(center, board, member, BufferShape.of_mapped(center), lambda: None)
 
     def drop(self) -> None:
@@ -78,7 +78,7 @@ class LaunchCenter:
 
 
 class BoxCenter:
-    """A buffer of a box, or of several, that runs come to and leave. `who` begins what boxes say of this rank."""
+    """A buffer of one or more boxes that runs join and leave. Boxes name this rank `who` in their messages."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class BoxCenter:
         return f"buffer {self._name!r} of {self.places}"
 
     def seat(self, ranks: Ranks, shape: BufferShape, deadline: Deadline, *, joins: bool) -> BoxSeat:
-        """In the row of this rank's earlier life, where it has one and nobody else has it; else in any."""
+        """Take the seat of this rank's earlier life if it is free, else any seat."""
         earlier = ranks.own
         if earlier is not None:
             try:
@@ -120,7 +120,7 @@ class BoxCenter:
             drop_shards(self.places, self._name, self._who, Deadline.after(_DROP_S))
 
     def _make(self, ranks: Ranks, shape: BufferShape, deadline: Deadline) -> None:
-        """Rank 0 makes the buffer, the others wait for its seat."""
+        """Make the buffer on rank 0; wait for its seat on the others."""
         if ranks.rank == 0:
             goes_on = ranks.begins_again()
             there = create_shards(self.places, self._name, shape, self._who, deadline, goes_on=goes_on)
@@ -142,10 +142,10 @@ class BoxCenter:
 
 
 class Session:
-    """One rank's membership. What it needs of the others is said by `ranks`; every wait ends by `deadline()`.
+    """One rank's membership at the center `place`. `ranks` are those of its launch; every wait ends by `deadline()`.
 
-    A rank that does not fill the center starts from what is in it. `admit(session)` tells from which step, or raises
-    InputError where the center is not this run's. `life` is how often the rank was started again.
+    A rank that does not fill the center starts from the weights in it. `admit(session)` returns the step where it
+    starts, or raises InputError if the center is not this run's. `life` counts how often the rank was started again.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Session:
         self.place = place
         self._sleep = sleep
         self._ranks, self._deadline, self._joins, self._life = ranks, deadline, joins, life
-        # The same for all of a group, which comes back together, wherever each of them was.
+        # The same for all ranks of a group, which comes back together, even if they died at different places.
         self.goes_on = joins or life > 0
         self.had_seat = ranks.own is not None
         self.seat = place.seat(ranks, shape, deadline(), joins=joins)
@@ -177,20 +177,20 @@ class Session:
             raise
 
     def center_seat(self, center: Center, num_workers: int | None = None) -> CenterSeat:
-        """For the strategy, which writes the first weights where this rank fills the center.
+        """The seat for the strategy, which writes the first weights if this rank fills the center.
 
         `center` is the seat's own, or one that watches it.
         """
         return CenterSeat(center, self.fills, num_workers, self._life)
 
     def filled(self) -> None:
-        """This rank says, if it is the one that fills the center, that it holds what the run starts from."""
+        """Announce that the center holds the first weights, if this rank is the one that fills it."""
         if self.fills:
             self.seat.board.set_word(BoxWord.IS_READY, Readiness.FILLED)
             self.fills = False
 
     def await_filled(self) -> None:
-        """Raises RankFailed where nobody is left to fill it, DeadlineExceeded."""
+        """Wait for the first weights. Raises DeadlineExceeded, or RankFailed if no rank is left to fill the center."""
         deadline = self._deadline()
         waiting_s = deadline.remaining_s()
         if not polled(lambda: self._is_filled or self._is_given_up, deadline, _POLL_S, self._sleep):
@@ -199,12 +199,12 @@ class Session:
                 f"({waiting_s:g} s waited; {self.place.way_out})"
             )
         if not self._is_filled:
-            # What a dead first rank cannot do, the first that is left does: a center that nobody fills goes with it.
+            # The first rank that is left deletes a center that the dead first rank did not fill.
             self.fills = not self._joins and self._ranks.rank == self._ranks.first_left()
             raise RankFailed(_no_weights(self.place))
 
     def close(self) -> None:
-        """Give the seat back: what this rank learned is in the center. A center that it was to fill goes, too."""
+        """Give the seat back; the center has all that this rank learned. Delete a center that it did not fill."""
         gives_up = self.fills
         try:
             if gives_up:
@@ -220,11 +220,11 @@ class Session:
 
     @property
     def _is_given_up(self) -> bool:
-        """Whether the rank that fills the center is gone: the first of this launch, or that of the one to join."""
+        """Whether the rank that fills the center is gone: the first of this launch, or of the launch to join."""
         if not self._joins and self._ranks.is_gone(0):
             return True
         return self.seat.board.word(BoxWord.IS_READY) == Readiness.GIVEN_UP
 
 
 def _no_weights(place: object) -> str:
-    return f"{place} gets no first weights: the rank that was to give it some is gone for good"
+    return f"{place} gets no first weights: the rank that should write them has ended for good"

@@ -1,4 +1,4 @@
-"""The mean over ranks of what layers count but nobody learns: BatchNorm's running statistics."""
+"""The mean over ranks of BatchNorm's running statistics, which layers count and the solver does not learn."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,9 +11,9 @@ from samovar.transports.base import Array, Region
 
 
 class SummedStatistics:
-    """Of ranks that meet for it: (1/P) sum_i s_i in the plan's order, the same bits on every rank.
+    """The mean over ranks in step: (1/P) sum_i s_i in the plan's order, the same bits on every rank.
 
-    All ranks call `mean` (or `sum`, where a rank only takes part) at the same place. Cost: an all-reduce.
+    All ranks call `mean` (or `sum`, if a rank only takes part) at the same place. Cost: an all-reduce.
     """
 
     def __init__(self, collectives: Collectives, num_elements: int, deadline: Callable[[], Deadline]) -> None:
@@ -24,7 +24,7 @@ class SummedStatistics:
         self._all_reduce = collectives.all_reduce("statistics", region)
 
     def sum(self) -> None:
-        """`own` becomes the sum."""
+        """Replace `own` by the sum."""
         self._all_reduce.run(self._deadline())
 
     def mean(self) -> Array:
@@ -33,10 +33,10 @@ class SummedStatistics:
 
 
 class ShownStatistics:
-    """Of ranks that wait for nobody: each shows its own after every step, and any of them reads all.
+    """The mean over asynchronous ranks: each shows its statistics after every step, and any of them reads all.
 
-    `region`, float32 (num_elements + 1,), lies in memory that the `ranks` reach of each other, whatever becomes of one:
-    the last element says that the others are shown. Statistics that are not finite count nowhere.
+    `region`, float32 (num_elements + 1,), is in memory that the `ranks` can read of each other, also of a dead one.
+    Its last element says that the others are shown. Statistics that are not finite do not count.
     """
 
     def __init__(self, region: Region, ranks: Sequence[int]) -> None:
@@ -45,11 +45,12 @@ class ShownStatistics:
         self.were_shown = bool(region.array[-1])  # by an earlier life of this rank
 
     def show(self) -> None:
-        """`own` can be read from now on."""
+        """Let others read `own` from now on."""
         self._region.array[-1] = 1.0
 
     def mean(self) -> Array:
-        """Of all that were shown; zeros where none was."""
+        """The mean of all that were shown; zeros if none was."""
+
         shown, total, count = np.empty_like(self._region.array), np.zeros_like(self.own), 0
         for rank in self._ranks:
             self._region.window.get(rank, self._region.offset, shown)

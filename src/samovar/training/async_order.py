@@ -1,4 +1,4 @@
-"""--record and --replay: what a rank does with the order in which the center takes updates."""
+"""--record and --replay: a rank records or follows the order in which the center takes updates."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,27 +16,27 @@ from samovar.training.ordered_centers import RecordingCenter, ReplayedCenter, Tu
 
 
 class Order(Protocol):
-    """How a worker goes to its center."""
+    """The order of a worker's reads and updates at its center."""
 
     def seen(self, center: SeatCenter) -> Center:
-        """The center as the worker is to use it; called once, on every rank."""
+        """The center for the worker to use; called once, on every rank."""
         ...
 
     def next_rate_step(self, live: int | None, /) -> int | None:
-        """The step whose rate the worker's next update takes; `live` is how far the run is, None where it is over."""
+        """The step whose rate the next update takes; `live` is the run's step, None if the run is over."""
         ...
 
     def step(self, rate_step: int, /) -> None:
-        """A step begins, with the rate of that step."""
+        """Note that a step begins, with the rate of `rate_step`."""
         ...
 
     def end(self) -> None:
-        """The worker's last update is in the center."""
+        """Note that the worker's last update is in the center."""
         ...
 
 
 class LiveOrder:
-    """As it comes."""
+    """Reads and updates take place as they come."""
 
     def seen(self, center: SeatCenter) -> Center:
         return center
@@ -45,14 +45,14 @@ class LiveOrder:
         return live
 
     def step(self, rate_step: int) -> None:
-        """Nothing is written down."""
+        """Record nothing."""
 
     def end(self) -> None:
-        """Nothing was written down."""
+        """Record nothing."""
 
 
 class RecordedOrder(LiveOrder):
-    """As it comes, and written down in the run folder; `stack` closes the file."""
+    """Reads and updates take place as they come, and go into a record in the run folder; `stack` closes the file."""
 
     def __init__(self, context: RankContext, stack: contextlib.ExitStack) -> None:
         self._folder = RunFolder(context.config.out)
@@ -80,7 +80,7 @@ class RecordedOrder(LiveOrder):
 
 
 class ReplayedOrder(LiveOrder):
-    """As it was in the run that --replay names."""
+    """Reads and updates follow the order of the run that --replay names."""
 
     def __init__(self, context: RankContext) -> None:
         assert context.config.replay is not None
@@ -108,7 +108,7 @@ class ReplayedOrder(LiveOrder):
 
 
 def order_of(context: RankContext, stack: contextlib.ExitStack) -> Order:
-    """What the configuration asks for. Raises InputError where a record cannot be used."""
+    """The order for this configuration. Raises InputError if a record cannot be used."""
     if context.config.replay is not None:
         return ReplayedOrder(context)
     return RecordedOrder(context, stack) if context.config.record else LiveOrder()

@@ -1,4 +1,4 @@
-"""The pace of ranks that wait for nobody: each steps at its own speed, until the run is over for all."""
+"""The pace of asynchronous ranks: each steps at its own speed, until the run is over for all."""
 
 import math
 import time
@@ -16,7 +16,7 @@ from samovar.training.finite import FiniteCheck
 from samovar.training.loop import Duties, Observer, Outcome, Requests, StepDone, StepMade
 from samovar.training.step import StepTimes
 
-# The master tests before anybody begins, and that may take longer than any exchange.
+# The master tests before any worker begins, and a test may take longer than an exchange.
 _START_PATIENCE = _END_PATIENCE = 10.0
 _DISTANCE_EVERY_S = 1.0
 _DISTANCE_SHARE = 0.02  # of the time at most is spent on measuring it
@@ -26,13 +26,13 @@ Agree: TypeAlias = Callable[[int, int | None], tuple[int, int | None]]
 
 
 class AsyncObserver(Observer, Protocol):
-    """An observer that also wants to know how each worker gets on."""
+    """An observer that also sees the progress of each worker."""
 
     def workers_seen(self, steps_done: int, states: Sequence[WorkerState]) -> None: ...
 
 
 class Voice(Protocol):
-    """Tells the user."""
+    """Writes messages to the user."""
 
     def inform(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -40,7 +40,7 @@ class Voice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What workers of a launch share: the table of their progress, how many share the center, the run's length."""
+    """State that workers of a launch share: their progress, the number of members at the center, the run's length."""
 
     table: ProgressTable
     headcount: Headcount
@@ -50,11 +50,11 @@ class Run:
 
 
 class Master:
-    """What one of the workers does for its launch: it looks at all after each of its own steps, and tells.
+    """The worker that reports, tests and saves for its launch. It looks at all workers after each of its own steps.
 
-    During the run the master of one launch alone tests and saves the center, at the end each does, of what the center
-    is when it `settle()`s; the others go on meanwhile. The run's steps are those of the stop rule, never more than were
-    asked for. What an earlier master left untold is counted, but not told.
+    During the run only the master of one launch tests and saves the center, while the others continue. At the end
+    every launch does, with the weights that the center has when `settle()` is called. The stop rule counts the run's
+    steps, up to the number that was asked for. Steps that an earlier master did not report are counted, not reported.
     """
 
     def __init__(self, run: Run, duties: Duties, observer: AsyncObserver, settle: Callable[[], None]) -> None:
@@ -69,33 +69,33 @@ class Master:
         outcome.num_steps = outcome.steps_done - first_step
 
     def test_at_start(self) -> None:
-        """Before anybody steps."""
+        """Test before any worker steps."""
         is_start = not any(state.num_samples for state in self._run.table.states())
         if is_start and self._run.table.leads:
             self._duties.test_at_start()
 
     def begin(self) -> None:
-        """From now on time counts; others may have begun a moment before, and what they did is told, too."""
+        """Start the clock. Other workers may have begun a moment before; their steps are reported, too."""
         self._told_s = time.monotonic()
         self._duties.outcome.seconds = self._told_s - self._run.table.begin()
 
     def look(self, num_snapshots: int, times: StepTimes) -> None:
-        """Tell how far all are; save and test what is due. `times` are those of the own last step."""
+        """Report the progress of all; save and test if that is due. `times` are those of this worker's last step."""
         before = self._duties.outcome.steps_done
         self._account(times)
         self._duties.act(before, num_snapshots, leads=self._run.table.leads)
 
     def finish(self, stop_signal: int, times: StepTimes) -> Outcome:
-        """Save and test the center, now that all have ended: that is what the run gives."""
+        """Save and test the center after all have ended. Returns the result of the run."""
         self._account(times)
         self._settle()
         self._duties.outcome.num_samples = _samples_of(self._run.table.states())
         return self._duties.finish(stop_signal)
 
     def wait_for_ends(self, stop_signal: int) -> None:
-        """Return when every worker's last update is in the center.
+        """Wait until every worker's last update is in the center.
 
-        Raises DeadlineExceeded, naming those of this launch that do not finish.
+        Raises DeadlineExceeded, naming the workers of this launch that do not finish.
         """
         timeout_s = self._run.timeout_s
         missing = self._run.table.wait_for_ends(timeout_s, with_others=not stop_signal)
@@ -122,9 +122,9 @@ class Master:
 
 @dataclass(frozen=True, slots=True)
 class AsyncParts:
-    """What a worker steps with, and the center in the place of its weights.
+    """The parts of a worker, and the center in the place of its weights.
 
-    `lock_wait_s()` tells what it lost to others at the center so far.
+    `lock_wait_s()` gives the seconds that it has lost to others at the center.
     """
 
     strategy: CenterSteps
@@ -135,12 +135,11 @@ class AsyncParts:
 
 
 class AsyncPace:
-    """See `samovar.training.loop.Pace`: steps from `steps_done` on, looks up after each, drains at the end.
+    """A `samovar.training.loop.Pace` that starts after `steps_done` steps and drains the strategy at the end.
 
-    The learning rate goes by the steps of the run, all workers together, so it falls for all at once. The first of the
-    launch's workers that are not gone is its master: `become_master` gives what it does for all. The strategy follows
-    the number of members that share the center. `agree(stop_signal, rate_step)` makes one answer of those of ranks that
-    step together.
+    The learning rate follows the steps of the run, so it falls for all workers together. The first worker of the
+    launch that is not gone becomes its master, by `become_master`. The strategy follows the number of members that
+    share the center. `agree(stop_signal, rate_step)` gives ranks that step together one common answer.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class AsyncPace:
             self._master.begin()
 
     def next_rate_step(self) -> int | None:
-        """None where this worker shall stop: by a signal, or because the run is over."""
+        """The step of the next rate; None if this worker must stop, by a signal or because the run is over."""
         requests = self._at_boundary(self.steps_done)
         run_steps = self._table.run_steps()
         live = run_steps if run_steps < self._run.num_steps else None
@@ -206,7 +205,7 @@ class AsyncPace:
             self._master.look(self._at_boundary(self.steps_done).num_snapshots, made.times)
 
     def end(self) -> Outcome | None:
-        """On the master, also where this worker's own weights came to nothing, if another one's did not."""
+        """The result, on the master. Its own weights may have failed, as long as another worker's did not."""
         parts, table = self._parts, self._table
         parts.strategy.drain()
         parts.order.end()
@@ -223,7 +222,7 @@ class AsyncPace:
         return self._master.finish(self._stop_signal, self._times)
 
     def _follow_members(self, run_steps: int) -> None:
-        """From this step of the run on the strategy counts with as many members as there are."""
+        """Give the strategy the present number of members."""
         sentence = self._run.headcount.follow(self._parts.strategy, tells_before=self._num_samples > 0)
         if sentence and self._table.is_first:
             self._run.voice.inform(f"step {run_steps:,}: {sentence}")
@@ -244,7 +243,7 @@ class AsyncPace:
         self._table.show(state, self._distance(is_finished))
 
     def _distance(self, is_finished: bool) -> float | None:
-        """The distance to the center, seldom enough to cost nothing; None where it is not its turn."""
+        """The distance to the center, measured so seldom that it costs almost nothing; None between measurements."""
         now_s = time.monotonic()
         pause_s = max(_DISTANCE_EVERY_S, self._distance_took_s / _DISTANCE_SHARE)
         if not is_finished and now_s - self._measured_s < pause_s:
@@ -265,6 +264,6 @@ def _samples_of(states: Sequence[WorkerState]) -> int:
 
 
 def _mean_loss(states: Sequence[WorkerState]) -> float:
-    """Of the last losses of those that have one and are not gone."""
+    """The mean of the last losses of workers that have one and are not gone."""
     losses = [state.loss for state in states if not (state.is_gone or math.isnan(state.loss))]
     return sum(losses) / len(losses) if losses else math.nan

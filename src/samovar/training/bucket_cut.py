@@ -1,4 +1,4 @@
-"""Into which buckets a net is cut: as --bucket says, or for `auto` as machine and net promise best."""
+"""The cut of a net into buckets: as --bucket says, or for `auto` by a prediction from machine and net."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.traits import AUTO
 
-# What a core does of a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
+# A core's rate on a net's products in float32: between 36e9 of LeNet and 81e9 of AlexNet (benchmarks/run.py nets).
 MULTIPLY_ADDS_PER_S = 50e9
 _REDUCE_AND_BROADCAST = "tree"
 
@@ -23,8 +23,8 @@ def cut_buckets(
 ) -> tuple[Bucket, ...]:
     """The buckets, in the order in which backward finishes them.
 
-    Gradients are exchanged in the last of `iter_size` passes; `mapped` is whether ranks can reach each other's memory.
-    A pure function of the configuration and the net, so that every rank and every resumed run cuts the same.
+    Gradients are exchanged in the last of `iter_size` passes. `mapped` says whether ranks map each other's memory.
+    A pure function of the configuration and the net, so that every rank and every resumed run makes the same cut.
     """
     sizes = [entry.spec.size * ELEMENT_BYTES for entry in layout.learned]
     if not sizes or not sharing.automatic_buckets or config.exact is not None or config.workers == 1:
@@ -34,9 +34,9 @@ def cut_buckets(
 
 
 def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, mapped: bool) -> ExchangeModel:
-    """A line through what two exchanges are predicted to take: of next to nothing, and of the whole model.
+    """A line through the predicted times of two exchanges: a tiny one, and the whole model of `num_bytes`.
 
-    Each one behind the backward pass also wakes the progress thread.
+    Each exchange behind the backward pass also wakes the progress thread.
     """
     record, workers, oversubscribed = config.calibration, config.workers, config.oversubscribed
     plan = sharing.collective
@@ -52,9 +52,9 @@ def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, m
 
 
 def hidden_fraction(config: RunConfig, sharing: StrategyConfig) -> float:
-    """Which part of the exchanges' work runs beside the backward pass: cores to spare for each worker, at most one.
+    """The fraction of the exchanges' work that the backward pass hides: each worker's spare cores, at most 1.
 
-    Without one, what the progress thread does is taken from the threads that compute, or from another rank's.
+    Without a spare core, the progress thread takes time from the threads that compute, or from another rank's.
     """
     if sharing.overlap in (None, "none") or config.oversubscribed:
         return 0.0
@@ -63,20 +63,20 @@ def hidden_fraction(config: RunConfig, sharing: StrategyConfig) -> float:
 
 
 def cut_notices(config: RunConfig, sharing: StrategyConfig, buckets: Sequence[Bucket]) -> tuple[str, ...]:
-    """That an overlap that was asked for has nothing to overlap."""
+    """A notice if the requested overlap has nothing to overlap."""
     if not sharing.automatic_buckets or sharing.overlap in (None, "none") or len(buckets) > 1 or config.workers == 1:
         return ()
     if hidden_fraction(config, sharing):
         return ()
     return (
-        f"--overlap {sharing.overlap}: --bucket auto keeps the model whole, so that nothing runs behind the backward "
-        "pass: no worker has a core to spare for the exchange (fewer workers or threads would leave one); give "
-        "--bucket layer or a number of bytes to divide it all the same",
+        f"--overlap {sharing.overlap} has no effect: --bucket auto keeps the model whole, because no worker has a core "
+        "to spare for the exchange. Use fewer workers or threads, or divide the model with --bucket layer or --bucket "
+        "BYTES",
     )
 
 
 def described(config: RunConfig, buckets: Sequence[Bucket]) -> str:
-    """The cut in words, "3 buckets (auto)"; empty where the model is not cut."""
+    """The cut as text, "3 buckets (auto)"; empty if the model is not cut."""
     if config.strategy.exchanges_weights or config.exact is not None:
         return ""
     text = counted(len(buckets), "bucket")
@@ -91,7 +91,7 @@ def _backward_s(config: RunConfig, layout: Layout, net: CaffeNet, iter_size: int
 
 
 def _batch_share(config: RunConfig, net: CaffeNet, iter_size: int) -> float:
-    """A worker's samples in a backward pass, of those that the net was built for."""
+    """A worker's samples in a backward pass, as a fraction of those that the net was built for."""
     if config.large_batch is not None:
         built_for = next((shapes[0][0] for step in net.steps if (shapes := step.layer.top_shapes) and shapes[0]), 1)
         return config.large_batch.batch_size / (iter_size * config.workers * built_for)

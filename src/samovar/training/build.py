@@ -1,4 +1,4 @@
-"""Putting a rank's parts together: net, buffers in the window, solver, strategy, data, test."""
+"""Build a rank's parts: net, buffers in the window, solver, strategy, data, test."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ from samovar.transports.base import Transport
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A net whose parameters lie in the window, and what updates and exchanges them, by which plan."""
+    """A net with its parameters in the window, the solver and strategy that update and exchange them, and the plan."""
 
     net: CaffeNet
     model: Model
@@ -70,24 +70,24 @@ class Learner:
 
     @contextlib.contextmanager
     def with_evaluated_weights(self) -> Iterator[None]:
-        """Inside, the model's weights are those that are tested, saved and told of. Raises NotFinite."""
+        """Inside, the model has the weights that are tested, saved and reported. Raises NotFinite."""
         with self.evaluated.in_place():
             self.finite.require()
             yield
 
     @property
     def has_private_state(self) -> bool:
-        """Whether each rank has weights and momentum, or a strategy's state, of its own, for a snapshot to hold."""
+        """Whether a snapshot needs each rank's own weights and momentum, or its strategy's own state."""
         return self.evaluated.differ_between_ranks or self.has_residuals
 
     @property
     def is_compressed(self) -> bool | None:
-        """Whether what ranks exchange is; None where nobody asked for it."""
+        """Whether ranks compress their messages; None if compression was not asked for."""
         return self.strategy.is_compressed if isinstance(self.strategy, CompressedSync | SyncEasgd) else None
 
     @property
     def has_residuals(self) -> bool:
-        """Whether each rank's strategy keeps what its messages left out."""
+        """Whether each rank's strategy keeps the part that its messages left out."""
         return self.is_compressed is not None
 
     @property
@@ -105,9 +105,9 @@ def build_learner(
     center: RunCenter | None = None,
     callback: TrialCallback | None = None,
 ) -> Learner:
-    """Weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
+    """Take the weights from the snapshot, else from --weights, else from the fillers; exchanges show in `trace`.
 
-    The net is on its `device` from now on. `center` is for those that have one, `callback` hears what they find out.
+    The net is on its `device` afterwards. `center` is for strategies that have one; `callback` gets their notices.
     """
     notices = _with_weights(net, config, caffe)
     net.place(net.device)
@@ -136,7 +136,7 @@ def build_learner(
 
 
 def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
-    """Load --weights; what there is to say of them, and of how and where the net computes."""
+    """Load --weights. Returns notices about them, and about the net's precision and device."""
     return (
         *load_weights(net, starting_weights(config, caffe)),
         *precision_warnings(config.precision, net.device),
@@ -145,7 +145,7 @@ def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple
 
 
 def _begin(strategy: Strategy, start: ResumePoint | None, center: RunCenter | None) -> None:
-    """From the snapshot's state, or from the center, which others have filled."""
+    """Restore from the snapshot's state, or from the center, which others have filled."""
     if start is not None:
         strategy.load_state_dict(start.strategy)
     if center is not None:
@@ -163,7 +163,7 @@ def _evaluated(
     deadline: Callable[[], Deadline],
     center: RunCenter | None,
 ) -> EvaluatedWeights | CenterWeights:
-    """The weights that are tested and saved: those at the center, where ranks wait for nobody."""
+    """The weights that are tested and saved: for asynchronous ranks, those at the center."""
     statistics = [info.name for info in net.parameter_infos if info.is_statistic]
     if center is not None:
         return center.evaluated(weights, statistics, deadline)
@@ -184,7 +184,7 @@ def _solver(
     weights: FlatBuffer,
     memory: RankMemory,
 ) -> tuple[StrategyConfig, Solver, tuple[str, ...]]:
-    """The solver with what momentum and rate the strategy leaves it, and the strategy with its share."""
+    """The solver with the momentum and rate that the strategy leaves to it, and the strategy with its share."""
     are_all = config.box is None
     sharing, settings, notices = with_momentum(sharing, solver_config(caffe), config.workers, are_all)
     layout = weights.layout
@@ -214,12 +214,12 @@ def build_worker(
 def build_evaluation(
     net: CaffeNet, reader: BatchReader, num_batches: int, transport: Transport, timeout_s: float, number: int = 0
 ) -> Evaluation:
-    """A test of `net`; `number` tells those of several nets apart."""
+    """A test of `net`; `number` distinguishes several test nets."""
     return Evaluation(net, net.output_shapes, reader, num_batches, transport, timeout_s, f"test {number}")
 
 
 def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig, seed: int) -> BatchReader:
-    """All that the net reads in `phase`; InputError where a layer's files or settings do not fit."""
+    """The data that the net reads in `phase`; InputError if a layer's files or settings do not fit."""
     training = phase == "TRAIN"
     layers = definition.data_layers(phase)
     without = WithoutData(definition.own_batch_size(phase), definition.input_shapes(phase))
@@ -232,7 +232,7 @@ def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int, conf
 
 
 def _room(config: RunConfig) -> Room:
-    """Blobs count where their batch is the file's, and where they lie in this memory."""
+    """The blobs whose batch is the file's, and which are in this memory."""
     batches = 1 if config.shares_batch else config.workers
     if config.exact is not None or config.large_batch is not None or config.device != CPU:
         batches = 0

@@ -1,4 +1,4 @@
-"""What rank 0 of `samovar caffe train` tells: what Caffe would print, debug_info included, as records."""
+"""The records of rank 0 of `samovar caffe train`: the lines that Caffe would print, debug_info included."""
 
 import time
 from collections import deque
@@ -22,9 +22,9 @@ from samovar.training.loop import Requests, StepDone
 
 
 class CaffeObserver:
-    """Tells of every `display`-th iteration, counted from 0, with the outputs of its last forward pass on this rank.
+    """Report every `display`-th iteration, counted from 0, with the outputs of its last forward pass on this rank.
 
-    It must hear of a step before the next one begins (`Schedule.is_prompt`).
+    Each step must be reported before the next one begins (`Schedule.is_prompt`).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CaffeObserver:
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss, loss_weights=weights))
 
     def ended(self) -> None:
-        """Caffe says nothing of it."""
+        """Report nothing, as Caffe."""
 
     def forwarded(self, steps_done: int, loss: float) -> None:
         self._losses.append(loss)
@@ -95,10 +95,10 @@ _LINES_OF_A_RECORD = 200
 def shows_values(
     context: RankContext, caffe: CaffeSolver, learner: Learner, tests: Sequence[CaffeNet]
 ) -> Callable[[int], Requests]:
-    """What to call at each boundary between two steps, in the place of the context's.
+    """The function to call at each boundary between two steps, instead of the context's.
 
-    With the solver's debug_info, rank 0 tells the values of the training net in the iterations that are displayed, and
-    those of the test nets in every pass.
+    With the solver's debug_info, rank 0 shows the values of the training net in the displayed iterations, and those of
+    the test nets in every pass.
     """
     if not (caffe.debug_info and context.is_first):
         return context.at_boundary
@@ -116,17 +116,17 @@ def shows_values(
 
 
 def debug_notices(config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:
-    """That nothing is shown, where workers go at speeds of their own."""
+    """A notice that asynchronous workers show no values."""
     if not (config.strategy.is_async and caffe.debug_info):
         return ()
     return (
-        f"{caffe.path}: debug_info has no effect with strategy {config.strategy.name}, whose workers step each by "
-        "itself; train with --strategy sync to see values",
+        f"{caffe.path}: debug_info has no effect with strategy {config.strategy.name}, whose workers step "
+        "independently; train with --strategy sync to see values",
     )
 
 
 def show_values_of_test(context: RankContext, net: CaffeNet) -> None:
-    """Tell the values of every pass of a test net on rank 0."""
+    """Show the values of every pass of a test net on rank 0."""
     if context.is_first:
         DebugInfo(net, partial(_tell, context, True))
 

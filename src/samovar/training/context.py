@@ -1,4 +1,4 @@
-"""What a rank process is given, and its signals."""
+"""The context of a rank process, and its signals."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ from samovar.transports.base import Transport
 from samovar.transports.shm import BoardWord, RunBoard
 
 _CROWDED = (
-    "rank {}: other programs compute on its cores, so as long as that lasts its threads sleep while they wait for each "
-    "other; the bits stay, and with one thread for each core that is free it may be faster: --threads-per-worker"
+    "rank {}: other programs compute on its cores, so its threads sleep while they wait for each other. The bits stay "
+    "the same. One thread for each free core may be faster: --threads-per-worker"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class BoxDescriptors:
-    """The memory of the run's own box."""
+    """Descriptors of the memory of the run's own box."""
 
     board: int
     center: int
@@ -33,9 +33,9 @@ class BoxDescriptors:
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What a rank is given: its settings, its way to the others, its way to the launcher.
+    """A rank's settings, and its ways to the other ranks and to the launcher.
 
-    `is_gone(rank)` tells whether the launcher has given that rank up. `box` is there for strategies with a center.
+    `is_gone(rank)` says whether the launcher has given up that rank. Strategies with a center have a `box`.
     The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times.
     """
 
@@ -54,13 +54,13 @@ class RankContext:
 
 
 def use_cpus(cpus: tuple[int, ...]) -> None:
-    """Pin this process, threads to come included."""
+    """Pin this process, and the threads that it starts later."""
     if cpus:
         os.sched_setaffinity(0, cpus)
 
 
 class SignalRequests:
-    """What signals ask of this rank: sent to it directly, or passed on by the launcher over the board.
+    """The requests of signals, which come to this rank directly, or through the launcher over the board.
 
     Handlers only set numbers; `at_boundary` reads them between two steps.
     """
@@ -76,7 +76,7 @@ class SignalRequests:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
 
     def at_boundary(self, steps_done: int) -> Requests:
-        """Show how far this rank is; tell what was asked of it so far."""
+        """Show the steps of this rank. Returns the requests so far."""
         self._board.post(self._rank, BoardWord.STEPS_DONE, steps_done)
         launcher = self._board.launcher_row
         return Requests(
@@ -85,7 +85,7 @@ class SignalRequests:
         )
 
     def is_gone(self, rank: int) -> bool:
-        """Whether the launcher says so."""
+        """Whether the launcher has given up `rank`."""
         return self._board.read(rank, BoardWord.IS_GONE) != 0
 
     def _note_stop(self, number: int, _frame: FrameType | None) -> None:
@@ -96,7 +96,7 @@ class SignalRequests:
 
 
 class Boundary:
-    """What a rank does between two steps, whatever its job."""
+    """The work of a rank between two steps, in every job."""
 
     def __init__(self, requests: SignalRequests, num_threads: int, writer: RecordWriter, rank: int) -> None:
         self._requests = requests
@@ -106,7 +106,7 @@ class Boundary:
         self._is_told = False
 
     def at(self, steps_done: int) -> Requests:
-        """Show how far this rank is; what was asked of it so far."""
+        """Show the steps of this rank. Returns the requests so far."""
         if self._threads.look() and not self._is_told:
             self._is_told = True
             self._writer.write(Notice(level="info", text=_CROWDED.format(self._rank)))

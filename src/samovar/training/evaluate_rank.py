@@ -21,7 +21,7 @@ DEFAULT_NUM_BATCHES = 50  # Caffe's
 
 
 def run_evaluation(context: RankContext) -> None:
-    """Mean outputs of the TEST net with the given weights, told by rank 0; raises SamovarError."""
+    """Compute mean outputs of the TEST net with the given weights; rank 0 reports them. Raises SamovarError."""
     config = context.config
     definition = load_net(config.model, config.level, config.stages)
     with contextlib.ExitStack() as stack:
@@ -51,17 +51,17 @@ def run_evaluation(context: RankContext) -> None:
 
 
 def _without_data(definition: CaffeNetDefinition, reader: BatchReader) -> tuple[str, ...]:
-    """That the outputs say nothing, where the net is fed by a program and not from files."""
+    """A notice that the outputs mean nothing, if a program feeds the net and no files do."""
     if reader.sources or not (inputs := definition.input_shapes("TEST")):
         return ()
     return (
-        f"{definition.path}: its TEST phase reads no data, and {', '.join(map(repr, inputs))} are zeros, so that these "
+        f"{definition.path}: its TEST phase reads no data, and {', '.join(map(repr, inputs))} are zeros, so these "
         "outputs measure nothing; give a net with data layers",
     )
 
 
 def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
-    """The HDF5Output layers, which keep what they take where there is a folder to write into."""
+    """The HDF5Output layers. They keep their inputs if there is a folder to write into."""
     found = [layer for layer in net.layers if isinstance(layer, HDF5Output)]
     for output in found:
         output.keeps = folder is not None
@@ -69,7 +69,7 @@ def _kept_outputs(net: CaffeNet, folder: Path | None) -> list[HDF5Output]:
 
 
 def _tell(context: RankContext, result: TestResult, loss_weights: dict[str, float]) -> None:
-    """Caffe also shows each batch, and the loss."""
+    """Report the result; as Caffe, also each batch and the loss."""
     if not context.config.by_caffe:
         context.writer.write(Tested(step=None, outputs=result.outputs))
         return

@@ -1,4 +1,4 @@
-"""The weights that are tested, saved and told of, in the place of a worker's own; that they are equal."""
+"""The weights that are tested, saved and reported, in the place of a worker's own; a check that they are equal."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ from samovar.transports.base import Array, Transport
 
 
 class StatisticViews:
-    """The parameters `names` of flat weights, which forward passes change and nobody learns, one after the other."""
+    """Views of the parameters `names`, one after the other, which forward passes change and the solver does not."""
 
     def __init__(self, weights: FlatBuffer, names: Sequence[str]) -> None:
         self._views = [weights.view(name).numpy() for name in names]
@@ -40,7 +40,7 @@ class StatisticViews:
 
 
 class EvaluatedWeights:
-    """Of ranks that go in step: the strategy's center, where it has one, and the ranks' mean of the `statistics`."""
+    """The evaluated weights of ranks in step: the strategy's center, if any, and the ranks' mean of `statistics`."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class EvaluatedWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model's weights are those that are evaluated; afterwards the worker's own again.
+        """Inside, the model has the evaluated weights; afterwards the worker's own again.
 
-        Every rank must enter at the same step: what is under way is completed first. Training goes on with the same
-        bits. Cost: where they differ, two copies of N floats and memory for one. Raises DeadlineExceeded.
+        Every rank must enter at the same step: an exchange under way is completed first. Training continues with the
+        same bits. Cost: if they differ, two copies of N floats and memory for one. Raises DeadlineExceeded.
         """
         self._strategy.drain()
         if not self.differ_between_ranks:
@@ -86,12 +86,12 @@ class EvaluatedWeights:
 
 
 class CenterWeights:
-    """Of ranks that wait for nobody: the center as it is now, and in it the workers' mean of the `statistics`.
+    """The evaluated weights of asynchronous ranks: the center as it is now, with the workers' mean of `statistics`.
 
-    Unlike `EvaluatedWeights`, which every rank must enter at the same step, any worker may look at any time.
+    Every rank must enter `EvaluatedWeights` at the same step; any worker may enter these at any time.
     """
 
-    differ_between_ranks = False  # a snapshot holds the center alone, whoever writes it
+    differ_between_ranks = False  # a snapshot holds the center alone, whichever rank writes it
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class CenterWeights:
         self._settled: Array | None = None
 
     def settle(self) -> None:
-        """From now on the center is what it is now, whoever goes on to change it: what this launch gives.
+        """Keep the center as it is now, as the result of this launch; others may still change it.
 
         Cost: N floats of memory.
         """
@@ -121,7 +121,7 @@ class CenterWeights:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model's weights are the center; afterwards the worker's own again, with the same bits.
+        """Inside, the model has the center's weights; afterwards the worker's own again, with the same bits.
 
         Cost: three copies of N floats and memory for two. Raises DeadlineExceeded.
         """
@@ -134,9 +134,9 @@ class CenterWeights:
             yield
 
     def strategy_state(self) -> State:
-        """Inside `in_place`: what a strategy has in a snapshot beside the center, and the center to which it belongs.
+        """Inside `in_place`: the strategy's part of a snapshot, which holds the center's velocity, and the center.
 
-        Read past the strategy, whose own way to the center may be recorded. Cost: two copies of N floats at most.
+        It does not read through the strategy, whose reads may be recorded. Cost: two copies of N floats at most.
         """
         if not self._with_velocity:
             return {}
@@ -145,12 +145,12 @@ class CenterWeights:
         return {"center": self._weights.array_N.copy(), "velocity": velocity}
 
     def publish_statistics(self) -> None:
-        """Show the others what this worker's layers count."""
+        """Show this worker's statistics to the others."""
         self._views.gather(self._statistics.own)
         self._statistics.show()
 
     def take_statistics(self) -> None:
-        """Go on from what this worker's earlier life showed, if it came so far."""
+        """Continue from the statistics of this worker's earlier life, if it showed any."""
         if self._statistics.were_shown:
             self._views.put(self._statistics.own)
 
@@ -164,7 +164,7 @@ class CenterWeights:
 
 @contextlib.contextmanager
 def _kept(array: Array) -> Iterator[None]:
-    """`array` is afterwards what it was."""
+    """Restore `array` afterwards."""
     own = array.copy()
     try:
         yield

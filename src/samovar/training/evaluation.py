@@ -18,7 +18,7 @@ from samovar.data.stream import evaluation_batches
 from samovar.model.half import NetOutput
 from samovar.transports.base import Region, Transport
 
-MAX_VALUES = 1 << 12  # of all outputs together; more are no figures to read
+MAX_VALUES = 1 << 12  # of all outputs together; nobody reads more
 MAX_TABLE_VALUES = 1 << 25  # of all batches, 256 MiB
 
 
@@ -37,10 +37,9 @@ class TestResult:
 class Evaluation:
     """The mean of every output of the test net over `num_batches` batches, as Caffe's test pass.
 
-    Rank r computes batches r, r + P, ...; each result is made by one rank and only copied by the others
-    (x + 0 = x), and the mean is taken in batch order: the same bits for any number of workers. `output_shapes` are
-    those of the outputs, by name; raises InputError where they are too large to be figures. `name` tells several
-    evaluations apart.
+    Rank r computes batches r, r + P, and so on. Each result is made by one rank and only copied by the others
+    (x + 0 = x). The mean is taken in batch order, so any number of workers gives the same bits. `output_shapes` are
+    those of the outputs, by name; InputError if they have too many values. `name` distinguishes several evaluations.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Evaluation:
         self._channel = open_channel(f"{name} all-reduce", plan, transport, self._results)
 
     def run(self) -> TestResult:
-        """The same on every rank."""
+        """Run the test; the result is the same on every rank."""
         table = self._results.array.reshape(self._num_batches, len(self._columns) + 1)
         table[...] = 0.0
         with torch.no_grad():
@@ -91,7 +90,7 @@ class Evaluation:
         if tuple(values) != self._columns:
             raise InputError(
                 f"test net: its outputs have {len(values)} values in this batch, {len(self._columns)} were planned; "
-                "take a blob whose size depends on the data with Silence"
+                "hide a blob whose size depends on the data with a Silence layer"
             )
         return [*values.values(), 0.0 if output.loss is None else float(output.loss)]
 
@@ -108,12 +107,12 @@ def _value_names(counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _planned_names(shapes: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """The names of all values; InputError where there are more than anybody reads."""
+    """The names of all values; InputError for more than `MAX_VALUES`."""
     counts = {name: prod(shape) for name, shape in shapes.items()}
     if sum(counts.values()) > MAX_VALUES:
         largest = max(counts, key=lambda name: counts[name])
         raise InputError(
-            f"test net: output {largest!r} has shape {tuple(shapes[largest])}; a test pass takes the means of at most "
-            f"{MAX_VALUES:,} numbers; end the net with a loss or Accuracy, or take the blob with Silence"
+            f"test net: output {largest!r} has shape {tuple(shapes[largest])}, but a test pass takes at most "
+            f"{MAX_VALUES:,} values. End the net with a loss or Accuracy, or hide the blob with a Silence layer"
         )
     return _value_names(counts)

@@ -14,10 +14,10 @@ _WHAT_TO_DO: Final = "lower base_lr, or look at this rank's data"
 
 
 class FiniteCheck:
-    """Looks at `weights` after steps, and before anything is made of them: a test, a snapshot, a result.
+    """Check `weights` after steps, and before they are tested, saved or reported.
 
-    Where ranks go in step, what one of them has all of them get, so the run ends. At a center a worker that is refused
-    goes on from there, its solver without memory of what it did, and ends when it has been refused too often.
+    Ranks in step all get the bad values of one, so the run ends. If a center refuses a worker's update, the worker
+    continues from the center, with its solver's momentum cleared. It ends when it has been refused too often.
 
     Cost: one read of N floats every 8 steps; after a step whose loss is not finite another one.
     """
@@ -46,7 +46,7 @@ class FiniteCheck:
             raise NotFinite(f"rank {self._rank}: the weights of {name} are not finite {self._when}; {_WHAT_TO_DO}")
 
     def at_end(self) -> None:
-        """A worker at a center: what it did last must have come there. Raises NotFinite."""
+        """Raise NotFinite if the center did not take this worker's last update."""
         assert isinstance(self._strategy, CenterSteps), self._strategy
         if self._strategy.is_sick:
             raise self._lost(self._strategy, "ends with weights that are not finite")

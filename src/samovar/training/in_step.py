@@ -16,12 +16,12 @@ NUM_RECORD_FIELDS = 5  # loss, samples, stop signal, snapshot requests, arrival 
 
 
 class InStep:
-    """See `samovar.training.loop.Pace`.
+    """A `samovar.training.loop.Pace` for ranks in step.
 
-    Ranks agree at step boundaries on what signals asked for: each posts what it saw, and acts on what all posted one
-    step earlier, so all act after the same step and none waits for the agreement. `at_boundary(steps_done)` tells what
-    signals asked of this rank, `exchanges_at(step)` whether a step waits for other ranks, `forward()` gives the loss of
-    one more forward pass.
+    Ranks agree at step boundaries on the requests of signals. Each rank posts the requests that it saw, and acts on
+    those that all posted one step earlier. So all act after the same step, and none waits for the agreement.
+    `at_boundary(steps_done)` gives this rank's requests, `exchanges_at(step)` says whether a step waits for other
+    ranks, and `forward()` gives the loss of one more forward pass.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class InStep:
         self._posted = made.seconds, made.times
 
     def _collect(self) -> Requests:
-        """Take in what all ranks posted at the last boundary; what they agreed to do."""
+        """Read the posts of all ranks at the last boundary. Returns the requests that they agreed on."""
         if self._posted is None:
             return self._agreed
         records = self._collected()
@@ -104,13 +104,13 @@ class InStep:
 
 
 def _mean(records: npt.NDArray[np.float64]) -> float:
-    """Over all ranks' samples, of rows (loss, number of samples, ...)."""
+    """The mean loss over all ranks' samples, from rows (loss, number of samples, ...)."""
     losses, counts = records[:, 0], records[:, 1]
     return float((losses * counts).sum() / int(counts.sum()))
 
 
 def last_to_arrive(arrivals_s: npt.NDArray[np.float64]) -> tuple[int | None, float]:
-    """Who came last, and how long after the median of the others."""
+    """The rank that came last, and its delay after the median of the others."""
     if len(arrivals_s) < 2 or np.isnan(arrivals_s).any():
         return None, 0.0
     last = int(arrivals_s.argmax())

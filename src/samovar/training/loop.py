@@ -1,4 +1,4 @@
-"""The training loop of a rank: steps at a pace, and what is done for the run beside them."""
+"""The training loop of a rank: steps at a pace, and the reports, tests and snapshots between them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from samovar.training.step import StepLoss, StepTimes, Worker
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What signals have asked of this run so far: a signal number (0: none), and a count."""
+    """The requests of signals so far: the number of a stop signal (0: none), and a count of snapshots."""
 
     stop_signal: int = 0
     num_snapshots: int = 0
@@ -21,8 +21,8 @@ class Requests:
 class Schedule:
     """Which steps to take, and after which to do what; 0 means never. Steps count from 0.
 
-    At the end of the steps: save, then one forward pass more, then a test, each if asked for. `is_prompt`: a step is
-    told of as soon as it is done, at the price of waiting for the other ranks.
+    At the end of the steps: save, then one forward pass more, then a test, each if asked for. `is_prompt`: report a
+    step as soon as it is done, at the price of waiting for the other ranks.
     """
 
     first_step: int
@@ -50,8 +50,8 @@ class StepMade:
 class StepDone:
     """All ranks' results of one step: mean loss over the global batch.
 
-    `times` are this rank's own. `last_rank` came to the exchange last, `late_s` after the median of the others; None
-    where the step had no exchange, or there are no others. `num_steps` were done since the last that was told.
+    `times` are this rank's own. `last_rank` came to the exchange last, `late_s` after the median of the others; it is
+    None without an exchange or without others. `num_steps` were done since the last report.
     """
 
     steps_done: int
@@ -65,7 +65,7 @@ class StepDone:
 
 
 class Observer(Protocol):
-    """Whoever wants to know how training goes; called with equal values, except times, on every rank that tells."""
+    """An observer of training; every rank that reports calls it with the same values, except times."""
 
     def step_done(self, done: StepDone) -> None: ...
     def tested(self, steps_done: int, net: int, result: TestResult) -> None: ...
@@ -75,10 +75,10 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """Where a run stands when its loop ends.
+    """The state of a run when its loop ends.
 
-    `num_steps` were taken by this process, `seconds` are spent in them, without tests and snapshots.
-    `test_outputs` are those of the first test net with the weights as they are now; empty where those were not tested.
+    This process took `num_steps`, in `seconds` without tests and snapshots. `test_outputs` are those of the first test
+    net with the present weights; empty if these were not tested.
     """
 
     steps_done: int
@@ -107,10 +107,10 @@ class Outcome:
 
 
 class Duties:
-    """What is done for a run beside its steps: it is told of, saved and tested, each when that is due.
+    """The work for a run between its steps: reports, snapshots and tests, each when it is due.
 
-    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot. In step every rank
-    has these duties, and all do the same at the same steps; else one rank has them for all.
+    `evaluate()` gives the result of each test net in turn, `save(steps_done)` writes a snapshot. Ranks in step all
+    have these duties, and do the same at the same steps. Of asynchronous ranks one has them for all.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Duties:
         self._saved_at: int | None = None
 
     def reached(self, steps_done: int) -> None:
-        """The run has come so far; what was tested are other weights."""
+        """Note the run's steps; results of earlier tests no longer count."""
         self.outcome.steps_done = steps_done
         self.outcome.test_outputs = {}
 
@@ -139,7 +139,7 @@ class Duties:
         self._observer.step_done(done)
 
     def act(self, before: int, num_snapshots: int, *, leads: bool = True, tests: bool = True) -> None:
-        """Save and test what became due since `before` steps. One that does not lead saves where it was asked to."""
+        """Save and test if that became due since `before` steps. Without `leads`, save only on request."""
         now, schedule = self.outcome.steps_done, self._schedule
         if num_snapshots > self._snapshots_made or (leads and _passed(schedule.snapshot_interval, before, now)):
             self._snapshots_made = max(num_snapshots, self._snapshots_made)
@@ -158,7 +158,7 @@ class Duties:
             self._observer.tested(self.outcome.steps_done, net, result)
 
     def finish(self, stop_signal: int, forward: Callable[[], float] | None = None) -> Outcome:
-        """The end of the run: save, then the loss of one more forward pass and a test, unless a signal stopped it."""
+        """End the run: save, then show the loss of one more forward pass and test, unless a signal stopped it."""
         self.outcome.stop_signal = stop_signal
         if self._schedule.save_at_end:
             self._save_once()
@@ -177,32 +177,32 @@ class Duties:
 
 
 class Pace(Protocol):
-    """When a rank steps, and whom it waits for: see `samovar.training.in_step` and `samovar.training.async_pace`."""
+    """When a rank steps, and which ranks it waits for: `samovar.training.in_step`, `samovar.training.async_pace`."""
 
     @property
     def steps_done(self) -> int:
-        """By this rank."""
+        """The steps that this rank has done."""
         ...
 
     def begin(self) -> None:
-        """Return when this rank may step."""
+        """Wait until this rank may step."""
         ...
 
     def next_rate_step(self) -> int | None:
-        """The step whose learning rate the next update takes; None where the run is over for this rank."""
+        """The step whose learning rate the next update takes; None if the run is over for this rank."""
         ...
 
     def stepped(self, made: StepMade) -> None:
-        """Show the step to the others, and do what is due."""
+        """Show the step to the others, and do the duties that are due."""
         ...
 
     def end(self) -> Outcome | None:
-        """What the run came to, on the ranks that tell it."""
+        """The result of the run, on the ranks that report it."""
         ...
 
 
 class Training:
-    """Runs a worker at its pace to the end of the run. Raises SamovarError."""
+    """Run a worker at its pace to the end of the run. Raises SamovarError."""
 
     def __init__(self, worker: Worker, pace: Pace) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""A rank's flat memory, and the strategy on it: what workers share, and how."""
+"""A rank's flat memory, and the strategy that shares it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +28,15 @@ from samovar.strategies.trial import TrialCallback
 from samovar.training.step import Parts
 from samovar.transports.base import MappedWindow, Region, Transport
 
-# The plan with which updates are divided unasked: it makes the sums where they lie.
+# The plan with which updates are divided by default: it makes the sums in place.
 _DIVIDED = "direct"
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Rows of float32 (N,) in the window: weights, a backward pass's gradient, what the solver reads, what it keeps.
+    """Rows of float32 (N,) in the window: weights, gradient of a backward pass, the solver's input and its histories.
 
-    `sums` are the gradient itself, or with --exact a row for each sum of slices, of which the solver reads the first.
+    `sums` are the gradient itself, or with --exact a row for each sum of slices; the solver reads the first one.
     """
 
     weights: Region
@@ -50,7 +50,7 @@ class RankMemory:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether ranks can reach each other's memory as their own."""
+        """Whether ranks map each other's memory."""
         return isinstance(self.gradients.window, MappedWindow)
 
 
@@ -64,20 +64,20 @@ class Slices:
 
     @classmethod
     def of(cls, config: RunConfig, caffe: CaffeSolver, net: CaffeNet) -> "Slices | None":
-        """InputError, naming them, for layers that mix samples."""
+        """Raise InputError, naming the layers, if any layer mixes samples."""
         if config.exact is None:
             return None
         if mixing := net.mixing_layers:
             raise InputError(
-                f"--exact {config.exact}: {net.path}: {', '.join(mixing)}: a sample's values there depend on others of "
-                "its batch, so that slices are not what the whole batch is; leave --exact out"
+                f"--exact {config.exact}: {net.path}: {', '.join(mixing)}: a sample's values there depend on the whole "
+                "batch, so slices give other results; leave --exact out"
             )
         ranges = tuple((first, first + count) for first, count in shares(config.exact, config.workers))
         return cls(ranges, config.exact, caffe.iter_size)
 
     @property
     def leaves(self) -> tuple[tuple[int, int], ...]:
-        """The ranges of what is added up: a slice's batches count one by one."""
+        """The ranges of the terms that are added up: a slice's batches count one by one."""
         return tuple((first * self.num_batches, stop * self.num_batches) for first, stop in self.ranges)
 
     @property
@@ -90,7 +90,7 @@ class Slices:
 
 
 def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig, tuple[str, ...]]:
-    """`config`, or what comes nearest to it with this solver, and a sentence that says so."""
+    """`config`, or the nearest one that this solver allows, with a notice."""
     if not config.divides_updates or caffe.clip_gradients is None:
         return config, ()
     if config.updates_parts:
@@ -99,16 +99,16 @@ def possible(config: StrategyConfig, caffe: CaffeSolver) -> tuple[StrategyConfig
         asked, instead = "--overlap full", "--overlap backward"
         settings = replace(config, overlap="backward", owner=None)
     notice = (
-        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; "
-        f"every rank updates everything then, as with {instead}"
+        f"{asked}: clip_gradients needs the norm of the whole gradient before the update; "
+        f"so every rank updates everything, as with {instead}"
     )
     return settings, (notice,)
 
 
 def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, collective: str) -> StrategyConfig:
-    """`sharing`, with updates in parts where nobody said who makes them and nothing speaks against it.
+    """`sharing`, with updates in parts if `owner` is not set and nothing prevents it.
 
-    Raises InputError where parts were asked for and sums of `collective` are not made in parts.
+    Raises InputError if parts were asked for, but `collective` makes no sums in parts.
     """
     if sharing.updates_parts and collective not in REDUCE_SCATTERS:
         raise InputError(
@@ -122,7 +122,7 @@ def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, coll
 
 
 def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> RankMemory:
-    """Without histories: these lie with the solver, unless they travel to other ranks."""
+    """Without histories: these are in the solver's memory, unless they travel to other ranks."""
     size = layout.num_elements
     num_sums = 0 if slices is None else slices.num_rows
     rows = _rows(transport, "model", size, 2 + num_sums)
@@ -134,7 +134,7 @@ def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> 
 def with_histories(
     memory: RankMemory, transport: Transport, strategy: StrategyConfig, caffe: CaffeSolver
 ) -> RankMemory:
-    """The same with the solver's histories in a window, where a rank keeps only some of them."""
+    """The same with the solver's histories in a window, if a rank keeps only some of them."""
     if not strategy.divides_updates:
         return memory
     size, count = len(memory.weights.array), num_histories(solver_config(caffe))
@@ -173,7 +173,7 @@ def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices
 
 
 def portions(group: Group, global_batch: int, slices: Slices | None) -> Portions:
-    """The samples that a rank reads; InputError where there are more workers, or slices, than samples."""
+    """The samples that a rank reads; InputError for more workers, or slices, than samples."""
     if slices is None:
         return batch_portions(group, global_batch)
     if global_batch < slices.num_slices:

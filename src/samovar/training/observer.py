@@ -1,4 +1,4 @@
-"""How one rank tells what happens: records for the launcher, lines in metrics.jsonl."""
+"""The reports of one rank: records for the launcher, lines in metrics.jsonl."""
 
 import math
 import time
@@ -16,14 +16,14 @@ from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluation import TestResult
 from samovar.training.loop import StepDone
 
-# A run without `display` still shows that it lives.
+# A run without `display` still shows progress.
 _SILENCE_S = 1.0
 _RATE_STEPS = 50
 TOTAL_LOSS = "test_loss"  # the weighted sum of all losses (test_compute_loss)
 
 
 class RunObserver:
-    """Shows every `display_interval` steps the mean loss of the last `average_loss` steps, and the speed."""
+    """Show every `display_interval` steps the mean loss of the last `average_loss` steps, and the speed."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class RunObserver:
             self._writer.write(self._progress(done, rate))
 
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:
-        """Each test net has a kind of its own in metrics.jsonl: test, test_1, test_2, ..."""
+        """Report a test; each test net has its own kind in metrics.jsonl: test, test_1, test_2, ..."""
         loss = result.loss if self._shows_test_loss else None
         values = result.outputs if loss is None else {TOTAL_LOSS: loss, **result.outputs}
         self._metrics.append(steps_done, "test" if net == 0 else f"test_{net}", values)
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss))
 
     def forwarded(self, steps_done: int, loss: float) -> None:
-        """Only Caffe's own command asks for it."""
+        """Report nothing: only Caffe's own command asks for it."""
 
     def ended(self) -> None:
         verdict = self._spent.verdict()
@@ -83,7 +83,7 @@ class RunObserver:
             self._writer.write(Notice(level="info", text=verdict))
 
     def _watch_time(self, done: StepDone, arrival: Arrival | None) -> None:
-        """The first step of a process, which warms up, says nothing."""
+        """Time spent, without the first step of a process, which warms up."""
         if self._is_warm:
             self._spent.add(_seconds(done), arrival)
             sentence = None if arrival is None else self._stragglers.take(arrival)
@@ -119,20 +119,20 @@ class SilentObserver:
     """The observer of the other ranks: they see the same numbers."""
 
     def step_done(self, done: StepDone) -> None:
-        """Rank 0 tells."""
+        """Rank 0 reports it."""
 
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:
-        """Rank 0 tells."""
+        """Rank 0 reports it."""
 
     def forwarded(self, steps_done: int, loss: float) -> None:
-        """Rank 0 tells."""
+        """Rank 0 reports it."""
 
     def ended(self) -> None:
-        """Rank 0 tells."""
+        """Rank 0 reports it."""
 
 
 def remedy_for(strategy: StrategyConfig) -> str:
-    """What to try where exchanges take long."""
+    """The advice if exchanges take long."""
     if strategy.exchanges_weights:
         return "a longer --sync-period, or larger batches"
     rest = "larger batches, or a strategy with a period"
@@ -140,12 +140,12 @@ def remedy_for(strategy: StrategyConfig) -> str:
 
 
 class WorkersObserver(RunObserver):
-    """Beside each progress a line of kind "workers" in metrics.jsonl: lists with a value for each worker."""
+    """An observer that also writes lines of kind "workers" into metrics.jsonl: lists with a value for each worker."""
 
     _states: Sequence[WorkerState] = ()
 
     def workers_seen(self, _steps_done: int, states: Sequence[WorkerState]) -> None:
-        """Before `step_done` of the same step."""
+        """Called before `step_done` of the same step."""
         self._states = states
 
     def _progress(self, done: StepDone, rate: float) -> Progress:
@@ -157,7 +157,7 @@ class WorkersObserver(RunObserver):
 
 
 def worker_figures(state: WorkerState) -> WorkerFigures:
-    """The state of a worker as it stands in result.json."""
+    """The state of a worker, as result.json gives it."""
     return WorkerFigures(
         steps=state.steps_done,
         samples=state.num_samples,
@@ -177,7 +177,7 @@ def _known(value: float) -> float | None:
 
 
 def _in_words(states: Sequence[WorkerState]) -> str:
-    """Who is slowest and fastest, and how stale updates are: "rank 1 slowest at 31, rank 0 fastest at 62 samples/s"."""
+    """The slowest and fastest rank, and the staleness: "rank 1 slowest at 31, rank 0 fastest at 62 samples/s"."""
     rates = {rank: state.samples_per_second for rank, state in enumerate(states) if not state.is_gone}
     if len(rates) < 2:
         return ""
@@ -187,6 +187,6 @@ def _in_words(states: Sequence[WorkerState]) -> str:
 
 
 def mean_staleness(states: Sequence[WorkerState]) -> float:
-    """Over all updates of all workers."""
+    """The mean staleness over all updates of all workers."""
     counts: list[int] = [sum(column) for column in zip(*(state.staleness for state in states), strict=True)]
     return sum(staleness * count for staleness, count in enumerate(counts)) / max(1, sum(counts))

@@ -1,4 +1,4 @@
-"""What a rank opens before it can train: solver, net, and data, which it may load into memory (--hold-data)."""
+"""The files that a rank opens before training: solver, net, and data, which --hold-data loads into memory."""
 
 import contextlib
 import time
@@ -28,10 +28,10 @@ _MB = 1e6
 
 
 def hold_training_set(context: RankContext, reader: BatchReader) -> None:
-    """Say what it takes, load it, say how long that took; InputError where the memory is not there."""
+    """Load all records, and report their size and the time; InputError if memory is short."""
     total = reader.bytes_to_cache
     if total == 0:
-        raise InputError(f"--hold-data: {reader.described}: there is nothing to hold; leave it out")
+        raise InputError(f"--hold-data: {reader.described}: there is no data to hold; leave it out")
     require_memory(total)
     started_s = time.monotonic()
     workers = context.transport.group.world_size
@@ -46,18 +46,18 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
 
 
 def require_memory(total: int) -> None:
-    """InputError unless `total` bytes leave a tenth of what is free."""
+    """Raise InputError unless `total` bytes leave a tenth of the free memory."""
     host = read_host()
     there = min(host.memory_available_bytes, host.memory_limit_bytes or host.memory_available_bytes)
     if total > _MOST_OF_MEMORY * there:
         raise InputError(
-            f"--hold-data: the decoded records take about {total / _MB:,.0f} MB, and {there / _MB:,.0f} MB of memory "
-            "are free, of which a tenth must stay; leave it out, or train where there is more"
+            f"--hold-data: the decoded records take about {total / _MB:,.0f} MB, but {there / _MB:,.0f} MB of memory "
+            "are free, and a tenth must stay free; leave it out, or train on a larger machine"
         )
 
 
 class _Loading:
-    """Tells how far loading is, now and then."""
+    """Report now and then how much is loaded."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -76,7 +76,7 @@ def _tell(context: RankContext, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A solver (that for larger steps, where --large-batch asks for them), its training data, and the net for it."""
+    """A solver (with --large-batch, that for the larger steps), its training data, and the net for it."""
 
     caffe: CaffeSolver
     definition: CaffeNetDefinition
@@ -91,7 +91,7 @@ class Opened:
 
     @contextlib.contextmanager
     def stream(self, slices: Slices | None, first_batch: int, order_index: int | None = None) -> Iterator[BatchStream]:
-        """This rank's batches, from `first_batch` on; closed at the end. `order_index`: all data, in an own order."""
+        """This rank's batches from `first_batch`, closed at the end. `order_index`: all data, in this rank's order."""
         group = self.context.transport.group
         if order_index is None:
             own = portions(group, self.global_batch, slices)
@@ -118,7 +118,7 @@ def open_training(context: RankContext) -> Iterator[Opened]:
 
 
 def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
-    """The solver for the steps that --large-batch asks for; tells what it changes."""
+    """The solver for the steps that --large-batch asks for; reports its changes."""
     large = context.config.large_batch
     if large is None:
         return caffe

@@ -1,9 +1,9 @@
-"""In which order a center took the updates of a run, as each worker saw it: a file for each worker.
+"""The order in which a center took the updates of a run, as each worker saw it: a file for each worker.
 
-A line of JSON (the head), then entries. An entry is a letter and little-endian numbers: "S" a step, u32 whose learning
-rate it took; "R" a read and "U" an update of the center, each with a version for every chunk; "E" the end, u32 steps
-in all. Versions are written as differences from those of the worker's entry before: a width in bytes (u8; 0: all
-chunks have the same), then one number, or one for each chunk.
+A line of JSON (the head) comes first, then entries of a letter and little-endian numbers. "S" is a step, with the step
+of its learning rate (u32). "R" is a read and "U" an update of the center, with a version for every chunk. "E" is the
+end, with the number of steps (u32). Versions are differences from those of the worker's entry before: a width in bytes
+(u8), then a number for each chunk; width 0 means one number for all chunks.
 """
 
 import json
@@ -27,7 +27,7 @@ _READ, _UPDATE, _STEP, _END = b"R", b"U", b"S", b"E"
 
 @dataclass(frozen=True, slots=True)
 class LogHead:
-    """Whose log it is, and of which center; `num_chunks` of `chunk_elements` hold `num_elements`."""
+    """The rank and the center of a log; `num_chunks` of `chunk_elements` hold `num_elements`."""
 
     rank: int
     world_size: int
@@ -41,7 +41,7 @@ class LogHead:
 
 
 class OrderWriter:
-    """Appends to a new file at `path`; use as a context manager. Raises OSError."""
+    """A writer of a new file at `path`; use it as a context manager. Raises OSError."""
 
     def __init__(self, path: Path, head: LogHead) -> None:
         self._file = path.open("wb")
@@ -50,20 +50,20 @@ class OrderWriter:
         self._num_steps = 0
 
     def step(self, rate_step: int) -> None:
-        """A step begins."""
+        """Write that a step begins."""
         self._num_steps += 1
         self._file.write(_STEP + _NUMBER.pack(rate_step))
 
     def read(self, versions: Versions) -> None:
-        """The worker read chunks of these versions."""
+        """Write that the worker read chunks of these versions."""
         self._versions(_READ, versions)
 
     def update(self, versions: Versions) -> None:
-        """An update of the worker's gave chunks these versions."""
+        """Write that the worker's update gave chunks these versions."""
         self._versions(_UPDATE, versions)
 
     def end(self) -> None:
-        """Nothing follows: the log is whole."""
+        """Write the end: the log is complete."""
         self._file.write(_END + _NUMBER.pack(self._num_steps))
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class OrderWriter:
 
 @dataclass(slots=True)
 class OrderLog:
-    """What a log holds: `rate_steps` of the steps; of the center's reads and updates, in their order, `versions`."""
+    """The content of a log: `rate_steps` of the steps, and the `versions` of the center's reads and updates."""
 
     head: LogHead
     rate_steps: list[int] = field(default_factory=list)
@@ -99,7 +99,7 @@ class OrderLog:
 
 
 def read_order(path: Path) -> OrderLog:
-    """The log at `path`; InputError where there is none, or it is not whole."""
+    """Read the log at `path`; InputError if it does not exist or is not complete."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -108,16 +108,16 @@ def read_order(path: Path) -> OrderLog:
     try:
         head = LogHead(**json.loads(first))
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{path}: no record of this version ({error}); record the run anew") from error
+        raise InputError(f"{path}: no record of this version ({error}); record the run again") from error
     if not newline or head.format != _FORMAT or not 0 < head.num_chunks < len(data) + (1 << 31):
-        raise InputError(f"{path}: no record of this version; record the run anew")
+        raise InputError(f"{path}: no record of this version; record the run again")
     log = OrderLog(head)
     try:
         _parse(memoryview(data)[len(first) + 1 :], log)
     except (struct.error, IndexError) as error:
-        raise InputError(f"{path}: is not whole (it ends early): did its rank die? Record the run anew") from error
+        raise InputError(f"{path}: not complete (it ends early): did its rank die? Record the run again") from error
     except ValueError as error:
-        raise InputError(f"{path}: is not whole ({error}): did its rank die? Record the run anew") from error
+        raise InputError(f"{path}: not complete ({error}): did its rank die? Record the run again") from error
     return log
 
 
@@ -140,7 +140,7 @@ def _parse(left: memoryview, log: OrderLog) -> None:
             log.is_update.append(letter == _UPDATE)
             log.versions.append(last)
         else:
-            raise ValueError("it ends early" if not letter else "there are bytes in it that are no entry")
+            raise ValueError("it ends early" if not letter else "it holds an unknown entry")
 
 
 def _next_versions(left: memoryview, last: Versions) -> tuple[Versions, memoryview]:

@@ -1,4 +1,4 @@
-"""Centers whose reads and updates are written down as they come, or come in the order that was written down."""
+"""Centers that record the order of their reads and updates, or repeat a recorded order."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from samovar.transports.base import Array, Window
 
 
 class WatchedCenter:
-    """What is neither recorded nor replayed of `center`: its start, and its end."""
+    """The operations of `center` that are neither recorded nor replayed: those at its start and end."""
 
     def __init__(self, center: MappedCenter) -> None:
         self._center = center
@@ -39,7 +39,7 @@ class WatchedCenter:
 
 
 class RecordingCenter(WatchedCenter):
-    """`center`, each read and update of which goes into `log` (see `samovar.box.base.Center`)."""
+    """A `samovar.box.base.Center` that writes each read and update of `center` into `log`."""
 
     def __init__(self, center: MappedCenter, log: OrderWriter) -> None:
         super().__init__(center)
@@ -68,7 +68,7 @@ class RecordingCenter(WatchedCenter):
 
 
 class RecordedPush:
-    """A push that is written down when it has been waited for: before that nobody knows its place."""
+    """A push that is recorded when it has been waited for: its place is not known before."""
 
     def __init__(self, push: Push, log: OrderWriter) -> None:
         self._push = push
@@ -90,10 +90,10 @@ _FIRST_POLL_S, _LAST_POLL_S = 2e-5, 2e-3
 
 
 class Turns:
-    """When each of a worker's reads and updates may have each chunk: after as many others as its ticket says.
+    """The turns of a worker's reads and updates at each chunk: each comes after as many others as its ticket says.
 
-    In a chunk's order, update v comes after update v - 1 and all reads of version v - 1; a read of version v after
-    update v. `counts` are, on rank 0 in window `window`, the reads and updates that each chunk has had.
+    In a chunk's order, update v comes after update v - 1 and all reads of version v - 1. A read of version v comes
+    after update v. On rank 0, `window` holds the number of reads and updates that each chunk has had.
     """
 
     def __init__(self, logs: Sequence[OrderLog], rank: int, window: Window) -> None:
@@ -103,10 +103,10 @@ class Turns:
         self._next = 0
 
     def take(self, is_update: bool) -> tuple[Versions, Versions]:
-        """Of the next entry, which must be of this kind: each chunk's ticket, and the version there will be."""
+        """Take the next entry, which must be of this kind. Returns each chunk's ticket, and its version afterwards."""
         place, self._next = self._next, self._next + 1
         if place >= len(self._own.versions) or self._own.is_update[place] != is_update:
-            raise SamovarError("--replay: this run goes another way than the recorded one; are all settings the same?")
+            raise SamovarError("--replay: this run differs from the recorded one; are all settings the same?")
         versions = self._own.versions[place]
         chunks = np.arange(len(versions))
         # Column x + 1 counts the reads of versions up to x.
@@ -115,10 +115,10 @@ class Turns:
         return versions + self._reads_up_to[chunks, versions], versions
 
     def each(self, tickets: Versions, deadline: Deadline) -> Iterator[int]:
-        """Every chunk, when it has had as many reads and updates as its ticket says; it has one more at the next call.
+        """Yield every chunk when it has had as many reads and updates as its ticket says; count it at the next call.
 
-        In whatever order that comes: members begin their updates at different chunks, so who waited for the first one
-        could be waited for at another. Raises DeadlineExceeded.
+        Chunks come in any order. Members begin their updates at different chunks, so waiting in a fixed order could
+        deadlock. Raises DeadlineExceeded.
         """
         left, pause_s = dict(enumerate(tickets.tolist())), _FIRST_POLL_S
         while left:
@@ -139,7 +139,7 @@ class Turns:
 
 
 class ReplayedCenter(WatchedCenter):
-    """`center`, each chunk of which waits for its turn (see `samovar.box.base.Center`)."""
+    """A `samovar.box.base.Center` in which each chunk of `center` waits for its turn."""
 
     def __init__(self, center: MappedCenter, turns: Turns, deadline: Callable[[], Deadline]) -> None:
         super().__init__(center)
@@ -200,7 +200,7 @@ class ReplayedCenter(WatchedCenter):
 
 
 class ReplayedPush:
-    """A push on a thread of its own, since others may have their turn before it."""
+    """A push on its own thread, since others may have their turn before it."""
 
     def __init__(self, push: Callable[[], Versions]) -> None:
         self._push = push
@@ -229,10 +229,10 @@ class ReplayedPush:
 
 
 def reads_up_to(logs: Sequence[OrderLog]) -> Versions:
-    """Of each chunk (row), in column x + 1: how many reads saw a version up to x; int64 (num_chunks, V + 2).
+    """For each chunk (row), in column x + 1, the number of reads of versions up to x; int64 (num_chunks, V + 2).
 
-    Raises InputError where the logs are not those of one whole run: each of the updates 1 ... V of a chunk stands in
-    one of them.
+    Raises InputError if the logs are not those of one complete run, in which each of the updates 1 ... V of a chunk
+    is in one of the logs.
     """
     updates = [one for log in logs for one, is_update in zip(log.versions, log.is_update, strict=True) if is_update]
     reads = [one for log in logs for one, is_update in zip(log.versions, log.is_update, strict=True) if not is_update]
@@ -240,11 +240,11 @@ def reads_up_to(logs: Sequence[OrderLog]) -> Versions:
     seen = np.zeros((len(chunks), last + 2), np.int64)
     for versions in updates:
         if (versions < 1).any() or (versions > last).any() or seen[chunks, versions].any():
-            raise InputError("--replay: the ranks' records are not of one run that ended; record it anew")
+            raise InputError("--replay: the ranks' records are not of one run that ended; record it again")
         seen[chunks, versions] = 1
     counts = np.zeros((len(chunks), last + 2), np.int64)
     for versions in reads:
         if (versions < 0).any() or (versions > last).any():
-            raise InputError("--replay: the ranks' records are not of one run that ended; record it anew")
+            raise InputError("--replay: the ranks' records are not of one run that ended; record it again")
         counts[chunks, versions + 1] += 1
     return np.cumsum(counts, axis=1)

@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     """Bind this process's life to the launcher's, then do this rank's part of the job; the exit code."""
     given = RankArguments.parse(arguments)
     end_with_parent(given.parent)
-    # Held back until the rank can act on them.
+    # These signals wait until the rank can act on them.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, SNAPSHOT_SIGNAL))
     if not allocator_is_chosen():
         keep_freed_memory(large_too=True)
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _imported(name: str) -> ModuleType:
-    """A module and all that it needs, which nobody searches for garbage: a quarter of the time, now and later."""
+    """Import a module, and exempt it from garbage collection: that saves a quarter of the time, now and later."""
     gc.disable()
     module = importlib.import_module(name)
     gc.freeze()

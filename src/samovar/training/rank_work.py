@@ -1,4 +1,4 @@
-"""What a rank process does: its part of the job, and telling the launcher why it cannot go on."""
+"""The work of a rank process: its part of the job, and a report to the launcher if it cannot continue."""
 
 import traceback
 
@@ -21,7 +21,7 @@ _JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "pro
 
 
 def work(given: RankArguments) -> int:
-    """Do this rank's part of the job; the exit code is 0, or that of the error told to the launcher."""
+    """Do this rank's part of the job. The exit code is 0, or that of the error that the launcher gets."""
     writer = RecordWriter(given.pipe)
     try:
         _run(given, writer)

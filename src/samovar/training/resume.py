@@ -1,4 +1,4 @@
-"""What a run starts from: weights in files, one of Samovar's snapshots, or a pair of files by Caffe."""
+"""The start of a run: weights in files, one of Samovar's snapshots, or a pair of files by Caffe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ _COMMON_PARTS = ("weights", "momentum", "strategy")
 class ResumePoint:
     """Steps done, this rank's weights by parameter name, its solver's state, and its strategy's.
 
-    `momentum` is what the solver keeps of past steps; empty, it starts from zero. An empty `strategy` starts from the
-    weights.
+    `momentum` is all that the solver keeps of past steps; empty, it starts from zero. An empty `strategy` starts from
+    the weights.
     """
 
     step: int
@@ -40,14 +40,14 @@ class ResumePoint:
 
 
 def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> ResumePoint:
-    """The state in a snapshot folder or a `.solverstate`; InputError where it is damaged or of another net."""
+    """Read a snapshot folder or a `.solverstate`; InputError if it is damaged or of another net."""
     return _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net, config.by_caffe)
 
 
 def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
-    """Own weights and momentum of the same ranks with the same strategy; else the common weights, for all ranks.
+    """Each rank's weights and momentum, for the same number of ranks and the same strategy; else the common weights.
 
-    Workers that wait for nobody have saved their center alone, for any number of them.
+    Asynchronous workers have saved their center alone, for any number of them.
     """
     own = RANK_PART.format(rank)
     snapshot = read_snapshot(path, lambda part: part in (own, *_COMMON_PARTS))
@@ -58,15 +58,16 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
     if had != has and _codec(snapshot.config) is not None and _exchanged_gradients(snapshot.config):
-        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum; what was left out is lost"
+        notice = f"{path}: saved by {had}; {has} all start from its weights and momentum, but lose the unsent gradients"
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))
     if own not in parts and _strategy_name(snapshot.config) == config.strategy.name:
-        notice = f"{path}: holds the center, from which all start; momentum was each worker's own, and starts from none"
+        notice = f"{path}: all workers start from the center that it holds; their momentum starts from zero"
         return ResumePoint(step, parts["weights"], {}, parts["strategy"], (notice,))
     if had != has:
-        notice = f"{path}: saved by {had}; {has} start from its weights, and from no momentum: each worker had its own"
+        notice = f"{path}: saved by {had}; {has} start from its weights, and from zero momentum"
+
         return ResumePoint(step, parts["weights"], {}, {}, (notice,))
-    if rank == 0:  # before anything is told of the run: another rank finds its own part damaged too late
+    if rank == 0:  # before the run is announced: another rank would find its own damaged part too late
         verify(path)
     weights, momentum, kept = (
         _under(f"{part}/", parts[own]) or parts[part] for part in ("weights", "momentum", "strategy")
@@ -75,7 +76,7 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
 
 
 def _sharing(config: Mapping[str, object]) -> str:
-    """Who shares what they learn and how, from a run's config.json: "4 workers with sync-easgd"."""
+    """The workers and strategy in a run's config.json: "4 workers with sync-easgd"."""
     workers, codec = config.get("workers"), _codec(config)
     compressed = "" if codec is None else f" compressed as {codec}"
     return f"{workers} worker{'' if workers == 1 else 's'} with {_strategy_name(config)}{compressed}"
@@ -92,7 +93,7 @@ def _exchanged_gradients(config: Mapping[str, object]) -> bool:
 
 
 def _codec(config: Mapping[str, object]) -> object:
-    """How what ranks exchange was compressed; None where it was not."""
+    """The compression of the ranks' messages; None without one."""
     strategy = config.get("strategy")
     compress = strategy.get("compress") if isinstance(strategy, Mapping) else None
     return None if compress == NONE else compress
@@ -107,16 +108,18 @@ def _from_caffe(path: Path, net: CaffeNet, by_caffe: bool) -> ResumePoint:
     names = [info.name for info in net.parameter_infos]
     if len(state.history) not in (len(names), 2 * len(names)):
         raise InputError(
-            f"{path}: holds {len(state.history)} histories, {net.path} has {len(names)} parameters: neither one nor "
-            "two for each; give the solverstate of this net"
+            f"{path}: holds {len(state.history)} histories, but {net.path} has {len(names)} parameters, and each needs "
+            "one or two; give the solverstate of this net"
         )
     model = _learned_net(path, state.learned_net)
     matched = match_weights(net, read_caffemodel(model), model)
     if matched.missing:
-        raise InputError(f"{model}: lacks the layers {list(matched.missing)} of {net.path}; resume needs all")
+        raise InputError(
+            f"{model}: lacks the layers {list(matched.missing)} of {net.path}; give weights that have all layers"
+        )
     notice = (
-        f"{path}: a solverstate knows no data position; reading goes on where {state.iteration} steps of this "
-        "configuration would have ended (Caffe starts at the first record)"
+        f"{path}: a solverstate has no data position; reading continues after the records of {state.iteration} steps "
+        "of this configuration (Caffe starts at the first record)"
     )
     momentum = _momentum(path, net, state.history)
     return ResumePoint(state.iteration, dict(matched.arrays), momentum, {}, () if by_caffe else (notice,))
@@ -129,7 +132,7 @@ def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float3
         index, info = place // num_parameters, net.parameter_infos[place % num_parameters]
         if array.size != info.parameter.numel():
             raise InputError(
-                f"{path}: history {place}, of {info.name!r}, has {array.size} values, the parameter "
+                f"{path}: history {place}, of {info.name!r}, has {array.size} values, but the parameter has "
                 f"{info.parameter.numel()}; give the solverstate of this net"
             )
         momentum[history_key(info.name, index)] = array.reshape(tuple(info.parameter.shape))
@@ -137,7 +140,7 @@ def _momentum(path: Path, net: CaffeNet, history: Sequence[npt.NDArray[np.float3
 
 
 def _learned_net(path: Path, named: str) -> Path:
-    """The caffemodel that a solverstate names: from the working folder, else beside the solverstate."""
+    """The caffemodel that a solverstate names: from the working folder, else from the solverstate's own folder."""
     candidates = (Path(named), path.parent / Path(named).name)
     for candidate in candidates:
         if is_there(candidate) and candidate.is_file():
@@ -149,16 +152,16 @@ _MOST_NAMES = 20
 
 
 def starting_weights(config: RunConfig, caffe: CaffeSolver) -> tuple[Path, ...]:
-    """The command line's, else the solver's; none for a run that goes on from a snapshot (as in Caffe)."""
+    """The weights of the command line, else the solver's; none for a run that resumes a snapshot (as in Caffe)."""
     if config.snapshot is not None:
         return ()
     return config.weights or caffe.weights
 
 
 def load_weights(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Put the arrays of the files into the net, the last file that holds a layer wins; what did not match, in words.
+    """Put the arrays of the files into the net; the last file that holds a layer wins. Returns notices on mismatches.
 
-    Raises InputError where a file is damaged, or fits no layer or not the shapes.
+    Raises InputError if a file is damaged, or fits no layer, or has other shapes.
     """
     notices, missing = [], None
     for path in paths:
@@ -177,6 +180,6 @@ def load_weights(net: CaffeNet, paths: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """At most 20 of them: a file may name any number of layers."""
+    """The first 20 names: a file may hold any number of layers."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{list(names[:_MOST_NAMES])}{more}"

@@ -34,9 +34,9 @@ _LOOK_FAR_EVERY_S: Final = 0.2
 
 
 class RunCenter:
-    """This rank's session at the center, and what it shows the other workers of its launch.
+    """This rank's session at the center, and the progress that workers of its launch share.
 
-    The run starts at `first_step`, and this launch ends at step `goal`; `order` may watch how strategies use the
+    The run starts at `first_step`, and this launch ends at step `goal`. `order` may watch the strategy's use of the
     center. `stack` gives the seat back. Raises SamovarError.
     """
 
@@ -73,7 +73,7 @@ class RunCenter:
 
     @property
     def goes_on(self) -> bool:
-        """Whether this rank starts from the center: it has been here before, or joins others."""
+        """Whether this rank starts from the center: it was started again, or joins others."""
         return self._session.goes_on
 
     @property
@@ -83,32 +83,32 @@ class RunCenter:
 
     @property
     def order_index(self) -> int | None:
-        """The number by which this rank reads all data in an order of its own; None where ranks share one order."""
+        """The number that gives this rank its own order of all data; None if ranks share one order."""
         return self._session.seat.member.index if isinstance(self._place, BoxCenter) else None
 
     @property
     def transports(self) -> frozenset[str]:
-        """How this rank reaches the center: "shm" where it maps it, "tcp" over the network; several boxes, by both."""
+        """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network."""
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
     def seat(self) -> CenterSeat:
-        """For the strategy; of all ranks but one after the center is filled."""
+        """The seat for the strategy. All ranks except the one that fills the center wait for that first."""
         if not self._session.fills:
             self._session.await_filled()
         return self._session.center_seat(self._center)
 
     def is_filled(self) -> None:
-        """This rank says, if it is the one that fills the center: it holds what the run starts from."""
+        """Announce that the center holds the first weights, if this rank is the one that fills it."""
         self._session.filled()
 
     def lock_wait_s(self) -> float:
-        """What this rank lost to others at the center so far."""
+        """The seconds that this rank has lost to others at the center."""
         return self._session.seat.center.lock_wait_s
 
     def evaluated(
         self, weights: FlatBuffer, statistics: Sequence[str], deadline: Callable[[], Deadline]
     ) -> CenterWeights:
-        """The center for tests and snapshots while others go on; counts as an earlier life of this rank showed."""
+        """The center for tests and snapshots, with the statistics that an earlier life of this rank showed."""
         views, group = StatisticViews(weights, statistics), self._context.transport.group
         window = self._context.transport.open_window("statistics", 4 * (views.num_elements + 1), 0)
         shown = ShownStatistics(Region.of(window, 0, views.num_elements + 1, np.float32), range(group.world_size))
@@ -130,12 +130,12 @@ class RunCenter:
         assert config.box is not None
         assert config.buffer is not None
         places = parse_endpoints(config.box, config.key_file)
-        way_out = f"raise --timeout, or delete the buffer with `{drop_command(places, config.buffer)}`, and start anew"
+        way_out = f"raise --timeout, or delete the buffer with `{drop_command(places, config.buffer)}` and start again"
         who = f"rank {self._ranks.rank}"
         return BoxCenter(places, config.buffer, who, config.timeout_s, there_already, way_out)
 
     def _admitted(self, session: Session) -> int:
-        """Where this rank starts: as it is told, or where the run is that others began by the same terms."""
+        """The step where this rank starts: the configured one, or that of the run that it joins on the same terms."""
         if not isinstance(self._place, BoxCenter):
             return self._own_first_step
         board = session.seat.board
@@ -150,19 +150,19 @@ class RunCenter:
         return start_step
 
     def _step_of_others(self, session: Session) -> int:
-        """Where the run is that this rank joins, when it is there and by the same terms."""
+        """The step of the run that this rank joins, once it has its weights; checks that the terms are the same."""
         where, found = str(self._place), session.seat.shape.num_elements
         if found != self._layout.num_elements:
             raise InputError(
-                f"{where} holds {found:,} elements, and this net has {self._layout.num_elements:,}; train its net, or "
-                "give --buffer NAME"
+                f"{where} holds {found:,} elements, but this net has {self._layout.num_elements:,}; train the same "
+                "net, or give --buffer NAME"
             )
         session.await_filled()
         self._terms.require_same(session.seat.board, where)
         steps = session.seat.board.word(BoxWord.STEPS)
         if steps >= self._goal and not self._context.life:
             raise InputError(
-                f"--join: the run at {where} has {steps:,} steps behind it, and this one ends at {self._goal:,}; raise "
+                f"--join: the run at {where} has done {steps:,} steps, and this one ends at {self._goal:,}; raise "
                 "--iterations"
             )
         return steps
@@ -176,11 +176,11 @@ class RunCenter:
         return BoxMembers(seat.board, seat.member, ranks.all, RunSteps(rule, start_step), self._goal, every_s)
 
     def _leave(self) -> None:
-        """What this rank learned is in the center by now; without its word a box gives up its place after a while."""
+        """Give the seat back. If that fails, a box frees the place after a while; the center has all updates."""
         try:
             self._session.close()
         except SamovarError as error:
-            self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without a word"))
+            self._context.writer.write(Notice(level="warning", text=f"{error}; this rank left without notice"))
 
 
 def _descriptors(context: RankContext) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What a training run does after which step, from the solver: for `samovar train`, and to the letter for Caffe's."""
+"""The schedule of a training run, from its solver: for `samovar train`, and exactly Caffe's for `caffe train`."""
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
@@ -7,11 +7,11 @@ from samovar.training.loop import Schedule
 
 
 def make_schedule(config: RunConfig, caffe: CaffeSolver, first_step: int) -> Schedule:
-    """The schedule of steps `first_step` and on; InputError where there are none, or the policy ends before them."""
+    """The schedule from step `first_step`; InputError if no steps are left, or the policy ends before them."""
     num_steps = num_steps_of(config, caffe)
     if first_step > num_steps:
         raise InputError(
-            f"--snapshot {config.snapshot}: it has {first_step} steps, the run shall have {num_steps}; "
+            f"--snapshot {config.snapshot}: it has {first_step} steps, but the run ends at {num_steps}; "
             "raise max_iter or --iterations"
         )
     solver_config(caffe).policy.rate(max(0, num_steps - 1))  # a policy that ends before the run says so now
@@ -25,7 +25,7 @@ def num_steps_of(config: RunConfig, caffe: CaffeSolver) -> int:
 
 
 def first_step(config: RunConfig, schedule: Schedule) -> int:
-    """The step whose batches are read first. Caffe starts at the first record, also when it resumes."""
+    """The step whose batches are read first. Caffe starts at the first record, even when it resumes."""
     if config.by_caffe and config.snapshot is not None and not config.snapshot.is_dir():
         return 0
     return schedule.first_step

@@ -1,4 +1,4 @@
-"""What a training run saves: Samovar's state, and the same as Caffe's pair of files."""
+"""The snapshots of a training run: Samovar's state, and the same as Caffe's pair of files."""
 
 import os
 from collections.abc import Mapping
@@ -29,18 +29,18 @@ class Saver(Protocol):
     """Saves a run's state; every rank calls it after the same steps."""
 
     def save(self, steps_done: int) -> Path | None:
-        """What was written, on rank 0; raises InputError where the disk refuses."""
+        """Write the state. Returns its path on rank 0; raises InputError if the disk refuses."""
 
 
 def make_saver(caffe: CaffeSolver, learner: Learner, config: RunConfig, transport: Transport) -> Saver:
-    """Into the run folder, or for `samovar caffe train` beside the solver's snapshot_prefix."""
+    """A saver into the run folder, or for `samovar caffe train` to the solver's snapshot_prefix."""
     if config.by_caffe:
         return PrefixSaver(caffe, learner, transport.group.rank)
     return FolderSaver(RunFolder(config.out).snapshots, caffe, learner, config, transport)
 
 
 class PrefixSaver:
-    """Saves Caffe's pair of files, and nothing else: `<snapshot_prefix>_iter_<steps>.caffemodel`, `.solverstate`."""
+    """Save only Caffe's pair of files: `<snapshot_prefix>_iter_<steps>.caffemodel` and `.solverstate`."""
 
     def __init__(self, caffe: CaffeSolver, learner: Learner, rank: int) -> None:
         self._prefix = caffe.snapshot_prefix
@@ -49,7 +49,7 @@ class PrefixSaver:
         self._rank = rank
 
     def save(self, steps_done: int) -> Path | None:
-        """Write the pair, on rank 0 the path of the weights."""
+        """Write the pair. Returns the path of the weights on rank 0."""
         learner = self._learner
         learner.strategy.gather_histories()
         with learner.with_evaluated_weights():
@@ -68,7 +68,7 @@ class PrefixSaver:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, whole or not at all."""
+    """Write `content` to `path`, completely or not at all."""
     try:
         write_atomic(path, content)
     except InputError as error:
@@ -82,9 +82,9 @@ def _write(path: Path, content: bytes) -> None:
 class FolderSaver:
     """Saves a run's state after a step into its snapshot folder; all ranks save at the same steps.
 
-    Parts `weights` (those that are evaluated), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on all
-    ranks). Where workers have weights and momentum, or a strategy's state, of their own, each also writes its part, and
-    rank 0 puts them all into one snapshot.
+    Its parts are `weights` (the evaluated ones), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on
+    all ranks). If workers have their own weights, momentum or strategy state, each also writes its own part, and rank
+    0 puts them all into one snapshot.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FolderSaver:
             self._store.clean()
 
     def save(self, steps_done: int) -> Path | None:
-        """Write the snapshot of `steps_done`, on rank 0 its folder; raises InputError where the disk refuses."""
+        """Write the snapshot of `steps_done`. Returns its folder on rank 0; raises InputError if the disk refuses."""
         staged = () if self._stagings is None else self._stage(self._stagings, steps_done)
         learner = self._learner
         learner.strategy.gather_histories()
@@ -109,7 +109,7 @@ class FolderSaver:
             return self._write(steps_done, staged) if self._group.rank == 0 else None
 
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
-        """This rank's part; returns when every rank has written its own."""
+        """Write this rank's part, and wait until every rank has written its own."""
         self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
         stagings.post([os.getpid()])
         process_ids = stagings.collect(Deadline.after(self._config.timeout_s))[:, 0]
@@ -146,7 +146,7 @@ def caffe_files(
 
 
 def private_state(learner: Learner) -> State:
-    """A worker's own, by `weights/`, `momentum/` and the parameter's name, and by `strategy/` what each rank keeps."""
+    """A worker's own state: `weights/` and `momentum/` with the parameter's name, and `strategy/` with its names."""
     parts: dict[str, State] = {}
     if learner.evaluated.differ_between_ranks:
         parts |= {"weights": learner.model.state_dict(), "momentum": learner.solver.state_dict()}

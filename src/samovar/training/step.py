@@ -1,4 +1,4 @@
-"""The step of one worker, and where its time goes."""
+"""The step of one worker, and the time that its parts take."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ from samovar.strategies.base import Strategy
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one step: waiting for data, forward, backward, exchange that was waited for, update.
+    """Seconds of one step: waiting for data, forward, backward, waiting for the exchange, update.
 
-    `arrived_s` is the moment, on a clock that all ranks of a host share, at which nothing was left but the exchange.
+    `arrived_s` is the moment when only the exchange was left, on a clock that all ranks of a host share.
     """
 
     data_s: float = 0.0
@@ -32,7 +32,7 @@ class StepTimes:
 
 
 class Laps:
-    """Adds up the time since the last call under the name of what it was spent on. Cost: 0.2 us a call."""
+    """Add the time since the last call to a named part of the step. Cost: 0.2 us a call."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -50,7 +50,7 @@ class Laps:
         self._last_s = now_s
 
     def arrive(self) -> None:
-        """Nothing is left of the step but the exchange."""
+        """Note that only the exchange is left of the step."""
         self._arrived_s = self._last_s
 
     def times(self) -> StepTimes:
@@ -72,16 +72,16 @@ class Updates(Protocol):
 
 
 class PartSums(Protocol):
-    """Takes each part's gradient as it comes, where parts are not simply added up."""
+    """A receiver of each part's gradient, if parts are not simply added up."""
 
     def add(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a rank's step is made of: `count` batches, whose gradients are added up, in `sums` where that is given.
+    """The parts of a rank's step: `count` batches, whose gradients are added up, in `sums` if that is given.
 
-    A global batch is shared by `num_shares`, each with a mean loss of its own; the update divides by `divisor`.
+    `num_shares` share a global batch, each with its own mean loss; the update divides by `divisor`.
     """
 
     count: int
@@ -91,9 +91,9 @@ class Parts:
 
 
 class Worker:
-    """Forward, backward, exchange, update: one step after the other, on the batches that `stream` gives.
+    """A worker's steps on the batches of `stream`: forward, backward, exchange, update.
 
-    `times` says of the last step where its time went, as `laps` took it.
+    `times` are those of the last step, taken by `laps`.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class Worker:
         self.times = StepTimes()
 
     def step(self, step: int, rate_step: int | None = None) -> StepLoss:
-        """Train on the next batches; the weights are those after the update when this returns.
+        """Train on the next batches; when this returns, the weights are updated.
 
-        The learning rate is that of `rate_step`, the step itself where none is given.
+        The learning rate is that of `rate_step`; by default, of the step itself.
         """
         laps, parts = self._laps, self._parts
         laps.start()
@@ -147,7 +147,7 @@ class Worker:
         return StepLoss(sum(loss * count for loss, count in losses) / num_samples, num_samples)
 
     def forward(self) -> StepLoss:
-        """The loss of the next batch alone; nothing is learned from it."""
+        """The loss of the next batch, without learning from it."""
         batch = self._stream.next(Deadline.after(self._timeout_s))
         with torch.no_grad():
             output: NetOutput = self._model.net(batch.tensors)

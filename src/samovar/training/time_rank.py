@@ -1,4 +1,4 @@
-"""The measuring jobs of a rank: how long a net's layers take, and how fast a setting of workers and threads steps."""
+"""The measuring jobs of a rank: the time of a net's layers, and the speed of a setting of workers and threads."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ DEFAULT_NUM_ITERATIONS = 50  # Caffe's
 
 
 def run_timing(context: RankContext) -> None:
-    """Time the net's passes and tell; raises SamovarError."""
+    """Time the net's passes and report them; raises SamovarError."""
     config = context.config
     definition = _definition(context)
     phase: Phase = "TEST" if config.phase == "TEST" else "TRAIN"
@@ -73,7 +73,7 @@ def _timed(
     reading: LayerSeconds,
     initial_loss: float | None,
 ) -> Timed:
-    """Means in milliseconds; reading is the first layer, if there is any, and is in no sum."""
+    """Means in milliseconds; reading, if any, is the first layer, and is not in the sums."""
     seconds, config = timer.seconds, context.config
     num_iterations = len(seconds.passes_s)
 
@@ -110,7 +110,7 @@ LEAST_STEPS, MOST_STEPS = 5, 500
 
 
 def run_probe(context: RankContext) -> None:
-    """Train from the start for some steps and tell how fast; saves and tests nothing. Raises SamovarError."""
+    """Train some steps from the start and report the speed; save and test nothing. Raises SamovarError."""
     config = context.config
     with open_training(context) as opened:
         caffe = opened.caffe
@@ -127,7 +127,7 @@ def run_probe(context: RankContext) -> None:
 
 
 class ProbePace:
-    """See `samovar.training.loop.Pace`: some steps that do not count, then as many as all ranks agree to measure.
+    """A `samovar.training.loop.Pace`: some steps that do not count, then as many as all ranks agree to measure.
 
     `seconds` are those of the steps that count. A learning-rate policy knows `max_iter` steps.
     """
@@ -140,7 +140,7 @@ class ProbePace:
         self._count = 0
 
     def begin(self) -> None:
-        """At once."""
+        """Start immediately."""
 
     def next_rate_step(self) -> int | None:
         is_over = self._count and len(self.seconds) == self._count
@@ -156,4 +156,4 @@ class ProbePace:
             self._count = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(MEASURED_S / max(slowest_s, 1e-6))))
 
     def end(self) -> None:
-        """Nothing came of it but `seconds`."""
+        """Return no outcome: only `seconds` count."""

@@ -1,4 +1,4 @@
-"""--trace: what a rank records of its steps, its file beside the others', and one timeline made of all."""
+"""--trace: a rank records its steps into a file, and rank 0 merges all files into one timeline."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class TracedLaps(Laps):
             self._add("backward", "backward", before_s)
 
     def times(self) -> StepTimes:
-        """The step is over."""
+        """Note that the step is over."""
         if self._trace.is_active:
             self._add("step", f"step {self._steps_begun}", self._started_s)
             if self._steps_begun == self._window.last_step:
@@ -65,7 +65,7 @@ class TracedLaps(Laps):
         return super().times()
 
     def end(self) -> None:
-        """Nothing more goes into the trace."""
+        """End the recording."""
         if self._trace.is_active:
             self._layers.detach()
             self._trace.is_active = False
@@ -91,9 +91,8 @@ class TracedUpdates:
 class Tracing:
     """This rank's trace of the steps in `window`.
 
-    Each rank writes its part as the last of these steps ends, or the training does; rank 0 merges them once it has
-    heard from all ranks that they are further, in a thread: no rank waits for it. The launcher clears parts away,
-    however the run ends.
+    Each rank writes its part when the last of these steps ends, or the training does. Rank 0 merges them in a thread
+    once all ranks have passed that step, so no rank waits for it. The launcher always deletes the parts at the end.
     """
 
     def __init__(self, context: RankContext, window: TraceWindow) -> None:
@@ -108,7 +107,7 @@ class Tracing:
         self._merging: threading.Thread | None = None
 
     def attach(self, learner: Learner, first_step: int) -> tuple[Updates, Laps | None]:
-        """What a worker is to use from step `first_step` (from 0) on."""
+        """The solver and laps that a worker uses from step `first_step`, counted from 0."""
         layers = LayerSpans([(step.layer.spec.name, step.layer) for step in learner.net.steps], self.trace)
         self._laps = TracedLaps(self.trace, self.window, first_step, layers, self._write)
         return TracedUpdates(learner.solver, self.trace), self._laps
@@ -118,18 +117,18 @@ class Tracing:
         return TraceObserver(observer, self)
 
     def end(self) -> None:
-        """Training is over, inside the window perhaps."""
+        """Note that training is over, perhaps inside the window."""
         if self._laps is not None:
             self._laps.end()
 
     def begin_merge(self) -> None:
-        """Rank 0, when all ranks have ended their traces: begin to make the timeline of what they wrote."""
+        """On rank 0, when all ranks have ended their traces: begin to merge their parts into a timeline."""
         if self._context.is_first and self._is_written and self._merging is None:
             self._merging = threading.Thread(target=self._merge, name="samovar-trace", daemon=True)
             self._merging.start()
 
     def merge(self, steps_done: int) -> None:
-        """The same at the end of the training, after `steps_done` steps, and complete it."""
+        """Do the same at the end of the training, after `steps_done` steps, and wait for the timeline."""
         self.begin_merge()
         if self._merging is not None:
             self._merging.join()
@@ -149,10 +148,10 @@ class Tracing:
         return {"steps": str(self.window), "workers": config.workers, "strategy": config.strategy.name}
 
     def _tell_of(self, headers: Sequence[PartHeader]) -> None:
-        self._tell("info", f"trace of steps {self.window}: {self._folder.trace}, to be opened at ui.perfetto.dev")
+        self._tell("info", f"trace of steps {self.window}: {self._folder.trace} (open it at ui.perfetto.dev)")
         left_out = [f"{header.num_left_out:,} of rank {header.rank}" for header in headers if header.num_left_out]
         if left_out:
-            self._tell("warning", f"the trace is full; spans left out: {', '.join(left_out)}; trace fewer steps")
+            self._tell("warning", f"the trace is full and lacks spans ({', '.join(left_out)}); trace fewer steps")
 
     def _write(self) -> None:
         spans = self.trace.take()
@@ -169,7 +168,7 @@ class Tracing:
 
 
 class NoTracing:
-    """In its place where nothing is recorded: no hook, no cost."""
+    """A replacement for `Tracing` that records nothing: no hook, no cost."""
 
     trace = None
 
@@ -180,23 +179,23 @@ class NoTracing:
         return observer
 
     def merge(self, steps_done: int) -> None:
-        """There is nothing."""
+        """Do nothing."""
 
 
 def tracing_of(context: RankContext) -> Tracing | NoTracing:
-    """As --trace asks for."""
+    """The tracing that --trace asks for."""
     return NoTracing() if context.config.trace is None else Tracing(context, context.config.trace)
 
 
 class TraceObserver:
-    """`inner`, and the moments at which a trace can be made of its parts."""
+    """An observer that passes all to `inner`, and starts the merge of the trace at the right moment."""
 
     def __init__(self, inner: Observer, tracing: Tracing) -> None:
         self._inner = inner
         self._tracing = tracing
 
     def step_done(self, done: StepDone) -> None:
-        """All ranks have ended the step, the writing of their parts included."""
+        """Pass it on; all ranks have ended the step, and have written their parts."""
         self._inner.step_done(done)
         if done.steps_done == self._tracing.window.last_step:
             self._tracing.begin_merge()

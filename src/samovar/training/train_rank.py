@@ -43,7 +43,7 @@ _AGREED_WORDS = 3  # stop signal (at the start: steps done), whether the run is 
 
 
 def run_training(context: RankContext) -> None:
-    """Train, save, test, and tell the result; raises SamovarError."""
+    """Train, save, test, and report the result; raises SamovarError."""
     with contextlib.ExitStack() as stack:
         TrainRank(context, stack).run()
 
@@ -77,16 +77,16 @@ class TrainRank:
         )
 
     def run(self) -> None:
-        """Train at this rank's pace; tell the result where it is this rank's to tell."""
+        """Train at this rank's pace, and report the result if this rank is the one that reports it."""
         if not self._config.strategy.is_async:
             outcome = Training(*self._in_step()).run()
-            assert outcome is not None, "in step all ranks tell"
+            assert outcome is not None, "in step all ranks have an outcome"
             self._tell_of_all(outcome)
         elif (outcome := Training(*self._async()).run()) is not None:
             self._tell_of_center(outcome)
 
     def _in_step(self) -> tuple[Worker, InStep]:
-        """All ranks test, save and stop together."""
+        """The pace of ranks in step, which test, save and stop together."""
         context, learner, schedule, caffe = self._context, self._learner, self._schedule, self._opened.caffe
         tests = test_parts(context, caffe, self._opened.net, self._stack)
         at_boundary = self._tells_notices(shows_values(context, caffe, learner, [test.net for test in tests]))
@@ -114,7 +114,7 @@ class TrainRank:
         return worker, pace
 
     def _tells_notices(self, at_boundary: Callable[[int], Requests]) -> Callable[[int], Requests]:
-        """Where ranks that share a center go in step: what their strategy has to say of it."""
+        """Report the notices of a strategy whose ranks share a center in step."""
         strategy = self._learner.strategy
         if not isinstance(strategy, CenterSteps):
             return at_boundary
@@ -128,13 +128,13 @@ class TrainRank:
         return tells
 
     def _async(self) -> tuple[Worker, AsyncPace]:
-        """Each rank goes at its own speed; the master of the moment tests, saves and tells."""
+        """The pace of asynchronous ranks; the present master tests, saves and reports."""
         config, learner, center = self._config, self._learner, self._center
         assert center is not None
         assert isinstance(learner.strategy, CenterSteps)
         assert isinstance(learner.evaluated, CenterWeights)
         agree = _agreement(self._context)
-        # One number for the group: each of it may have come when the run at a box was elsewhere.
+        # One number for the group: its ranks may have joined a run at a box at different steps.
         steps_done, _ = agree(center.table.earlier_steps(config.strategy.group_size or 1), None)
         self._context.at_boundary(steps_done)
         self._run = Run(
@@ -145,14 +145,14 @@ class TrainRank:
         return worker, AsyncPace(self._run, parts, self._become_master, self._context.at_boundary, agree, steps_done)
 
     def _worker(self, step: int, order_index: int | None = None) -> Worker:
-        """Reads on from `step`."""
+        """Read the data from `step`."""
         learner = self._learner
         batches = self._opened.stream(learner.slices, step * learner.parts.count, order_index)
         stream = self._stack.enter_context(batches)
         return build.build_worker(learner, stream, self._config, *self._tracing.attach(learner, step))
 
     def _become_master(self) -> Master:
-        """With the means to test and save alone, while the others go on."""
+        """Make this rank the master, which tests and saves alone while the others continue."""
         opened, learner, schedule, run = self._opened, self._learner, self._schedule, self._run
         caffe, alone = opened.caffe, self._alone()
         assert isinstance(learner.evaluated, CenterWeights)
@@ -170,7 +170,7 @@ class TrainRank:
         return Master(run, duties, observer, learner.evaluated.settle)
 
     def _tell_of_all(self, outcome: Outcome) -> None:
-        """Compare the replicas; rank 0 tells the result."""
+        """Compare the replicas; rank 0 reports the result."""
         context, config, learner = self._context, self._config, self._learner
         sent_bytes = context.transport.bytes_sent + train_report.center_bytes(
             learner, train_report.num_updates(learner)
@@ -190,7 +190,7 @@ class TrainRank:
             context.writer.write(Finished(result=result))
 
     def _tell_of_center(self, outcome: Outcome) -> None:
-        """What the run came to: the center, and how each worker got on."""
+        """Report the result of the run: the center, and the figures of each worker."""
         assert self._center is not None
         config, learner, states = self._config, self._learner, self._run.table.states()
         sha256 = self._weights_sha256()
@@ -226,13 +226,13 @@ class TrainRank:
         return self._start.notices if self._start else ()
 
     def _tell_once(self, sentence: str) -> None:
-        """What all ranks found out is said once."""
+        """Report a finding of all ranks once."""
         if self._context.is_first:
             self._context.writer.write(Notice(level="info", text=sentence))
 
 
 class PipeVoice:
-    """Tells the user, through the launcher."""
+    """Messages to the user, through the launcher."""
 
     def __init__(self, context: RankContext) -> None:
         self._writer, self._rank = context.writer, context.transport.group.rank
@@ -241,13 +241,13 @@ class PipeVoice:
         self._writer.write(Notice(level="info", text=text))
 
     def warn(self, text: str) -> None:
-        """Once for all ranks that say the same, but for the reasons behind the colon."""
+        """Show a warning once for all ranks that have the same text before the colon."""
         topic = text.partition(":")[0]
         self._writer.write(Notice(level="warning", text=f"rank {self._rank}: {text}", topic=topic))
 
 
 def _agreement(context: RankContext) -> Agree:
-    """What the first of a group that steps together decides, for all of it."""
+    """The decision of a group's first rank, for all ranks of a group that steps together."""
     size = context.config.strategy.group_size
     if size is None or size == 1:
         return lambda number, rate_step: (number, rate_step)

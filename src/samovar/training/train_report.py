@@ -1,4 +1,4 @@
-"""What a training run tells: how it begins, how it goes, and what it came to."""
+"""The reports of a training run: its start, its progress and its result."""
 
 import contextlib
 import platform
@@ -76,14 +76,14 @@ def announce(
 
 
 def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
-    """The plan, and whether it was chosen here; empty where workers sum nothing together."""
+    """The plan, and whether it was chosen here; empty if workers sum nothing together."""
     if config.strategy.is_async and config.strategy.group_size is None:
         return ""
     return f"{learner.collective} ({AUTO})" if config.strategy.collective == AUTO else learner.collective
 
 
 def _data_name(reader: BatchReader) -> str:
-    """The first source's name, without what says its form."""
+    """The first source's name, without the endings for its format and phase."""
     if not reader.sources:
         return "no data files"
     return reader.sources[0].name.removesuffix("_lmdb").removesuffix("_train")
@@ -112,7 +112,7 @@ def observer_of(
     learner: build.Learner,
     schedule: Schedule,
 ) -> _Observer:
-    """What shows a run of `schedule` as the solver says."""
+    """An observer of a run of `schedule`, with the solver's settings."""
     return kind(
         context.writer,
         metrics,
@@ -141,7 +141,7 @@ def num_updates(learner: build.Learner) -> int:
 
 
 def center_bytes(learner: build.Learner, num_updates: int) -> int:
-    """What so many updates of a center send there."""
+    """The bytes that `num_updates` updates send to a center."""
     return num_updates * learner.model.weights.array_N.size * ELEMENT_BYTES
 
 

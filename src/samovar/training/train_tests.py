@@ -48,7 +48,7 @@ def _part(
 
 
 def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Callable[[], Iterator[TestResult]]:
-    """Runs each test in turn, with the weights that count."""
+    """A function that runs each test in turn, with the evaluated weights."""
 
     def evaluate() -> Iterator[TestResult]:
         if not tests:
@@ -61,7 +61,7 @@ def evaluate_function(learner: build.Learner, tests: tuple[TestPart, ...]) -> Ca
 
 
 def forward_function(learner: build.Learner, worker: Worker) -> Callable[[], StepLoss]:
-    """One more forward pass, with weights that have all arrived."""
+    """A function for one more forward pass, with weights that have all arrived."""
 
     def forward() -> StepLoss:
         with learner.with_evaluated_weights(), learner.model.outside_of_a_step():

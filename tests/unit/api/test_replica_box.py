@@ -90,5 +90,5 @@ def test_a_buffer_whose_first_weights_will_not_come_is_refused(team: ProcessGrou
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     config = StrategyConfig(name="async-easgd", sync_period_steps=2)
     choice = BoxChoice(Endpoints(tuple(places[:1])), "given-up", joins=True)
-    with pytest.raises(RankFailed, match="gets no first weights: the rank that was to give it some is gone for good"):
+    with pytest.raises(RankFailed, match="gets no first weights: the rank that should write them has ended for good"):
         Replica(model, optimizer, team, config, 20.0, choice)

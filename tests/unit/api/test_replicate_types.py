@@ -1,4 +1,4 @@
-"""What a type checker knows of `samovar.replicate`: names of strategies, and their settings."""
+"""The knowledge of type checkers about `samovar.replicate`: names of strategies, and their settings."""
 
 import subprocess
 import sys

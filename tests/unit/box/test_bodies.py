@@ -1,4 +1,4 @@
-"""What travels in the bodies of messages comes back as it was; what is none is refused."""
+"""Bodies of messages survive the way unchanged; bytes that are not a body are refused."""
 
 import json
 

@@ -96,7 +96,7 @@ def test_an_array_that_is_pushed_lives_until_it_is_taken(attach: Attach) -> None
 
 
 def test_what_is_under_way_when_a_center_is_closed(attach: Attach) -> None:
-    """It ends with the chunk at hand; whoever waits for it is told; what each chunk holds is whole."""
+    """It ends after its present chunk and says so to those that wait; each chunk is complete."""
     deadline = soon()
     for incarnation in count(1):
         center = attach(0, incarnation)

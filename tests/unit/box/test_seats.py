@@ -26,7 +26,7 @@ SHAPE = BufferShape(SIZE, max_members=4, chunk_elements=512)
 
 
 class Server:
-    """What `samovar box serve --listen` puts together."""
+    """The parts of `samovar box serve --listen`."""
 
     def __init__(self, buffers: NamedBuffers, key: Key, port: int) -> None:
         self.service = Service(BufferHost(buffers), ServingConfig())

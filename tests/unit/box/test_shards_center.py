@@ -65,7 +65,7 @@ def history(count: int) -> bytes:
 
 
 class Flaky:
-    """A part whose every third request or so is lost, or its answer is; what it does otherwise a mapped one does."""
+    """A mapped part of which about every third request or answer is lost."""
 
     def __init__(self, part: MappedCenter, rng: random.Random) -> None:
         self._part, self._rng = part, rng

@@ -1,4 +1,4 @@
-"""Who has no key, or says nonsense with one, gets nothing, costs little, and does no harm to those beside him."""
+"""A stranger without a key, or one who sends nonsense, gets nothing, costs little, and does not harm others."""
 
 import random
 import socket
@@ -138,7 +138,7 @@ ATTACKS: list[Attack] = [
 
 @contextmanager
 def well_behaved(center: RemoteCenter) -> Iterator[None]:
-    """A member that adds ones all the time; what it adds must be there in the end."""
+    """A member that adds ones all the time; all of them must be in the center at the end."""
     ones, ending, errors = np.ones(center.num_elements, np.float32), threading.Event(), list[Exception]()
     done = [0]
 

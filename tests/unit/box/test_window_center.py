@@ -56,7 +56,7 @@ def test_the_same_calls_give_the_bits_and_versions_of_the_native_center(
 
 
 def calls(centers: list[Any], seed: int) -> Iterator[object]:
-    """What members one after the other do and find, some of it twice."""
+    """The operations of members, one after the other, with their results; some are repeated."""
     random, values = Random(seed), np.random.default_rng(seed)
     weights = [values.standard_normal(SIZE).astype(np.float32) for _ in centers]
     centers[0].write(weights[0], soon())

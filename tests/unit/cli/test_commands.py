@@ -1,4 +1,4 @@
-"""What a command loads: itself, and nothing that another one needs."""
+"""A command loads only the modules that it needs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`samovar doctor`: what it measures, prints and writes; what it finds wrong."""
+"""`samovar doctor`: its measurements, output and files, and the faults that it finds."""
 
 import dataclasses
 import json

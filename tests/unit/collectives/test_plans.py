@@ -1,4 +1,4 @@
-"""What must hold of every plan for every number of ranks, checked on the plans themselves."""
+"""Rules that every plan keeps for every number of ranks, checked on the plans themselves."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def staging_range(plan: Plan, chunk: int, staging: int) -> range:
 
 
 def accesses(rank: int, plan: Plan, operation: Operation) -> Iterator[tuple[Place, bool]]:
-    """What an operation touches, and whether it writes there."""
+    """The range that an operation touches, and whether it writes there."""
 
     def elements(owner: int, chunk: int) -> list[Place]:
         return [(owner, "element", k) for k in range(*plan.chunk_bounds(chunk, num_elements(plan)))]
@@ -211,7 +211,7 @@ def test_the_race_finder_finds_a_sum_in_place_that_nobody_waits_for() -> None:
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_no_rank_leaves_a_barrier_before_all_have_come(world_size: int) -> None:
-    """Who has come as far as each rank knows: what a message carries is all that its sender knew."""
+    """The ranks that have arrived, as far as each rank knows: a message carries all that its sender knew."""
     known = [{rank} for rank in range(world_size)]
     of_ranks = plans(dissemination_barrier, world_size)
     for round_number in range(of_ranks[0].num_slots):

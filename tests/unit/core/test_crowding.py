@@ -1,4 +1,4 @@
-"""What other programs compute on, seen beside a real busy process; and threads that sleep beside it."""
+"""Cores that other programs use, seen with a real busy process; threads that sleep while it runs."""
 
 import importlib
 import os

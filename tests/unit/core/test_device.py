@@ -1,4 +1,4 @@
-"""What a processor says of itself."""
+"""The description of a processor."""
 
 from pathlib import Path
 

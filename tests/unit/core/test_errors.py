@@ -1,4 +1,4 @@
-"""What an error's text is, whatever was put into it."""
+"""An error's text is one printable line, for any content."""
 
 import pytest
 

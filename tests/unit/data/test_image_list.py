@@ -41,7 +41,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ImageDataConfig:
 
 
 def images_of(config: ImageDataConfig) -> list[Bytes]:
-    """What OpenCV reads, in the list's order: (C, H, W)."""
+    """The images as OpenCV reads them, in the list's order: (C, H, W)."""
     assert config.root is not None
     lines = [line for line in config.source.read_text().splitlines() if line]
     read = [cv2.imread(str(config.root / line.rpartition(" ")[0]), int(config.is_color)) for line in lines]

@@ -179,7 +179,7 @@ def test_a_snapshot_is_held_to_its_hashes(tmp_path: Path) -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    """What was asked for, what came of it, and its snapshots; one that was cut short says so."""
+    """The settings, the result and the snapshots of a run; one that was cut short says so."""
     folder = RunFolder(tmp_path)
     sharing = {"name": "async-easgd", "sync_period_steps": 8, "moving_rate": 0.225, "read_first": False}
     config = {

@@ -1,4 +1,4 @@
-"""Who a rank is, told by the variables of every launcher; half a set of them is refused by name."""
+"""A rank's identity, from the variables of every launcher; an incomplete set is refused by name."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What one machine bears, and folders that go away."""
+"""The limits of one machine, and folders that are deleted."""
 
 from pathlib import Path
 

@@ -71,7 +71,7 @@ def assert_filled(where: Endpoints, name: str = "c") -> None:
 
 
 def part_files(boxes: Sequence[Box], folder: Path) -> list[Path]:
-    """What each box has, in a file of its own."""
+    """The content of each box, in its own file."""
     files = [folder / f"{number}-of-{len(boxes)}.safetensors" for number in range(len(boxes))]
     for box, file in zip(boxes, files, strict=True):
         saved(places([box]), "c").write(file)

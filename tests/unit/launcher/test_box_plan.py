@@ -1,4 +1,4 @@
-"""What a run at a box says before it starts."""
+"""The messages of a run at a box before it starts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What several ranks tell of one thing is shown once; folders of jobs without one go with them."""
+"""One message of several ranks is shown once; temporary folders of jobs are deleted."""
 
 import subprocess
 import sys

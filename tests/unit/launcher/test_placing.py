@@ -30,7 +30,7 @@ def with_devices(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def asked(device: str | None = None) -> Devices:
-    """What the process that loads PyTorch would say; the devices above are of this one alone."""
+    """The answer of the process that loads PyTorch; the devices above exist only in this one."""
     return Devices(**json.loads(json.dumps(devices.answer(device))))
 
 

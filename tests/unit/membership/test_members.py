@@ -1,4 +1,4 @@
-"""Who trains at a box, and how a run's steps are counted while members come and go."""
+"""The members at a box, and the count of a run's steps while they come and go."""
 
 import os
 from collections.abc import Iterator

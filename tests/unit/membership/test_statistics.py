@@ -1,4 +1,4 @@
-"""What a worker's layers count (BatchNorm), when its process has died and another one goes on for it."""
+"""The statistics of a worker's layers (BatchNorm), when its process has died and another one continues."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ LAYOUT = Layout.pack([ParameterSpec("weight", (20,)), ParameterSpec("mean", (3,)
 
 
 class Memory:
-    """What stays when processes die: a segment of `workers`, and a center."""
+    """The memory that stays when processes die: a segment of `workers`, and a center."""
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers

@@ -100,7 +100,7 @@ class Rig:
         ]
 
     def expected(self, parts: list[Batch], loss_scale: float = 1.0) -> dict[str, np.ndarray]:
-        """What autograd gives the twin; zero where it gives nothing."""
+        """The twin's gradients by autograd; zero if it gives none."""
         self.twin.zero_grad()
         for part in parts:
             loss = self.twin(part).loss

@@ -1,4 +1,4 @@
-"""The codecs against NumPy, bit for bit; what they leave out, and what becomes of values that are not finite."""
+"""The codecs against NumPy, bit for bit, with the parts that they leave out and values that are not finite."""
 
 import numpy as np
 import pytest

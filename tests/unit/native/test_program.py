@@ -87,7 +87,7 @@ def test_a_run_that_ends_by_its_deadline_tells_where_and_the_next_waits_for_the_
 
 
 def test_arrays_live_as_long_as_the_program(make_windows: MakeWindows) -> None:
-    """What was freed would be overwritten by the arrays made afterwards."""
+    """Freed memory would be overwritten by the arrays made afterwards."""
     (window,) = make_windows(1, 1, 0)
     program = _native.Program(window)
     destination = np.zeros(1000, np.float32)

@@ -1,4 +1,4 @@
-"""What the user sees, with a terminal and without one, and what the log keeps."""
+"""The output for the user, with a terminal and without one, and the log."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Records survive the pipe; what is no record is told apart."""
+"""Records survive the pipe; other lines are recognized."""
 
 import json
 import math

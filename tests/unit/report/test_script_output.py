@@ -1,4 +1,4 @@
-"""What several ranks print, as one: lines with their rank, doubles left out, nothing lost, nothing kept for ever."""
+"""The output of several ranks as one: lines with their rank, without doubles, nothing lost, nothing kept for ever."""
 
 import fcntl
 import os

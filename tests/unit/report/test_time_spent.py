@@ -1,4 +1,4 @@
-"""What is said about where the time went."""
+"""The sentence about the time that parts of a step take."""
 
 import pytest
 

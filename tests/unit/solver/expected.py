@@ -53,7 +53,7 @@ class Expected:
         return min(1.0, self.config.clip_gradients / norm)
 
     def move(self, g: np.ndarray, rate: Any, histories: list[np.ndarray]) -> np.ndarray:
-        """What is taken from the weights; the histories change in place."""
+        """The update that is subtracted from the weights; the histories change in place."""
         config, one = self.config, self.number(1)
         mu, mu2, rho, delta = (
             self.constant(value) for value in (config.momentum, config.momentum2, config.rms_decay, config.delta)

@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker ended with; `trace` holds its weights after every step."""
+    """The end of a worker; `trace` holds its weights after every step."""
 
     weights: Array
     trace: list[Array]
@@ -63,7 +63,7 @@ class Worked:
 
 @dataclass(frozen=True)
 class Work:
-    """What every worker does, from `start` on, or from what `resumed` says of each.
+    """The steps of every worker, from `start`, or from its state in `resumed`.
 
     `seed` draws the pauses between steps and the delays of messages, where they are simulated.
     """

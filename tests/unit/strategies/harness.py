@@ -32,7 +32,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank does: steps [first_step, num_steps) from `start`, or from what `resumed` says of each rank."""
+    """Every rank's steps [first_step, num_steps) from `start`, or from its state in `resumed`."""
 
     config: StrategyConfig
     gradient: Gradient

@@ -145,7 +145,7 @@ def test_on_sim_weights_and_center_are_those_of_the_float64_rule(name: str, seed
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", WITHOUT_LOCKS)
 def test_without_locks_each_update_is_the_rule_on_what_it_read(name: str, seed: int) -> None:
-    """Updates at the same time overwrite each other; what a chunk becomes is c + d of a c that was there."""
+    """Updates at the same time overwrite each other; a chunk becomes c + d of an earlier c."""
     events: list[Event] = []
     job = Work(WITHOUT_LOCKS[name], gradient, NUM_STEPS, seed, START, partial(ByBytes, events), 0.0)
     workers = on_sim(job, WORLD_SIZE)

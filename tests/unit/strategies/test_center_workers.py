@@ -1,4 +1,4 @@
-"""What a worker at a center measures, bounds, says and keeps."""
+"""The measurements, bounds, messages and state of a worker at a center."""
 
 import math
 from collections.abc import Callable

@@ -90,7 +90,7 @@ class Shown:
 
 
 def code_blocks(document: Path, languages: tuple[str, ...]) -> Iterator[str]:
-    """What stands in fences of these languages ("" for none), and indented code where "" is among them."""
+    """The content of fences of these languages ("" for none), and indented code where "" is among them."""
     for language, fenced, indented in BLOCK.findall(document.read_text(encoding="utf-8")):
         if indented and "" in languages:
             yield indented
@@ -169,7 +169,7 @@ def run(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def provide(command: str, folder: Path) -> None:
-    """What the command reads and no earlier one has made."""
+    """The files that the command reads and no earlier one has made."""
     if any(name in command for name in ("solver.prototxt", "net.prototxt", "model.caffemodel", "inspect data")):
         need(folder, "data", "samovar data digits --out data")
     if "model.caffemodel" in command:

@@ -37,7 +37,7 @@ def test_a_class_name_is_borne_once_but_for_protocols(tool: ModuleType, root: Pa
     assert tool.check(root) == []
     put(root, "core/c.py", "\nclass Seat:\n    pass\n")
     assert tool.check(root) == [
-        "src/samovar/core/c.py:2: class Seat is there already, in a.py; give this one a name of its own"
+        "src/samovar/core/c.py:2: class Seat already exists in a.py; give this one another name"
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_module_that_a_string_names(tool: ModuleType, root: Path) -> None:
     put(root, "core/c.py", 'import_module("samovar.cli.b")\nimport_module("samovar.core.none")\n')
     assert tool.check(root) == [
         "src/samovar/core/c.py:1: names samovar.cli.b, to the left of its own room",
-        "src/samovar/core/c.py:2: names samovar.core.none, which is no module",
+        "src/samovar/core/c.py:2: names samovar.core.none, which does not exist",
     ]
 
 

@@ -90,7 +90,7 @@ def test_an_overlap_with_nothing_to_overlap_is_told(quick: CaffeNet) -> None:
     for overlap in ("backward", "full"):
         config = on_machine(overlap, 0)
         (sentence,) = cut_notices(config, config.strategy, cut(config, quick))
-        assert sentence.startswith(f"--overlap {overlap}: --bucket auto keeps the model whole")
+        assert sentence.startswith(f"--overlap {overlap} has no effect: --bucket auto keeps the model whole")
         assert "no worker has a core to spare" in sentence
     for config in (on_machine(None, 0), replace(on_machine("full", 0), workers=1)):
         assert cut_notices(config, config.strategy, cut(config, quick)) == ()

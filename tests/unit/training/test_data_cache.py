@@ -27,13 +27,13 @@ def test_memory_that_is_not_there_is_refused(
     if fits:
         require_memory(7_000_000_000)
         return
-    message = r"--hold-data: the decoded records take about 7,000 MB, and 7,000 MB of memory are free, of which a tenth"
+    message = r"--hold-data: the decoded records take about 7,000 MB, but 7,000 MB of memory are free, and a tenth"
     with pytest.raises(InputError, match=message):
         require_memory(7_000_000_000)
 
 
 def test_a_net_without_data_layers_has_nothing_to_hold() -> None:
     context = cast("RankContext", None)  # it is not asked for anything
-    message = "--hold-data: a net without data layers: there is nothing to hold; leave it out"
+    message = "--hold-data: a net without data layers: there is no data to hold; leave it out"
     with BatchReader((), True) as reader, pytest.raises(InputError, match=message):
         hold_training_set(context, reader)

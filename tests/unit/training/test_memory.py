@@ -1,4 +1,4 @@
-"""Who updates what, where the command line leaves it open; the solver and the plan have a say."""
+"""The ranks that update each part, if the command line does not say; solver and plan may decide."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,8 +67,8 @@ def test_clipping_needs_the_whole_gradient(
     strategy, notices = possible(wanted, clipping)
     assert strategy == replace(wanted, **fields)
     assert notices == (
-        f"{asked}: clip_gradients needs the norm of the whole gradient before anything is updated; every rank "
-        f"updates everything then, as with {instead}",
+        f"{asked}: clip_gradients needs the norm of the whole gradient before the update; so every rank "
+        f"updates everything, as with {instead}",
     )
 
 

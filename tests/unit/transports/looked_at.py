@@ -6,7 +6,7 @@ from samovar.core.clock import Deadline
 
 
 class LookedAt(Deadline):
-    """Has passed when it is asked for the time after `looks`; what waits in between has `far_s`."""
+    """A deadline that has passed after `looks` questions for the time; waits in between have `far_s`."""
 
     def __init__(self, looks: int, far_s: float = 30.0) -> None:
         super().__init__(time.monotonic() + far_s)

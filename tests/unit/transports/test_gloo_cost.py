@@ -1,4 +1,4 @@
-"""What gloo's algorithms send, against what they must."""
+"""The bytes that gloo's algorithms send, against the expected ones."""
 
 import pytest
 

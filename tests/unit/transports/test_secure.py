@@ -211,7 +211,7 @@ def test_what_was_recorded_opens_nothing(receiver: Receiver, key: Key) -> None:
 
 
 def wait_for_its_end(connection: socket.socket) -> None:
-    """The other side closes; what it says before is TLS's."""
+    """The other side closes; it sends only TLS's own messages before."""
     with suppress(ConnectionResetError):
         while connection.recv(4096):
             pass

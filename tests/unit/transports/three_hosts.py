@@ -1,4 +1,4 @@
-"""Three hosts of one process, each a thread, which meet in one store; and what must hold whatever they exchange by."""
+"""Three hosts of one process, each a thread, which meet in one store; rules that hold for each transport."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +44,7 @@ def on_all(hosts: Hosts, work: Callable[[LeaderCollectives], object]) -> None:
 
 
 def assert_named_and_nothing_lost(hosts: Hosts) -> None:
-    """Who does not come is named, and the same wait can be taken up again."""
+    """A rank that does not come is named, and the same wait can continue."""
     arrays = [np.ones(10, np.float32) for _ in HOSTS]
     pending = hosts[0].all_reduce("bucket 7", arrays[0])
     with pytest.raises(DeadlineExceeded) as raised:

@@ -1,4 +1,4 @@
-"""What each layer refuses, with the line and what to do."""
+"""The refusals of each layer, with the line and the next step."""
 
 from collections.abc import Callable
 

@@ -30,7 +30,7 @@ def module_of(net_of: BuildNet) -> NetOf:
 
 
 def both(net: Net, images: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """What onnxruntime gives for the net's one input and output, and what the net gives."""
+    """The results of onnxruntime and of the net, for its one input and output."""
     (found,) = run_onnx(encode_onnx(net), {net.input_names[0]: images}).values()
     with torch.no_grad():
         expected = net(torch.from_numpy(images))

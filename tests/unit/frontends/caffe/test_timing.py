@@ -34,7 +34,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def gradients_of(net: CaffeNet) -> dict[str, torch.Tensor]:
-    """What a pass of the timer left behind, written by the layer itself or by autograd."""
+    """The traces of a pass of the timer, written by the layer itself or by autograd."""
     parameters: dict[str, Any] = {info.name: info.parameter for info in net.parameter_infos}
     return {name: p.gradient_sink.view if p.grad is None else p.grad for name, p in parameters.items()}
 

@@ -1,4 +1,4 @@
-"""What a random case of one layer consists of, and how its settings and values are drawn."""
+"""The parts of a random case of one layer, and the drawing of its settings and values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

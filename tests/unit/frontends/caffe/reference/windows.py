@@ -183,7 +183,7 @@ def mvn(draw: Draw) -> Case:
 
 
 def batch_norm(draw: Draw) -> Case:
-    """The statistics are given as parameters; what becomes of them is tested on its own."""
+    """The statistics are given as parameters; their changes have their own tests."""
     shape = (draw.integer(4, 6), draw.size(1, 3), *draw.shape(0, 2))
     phase, given, eps = draw.one_of("TRAIN", "TEST"), draw.one_of(None, True, False), draw.one_of(1e-5, 1e-2, 0.5)
     uses_global = phase == "TEST" if given is None else given
