@@ -229,7 +229,7 @@ def _require_float32(parameters: Mapping[str, nn.Parameter], config: StrategyCon
 
 
 def _require_finite_center(parameters: Mapping[str, nn.Parameter], shared: SharedCenter) -> None:
-    """InputError where this rank joined a center that nobody can learn from; nothing was brought to it."""
+    """InputError if this rank joined a center that nobody can learn from; nothing was brought to it."""
     if shared.joins and (name := first_not_finite(parameters)):
         raise InputError(
             f"replicate: the center that was to be joined has weights of {name} that are not finite; drop it, or load "

@@ -80,7 +80,7 @@ class Origin:
 
     @classmethod
     def unpack(cls, data: bytes) -> "Origin | None":
-        """None where nothing was packed."""
+        """None if nothing was packed."""
         packed, process_id = _ORIGIN.unpack_from(data)
         address = IPv6Address(packed)
         return cls(str(address.ipv4_mapped or address), process_id) if any(packed) else None

@@ -239,7 +239,7 @@ class Operation:
         return not self._left
 
     def expected(self, reply: Reply) -> slice | None:
-        """The elements that the answer's floats are; None where it answers nothing that is still open.
+        """The elements that the answer's floats are; None if it answers nothing that is still open.
 
         Raises SamovarError if it contradicts its request.
         """

@@ -255,7 +255,7 @@ class _Connection:
 
     @contextmanager
     def _its_turn(self, place: _Place) -> Iterator[None]:
-        """Nothing else of this member is answered; raises ConnectionLost where it has another connection by now."""
+        """Nothing else of this member is answered; raises ConnectionLost if it has another connection by now."""
         with place.locks[self._lane]:
             if place.channels.get(self._lane) is not self._channel:
                 raise ConnectionLost("the member has another connection by now")

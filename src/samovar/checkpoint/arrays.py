@@ -41,7 +41,7 @@ def chunks(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
 
 
 def parse(data: bytes) -> dict[str, Array]:
-    """The arrays of a safetensors file, writable; raises ValueError where `data` is not one."""
+    """The arrays of a safetensors file, writable; raises ValueError if `data` is not one."""
     try:
         loaded = safetensors.numpy.load(data)
     except (SafetensorError, KeyError) as error:

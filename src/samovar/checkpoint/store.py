@@ -311,7 +311,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _is_abandoned(process_id: int) -> bool:
-    """True where the process is this one (its saves are over) or lives no more."""
+    """True if the process is this one (its saves are over) or lives no more."""
     if process_id == os.getpid():
         return True
     try:

@@ -41,7 +41,7 @@ class CaffeFlags:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def require(self, name: str, example: str) -> Path:
-        """The file of flag `name`; InputError where it is missing or no file."""
+        """The file of flag `name`; InputError if it is missing or no file."""
         path: Path | None = getattr(self, name)
         if path is None:
             raise InputError(f"-{name} is missing; give the {example}")

@@ -99,5 +99,5 @@ class Boxed(NamedTuple):
 
 
 def trace_of(written: str | None) -> TraceWindow | None:
-    """The steps that --trace names; InputError where it names none."""
+    """The steps that --trace names; InputError if it names none."""
     return None if written is None else TraceWindow.parse(written)

@@ -84,7 +84,7 @@ def _train(folder: Path) -> str:
 
 
 def _written(kind: Start, folder: Path, values: Mapping[str, object]) -> list[Path]:
-    """The example's files in `folder`, all or none. Raises InputError where one exists."""
+    """The example's files in `folder`, all or none. Raises InputError if one exists."""
     parts = sorted((part.name, part.read_text("utf-8")) for part in (files(__package__) / "starts" / kind).iterdir())
     texts = {folder / name: Template(text).substitute(values) if values else text for name, text in parts}
     for path in texts:

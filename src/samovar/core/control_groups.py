@@ -26,7 +26,7 @@ def memory_limit(group: Path) -> int | None:
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
-    """Bytes that the groups still allow; None where no group has a limit.
+    """Bytes that the groups still allow; None if no group has a limit.
 
     Files that the kernel keeps in memory count as used there, but make room if needed.
     """
@@ -34,7 +34,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
 
 
 def processes_left(root: Path = Path("/")) -> int | None:
-    """Processes and threads that the groups still allow; None where no group has a limit."""
+    """Processes and threads that the groups still allow; None if no group has a limit."""
     return _least(root, _processes_left_in)
 
 

@@ -375,7 +375,7 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes
 
 
 def _append(environment: lmdb.Environment, chunk: list[tuple[bytes, bytes]]) -> bool:
-    """Commit the records behind the last one; False where the map is too small for them."""
+    """Commit the records behind the last one; False if the map is too small for them."""
     try:
         with environment.begin(write=True) as transaction, transaction.cursor() as cursor:
             _, num_added = cursor.putmulti(chunk, overwrite=False, append=True)

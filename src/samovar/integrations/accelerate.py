@@ -28,7 +28,7 @@ class Accelerator(accelerate.Accelerator):
 
     Loaders, mixed precision, accumulation, gathering and logging are Accelerate's. `replica` is there once a model and
     its optimizers are prepared. `with accelerator.evaluating():` shows the weights that count, and `finish()` leaves
-    them in the model. Raises InputError where two models are prepared for training.
+    them in the model. Raises InputError if two models are prepared for training.
     """
 
     def __init__(

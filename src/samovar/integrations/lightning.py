@@ -53,7 +53,7 @@ class SamovarStrategy(DDPStrategy):
     """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.
 
     Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
-    end of training have the weights that count. Raises InputError where there are several optimizers, or where the
+    end of training have the weights that count. Raises InputError if there are several optimizers, or where the
     module has a `backward` of its own.
     """
 

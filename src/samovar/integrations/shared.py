@@ -28,7 +28,7 @@ class SharedTraining:
 
     @property
     def replica(self) -> Replica:
-        """Raises InputError where nothing was prepared for training yet."""
+        """Raises InputError if nothing was prepared for training yet."""
         if self._replica is None:
             raise InputError("no replica yet: the framework has not set up a model and an optimizer for training")
         return self._replica
@@ -40,7 +40,7 @@ class SharedTraining:
         self.models = [*(other for other in self.models if other is not model), model]
 
     def begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """All ranks come here. Raises InputError where there is more than one model."""
+        """All ranks come here. Raises InputError if there is more than one model."""
         if len(self.models) != 1 or not optimizers:
             raise InputError(
                 f"got {len(self.models)} models and {len(optimizers)} optimizers; one model and its optimizers "

@@ -265,7 +265,7 @@ class RecordWriter:
         self._lock = threading.Lock()
 
     def write(self, record: Record) -> None:
-        """Send one record, whole; raises DeadlineExceeded, or BrokenPipeError where the launcher is gone."""
+        """Send one record, whole; raises DeadlineExceeded, or BrokenPipeError if the launcher is gone."""
         line = json_line(to_json(record))
         assert len(line) <= MAX_LINE_BYTES, f"a record of {len(line):,} bytes; the limit is {MAX_LINE_BYTES:,}"
         with self._lock:

@@ -260,7 +260,7 @@ class CompressedSync(Sync):
 
     for each message of rank i and its own e_i (`samovar.collectives.encoded`), so that nothing is lost, only late. A
     trial that ends without compression gives all e_i back with the next gradients. Clipping, weight decay and momentum
-    see the decoded sum. `plain` may be empty where the trial never asks for it.
+    see the decoded sum. `plain` may be empty if the trial never asks for it.
 
     Memory: the e_i, 1N floats on every rank, and messages. Bytes on the wire: the codec's part of the plan's.
     Sources: Seide et al. 2014 (1-bit SGD); Stich, Cordonnier and Jaggi 2018, Karimireddy et al. 2019 (why feeding the

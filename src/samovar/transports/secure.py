@@ -79,7 +79,7 @@ class Handshake:
         self._talking.close()
 
     def _talk(self) -> Generator[bool, None, None]:
-        """Yields False where more must arrive first."""
+        """Yields False if more must arrive first."""
         yield from self._complete(self._tls.do_handshake, [])
         if self._tls.getpeercert(binary_form=True) != self._certificate:
             raise ssl.SSLError("another certificate")

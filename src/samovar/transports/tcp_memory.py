@@ -63,11 +63,11 @@ class WindowMemory(ABC):
 
     @abstractmethod
     def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
-        """The slot's value, once it is `at_least`; None where the deadline passes, or `is_over` after a `wake`."""
+        """The slot's value, once it is `at_least`; None if the deadline passes, or `is_over` after a `wake`."""
 
     @abstractmethod
     def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
-        """The first of the slots that is not zero, and its value, now zero; None where the deadline passes."""
+        """The first of the slots that is not zero, and its value, now zero; None if the deadline passes."""
 
     @abstractmethod
     def wake(self) -> None:

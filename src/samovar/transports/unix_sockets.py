@@ -31,7 +31,7 @@ _BACKLOG: Final = 64
 
 
 def user_process(connection: socket.socket) -> int | None:
-    """The process at the other end; None where it is another user's, 0 where it is none that this one can see."""
+    """The process at the other end; None if it is another user's, 0 where it is none that this one can see."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process_id, uid, _gid = _CREDENTIALS.unpack(raw)
     return int(process_id) if uid == os.getuid() else None
@@ -146,7 +146,7 @@ def offer_port(job: str, port: int) -> Offer:
 
 
 def ask_port(job: str, deadline: Deadline) -> int | None:
-    """The port that rank 0 of `job` offers on this host; None where it offers none by the deadline.
+    """The port that rank 0 of `job` offers on this host; None if it offers none by the deadline.
 
     Raises InputError if the offer is another user's.
     """
