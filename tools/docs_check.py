@@ -63,7 +63,7 @@ def own_words(words: list[str]) -> list[str]:
 
 @lru_cache
 def help_of(subcommands: tuple[str, ...]) -> str:
-    """Every flag: --help-all where there is one, else --help."""
+    """Every flag: from --help-all, if the command has it, else from --help."""
     for flag in ("--help-all", "--help"):
         command = [SAMOVAR, *subcommands, flag]
         completed = subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"})

@@ -112,7 +112,7 @@ def join_group(
 
 
 def _found() -> tuple[Identity, JobStore | None]:
-    """Who this process is, and the store to meet in, if the program has opened a process group of its own."""
+    """This process's rank, and the store of the process group that the program has opened itself, if any."""
     there = default_group()
     return (own_identity(), None) if there is None else (identity_in_group(*there[:2]), there[2])
 

@@ -14,7 +14,7 @@ from samovar.strategies.ours import StrategyName
 
 
 class SharedOptimizer(AcceleratedOptimizer):
-    """Steps where the gradients of all parts of a batch are there, through the replica."""
+    """Steps through the replica, after the last part of a batch."""
 
     training: SharedTraining
 
@@ -26,7 +26,7 @@ class SharedOptimizer(AcceleratedOptimizer):
 class Accelerator(accelerate.Accelerator):
     """`accelerate.Accelerator` with `strategy` and its `settings`, as `samovar.replicate` takes them.
 
-    Loaders, mixed precision, accumulation, gathering and logging are Accelerate's. `replica` is there once a model and
+    Loaders, mixed precision, accumulation, gathering and logging are Accelerate's. `replica` exists once a model and
     its optimizers are prepared. `with accelerator.evaluating():` shows the weights that count, and `finish()` leaves
     them in the model. Raises InputError if two models are prepared for training.
     """

@@ -1,4 +1,4 @@
-"""What the adapters have in common: one replica of what a framework trains, made when it is first needed."""
+"""The part that all adapters share: one replica of the model that a framework trains."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ class SharedTraining:
         return self._replica
 
     def train(self, model: nn.Module) -> None:
-        """The model that is to be trained. The same one again is trained anew."""
+        """The model that is to be trained. Given again, it starts again."""
         if model in self.models:
             self.close()
         self.models = [*(other for other in self.models if other is not model), model]
@@ -55,7 +55,7 @@ class SharedTraining:
         return self._replica is not None
 
     def step(self, apply: Callable[[], Any]) -> Any:
-        """The replica's step around the framework's; what that returned."""
+        """The replica's step around the framework's; returns the result of the latter."""
         results: list[Any] = []
         self.replica.step(lambda: results.append(apply()))
         return results[0]

@@ -46,7 +46,7 @@ def own_identity() -> Identity:
 
 
 def identity_in_group(rank: int, world_size: int) -> Identity:
-    """Rank `rank` of a process group that is there already, whose store its ranks meet in."""
+    """Rank `rank` of a process group that the program opened. Its ranks meet in the store of that group."""
     found = Identity(rank, world_size, None, None, launcher="torch.distributed", agent_store=True)
     return _with_choices(found, os.environ)
 

@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def metavar(self) -> str:
-        """What follows the flag, in capitals; "" where nothing does."""
+        """The word after the flag, in capitals; "" for a switch."""
         if self.kind in (bool, str):
             return "" if self.kind is bool else "NAME"
         return self.unit.upper() or ("X" if self.kind is float else "N")
