@@ -198,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
             print(sentence, flush=True)
         if given.write:
             path.write_text(page.mended(), encoding="utf-8")
-    print(f"{num_wrong} wrong" if num_wrong else "what the pages show is what they do")
+    print(f"{num_wrong} wrong" if num_wrong else "the pages are right")
     return 1 if num_wrong else 0
 
 

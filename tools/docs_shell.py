@@ -27,7 +27,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Background:
-    """A command that goes on: what the page showed of it, and how many lines it had printed by then."""
+    """A command in the background, with the lines that the page showed and the number that it had printed."""
 
     process: "subprocess.Popen[bytes]"
     output: Path
@@ -36,7 +36,7 @@ class Background:
 
 
 class Shell:
-    """Runs commands in the folder of a page, one after the other; what `cd` and `export` change stays."""
+    """A shell in the folder of a page. It keeps what `cd` and `export` change."""
 
     def __init__(self, root: Path, place: Path, limit_s: float) -> None:
         self.folder = place / "page"
@@ -68,7 +68,7 @@ class Shell:
         return started, output
 
     def run(self, command: str) -> Ended:
-        """What it printed, and how it ended."""
+        """Run a command; return its exit code and its output."""
         state = f"{{ export -p; echo \"cd '$PWD'\"; }} > '{self._place}/state'"
         started, output = self._start(f"{command}\n_code=$?; {state}; exit $_code")
         code = self._code(started)
@@ -83,7 +83,7 @@ class Shell:
         return None
 
     def begin(self, name: str, step: Step) -> Ended:
-        """Start a command that goes on, and wait until it has printed what the page shows."""
+        """Start a command in the background, and wait until it has printed what the page shows."""
         # The shell makes way for it, so that Ctrl-C reaches the command alone.
         started, output = self._start(f"exec {step.command}")
         limit_s = time.monotonic() + self._left_s()
@@ -96,7 +96,7 @@ class Shell:
         return Ended(0 if has_come else started.poll(), lines)
 
     def rest(self, name: str, step: Step) -> Ended:
-        """How a command in the background ends, and what it prints until then. Raises KeyError where there is none."""
+        """Wait for the end of a command in the background; return its exit code and its output. Raises KeyError."""
         begun = self._background.pop(name)
         if step.command == "^C":
             os.killpg(begun.process.pid, signal.SIGINT)
@@ -125,7 +125,7 @@ class Shell:
 
 
 def lines_of(output: Path) -> list[str]:
-    """What a terminal would show: of a line that is drawn anew, the last."""
+    """The lines as a terminal shows them: of a redrawn line, the last version."""
     text = output.read_text(encoding="utf-8", errors="replace")
     return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.splitlines()]
 
