@@ -56,7 +56,7 @@ def add_navigation(_app: Sphinx, name: str, source: list[str]) -> None:
     """Show the links of an index page's lists below it in the sidebar."""
     if name.endswith("/index"):
         found = re.findall(r"^- \[([^\]]+)\]\(([^)#]+)\.md\)", source[0], re.MULTILINE)
-        entries = "\n".join(f"{title} <{page}>" for title, page in found)
+        entries = "\n".join(f"{title.replace('`', '')} <{page}>" for title, page in found)
         source[0] += f"\n\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
 
 
@@ -94,6 +94,7 @@ def short_signature(
 
 
 _SIGNATURE = re.compile(r'(<dt class="sig .*?)</dt>', re.DOTALL)
+_WORD = re.compile(r'<span class="pre">(?=[^<]{1,24}</span>)')
 _NO_HEADER = re.compile(r'<th class="head[^"]*">(?:<p></p>)?</th>')
 
 
@@ -101,6 +102,7 @@ def make_accessible(_app: Sphinx, _name: str, _template: str, context: dict[str,
     """Make scrolling parts reachable by keyboard, and repair empty headers and lists of parameters."""
     body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
     body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+    body = _WORD.sub('<span class="pre word">', body)
     body = _NO_HEADER.sub("<td></td>", body)
     context["body"] = _SIGNATURE.sub(lambda found: f"{_lines(found[1])}</dt>", body)
 
