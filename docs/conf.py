@@ -1,6 +1,5 @@
 """Sphinx builds the site from this: `make site`. The pages are those that GitHub shows."""
 
-import dataclasses
 import importlib
 import inspect
 import re
@@ -89,8 +88,8 @@ def leave_out(_app: Sphinx, _what: str, name: str, one: object, skips: bool, _op
 def short_signature(
     _app: Sphinx, _what: str, _name: str, one: object, _options: object, _signature: str, _returns: str
 ) -> tuple[str, str] | None:
-    """The fields of a dataclass are listed below it, once."""
-    return ("", "") if isinstance(one, type) and dataclasses.is_dataclass(one) else None
+    """Show no constructor: the fields of a class are listed below it, and functions make most of its objects."""
+    return ("", "") if isinstance(one, type) else None
 
 
 _SIGNATURE = re.compile(r'(<dt class="sig .*?)</dt>', re.DOTALL)

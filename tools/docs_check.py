@@ -60,7 +60,7 @@ def broken_links(path: Path, text: str) -> Iterator[str]:
     for link in LINK.findall(without_code(text)):
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
-        if not target.exists():
+        if not target.is_file():
             yield f"no such file: {link}"
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             yield f"no such heading: {link}"

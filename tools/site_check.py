@@ -64,6 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     if sentence := missing(given.site):
         print(sentence, file=sys.stderr)
         return 2
+    given.out = given.out.resolve()
     given.out.mkdir(parents=True, exist_ok=True)
     install = [
         "npm",
