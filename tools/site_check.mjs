@@ -45,6 +45,10 @@ async function visit(width, colorScheme) {
   await page.goto(address + place);
   await page.waitForSelector("#search-results li", { timeout: 20000 }).catch(() => tell("no result"));
   await look(page, tell);
+  const theme = () => page.evaluate(() => document.body.dataset.theme);
+  const before = await theme();
+  await page.locator("button.theme-toggle:visible").first().click();
+  if ((await theme()) === before) tell("the button for dark mode does nothing");
   await context.close();
 }
 
