@@ -93,6 +93,7 @@ class Page:
         chosen = [block for block in self._blocks if self._is_wanted(block, shell)]
         script = [block for block in chosen if block.is_of_script]
         for block in chosen:
+            found: Iterator[str] = iter(())
             if "file" in block.notes:
                 target = shell.folder / block.notes["file"]
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ class Page:
             elif "background" in block.notes or "goes on" in block.notes:
                 found = self._in_background(shell, block)
             elif block.is_of_script:
-                found = self._script(shell, script) if block is script[-1] else iter(())
+                found = self._script(shell, script) if block is script[-1] else found
             else:
                 found = self._commands(shell, block)
             yield from ((block.line, sentence) for sentence in found)

@@ -83,6 +83,7 @@ def console(command: str, *lines: str) -> str:
         ("weights 1a2b3c4d5e6f7a in /tmp/a/runs/x", "weights ffffffffffffff0 in /home/other"),
         ("┃ rank ┃  1 ┃", "┃ rank ┃ 123 ┃"),
         ("12.1 MB sent", "850 kB sent"),
+        ("one line", "one line\nother programs compute on 2 cores, so each worker has 1 thread"),
         ("bound by ... today", "bound by the network today"),
     ],
 )
@@ -119,7 +120,6 @@ def test_a_command_that_fails_and_one_that_should_fail_are_told(page_of: Callabl
 
 def test_blocks_share_a_shell_a_folder_and_a_script(page_of: Callable[..., Any]) -> None:
     page = page_of("""
-        <!-- hidden console: mkdir -p a/b -->
         <!-- file: a/b/made.py -->
         ```python
         number = 5
