@@ -83,12 +83,12 @@ def console(command: str, *lines: str) -> str:
         ("weights 1a2b3c4d5e6f7a in /tmp/a/runs/x", "weights ffffffffffffff0 in /home/other"),
         ("┃ rank ┃  1 ┃", "┃ rank ┃ 123 ┃"),
         ("12.1 MB sent", "850 kB sent"),
-        ("one line", "one line\nother programs compute on 2 cores, so each worker has 1 thread"),
+        ("one line", r"one line\nother programs compute on 2 cores, so each worker has 1 thread"),
         ("bound by ... today", "bound by the network today"),
     ],
 )
 def test_what_varies_from_run_to_run_is_let_pass(page_of: Callable[..., Any], shown: str, printed: str) -> None:
-    assert page_of(console(f"echo '{printed}'", shown)).run() == []
+    assert page_of(console(f"echo -e '{printed}'", shown)).run() == []
 
 
 @pytest.mark.parametrize(
