@@ -86,10 +86,10 @@ def leave_out(_app: Sphinx, _what: str, name: str, one: object, skips: bool, _op
 
 
 def short_signature(
-    _app: Sphinx, _what: str, _name: str, one: object, _options: object, _signature: str, _returns: str
+    _app: Sphinx, _what: str, _name: str, one: object, _options: object, signature: str | None, _returns: str | None
 ) -> tuple[str, str] | None:
     """Show no constructor: the fields of a class are listed below it, and functions make most of its objects."""
-    return ("", "") if isinstance(one, type) else None
+    return ("", "") if signature and isinstance(one, type) else None
 
 
 _SIGNATURE = re.compile(r'(<dt class="sig .*?)</dt>', re.DOTALL)
