@@ -35,7 +35,10 @@ async function visit(width, colorScheme) {
   });
   for (place of pages) {
     await page.goto(address + place, { waitUntil: "load" });
-    if (place === "index.html") continue; // leads to the first page at once
+    if (place === "index.html") {
+      await page.waitForURL("**/docs/index.html"); // it leads there at once
+      continue;
+    }
     await look(page, tell);
     const shot = `${out}/${width}-${colorScheme}/${place.replace(/\.html$/, ".png")}`;
     mkdirSync(dirname(shot), { recursive: true });
