@@ -29,7 +29,11 @@ async function visit(width, colorScheme) {
   const tell = (sentence) => problems.push(`${place} (${width} px, ${colorScheme}): ${sentence}`);
   page.on("console", (message) => message.type() === "error" && tell(`console: ${message.text()}`));
   page.on("pageerror", (error) => tell(`error: ${error.message}`));
-  page.on("requestfailed", (request) => tell(`request failed: ${request.url()}`));
+  page.on("requestfailed", (request) => {
+    // A request that the next page cuts short is no failure.
+    const { errorText } = request.failure();
+    if (errorText !== "net::ERR_ABORTED") tell(`request failed: ${request.url()}: ${errorText}`);
+  });
   page.on("request", (request) => {
     if (!request.url().startsWith(address) && !request.url().startsWith("data:")) tell(`asks for ${request.url()}`);
   });
