@@ -22,9 +22,14 @@ _MADE = re.compile(r"(<!-- made from the flags -->\n)(.*)(<!-- end -->)", re.DOT
 
 
 @cache
+def program() -> Any:
+    return get_command(app_of(()))
+
+
+@cache
 def commands() -> dict[tuple[str, ...], Any]:
     """All commands by their words: ("train",), ("box", "serve")."""
-    return dict(_below(get_command(app_of(())), ()))
+    return dict(_below(program(), ()))
 
 
 def _below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -35,9 +40,8 @@ def _below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 def flags_of(words: tuple[str, ...]) -> set[str]:
     """The flags of a command, also those that --help leaves out; () is the program."""
-    if not words:
-        return {"--help", "--version"}
-    return {"--help", *(flag for one in commands()[words].params for flag in (*one.opts, *one.secondary_opts))}
+    command = commands()[words] if words else program()
+    return {"--help", *(flag for one in command.params for flag in (*one.opts, *one.secondary_opts))}
 
 
 def with_commands(text: str) -> str:
