@@ -4,8 +4,9 @@ SEEDS ?= 1000
 MNIST ?= mnist
 BIN := .venv/bin
 GROUND := .venv/ready
+SITE_GROUND := .venv/site-ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables wheel wheel-check pictures sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables site site-check wheel wheel-check pictures sanitize clean
 
 setup: $(GROUND)
 
@@ -15,12 +16,18 @@ $(GROUND): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.cpp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[dev]'
 	touch $@
 
+$(SITE_GROUND): $(GROUND)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -C cmake.define.SAMOVAR_WERROR=ON -e '.[docs]'
+	touch $@
+
 demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
 lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py && $(BIN)/python tools/shape_check.py
 fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
 docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
-tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py
+tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py && $(BIN)/python tools/command_reference.py
+site: $(SITE_GROUND) ; $(BIN)/python tools/site_build.py
+site-check: site ; $(BIN)/python tools/site_check.py
 test: lint types docs ; $(BIN)/python -m pytest
 test-all: lint types docs sanitize coverage ; $(BIN)/python -m pytest --run-slow
 coverage: $(GROUND)

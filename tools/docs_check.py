@@ -1,45 +1,97 @@
-"""Check the documents: links lead somewhere, commands in code blocks exist with their flags, tables are up to date.
+"""Check the documents: links, anchors, blocks, commands with their flags, and pages that are made from the code.
 
 python tools/docs_check.py
 """
 
 import re
-import subprocess
 import sys
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import command_reference  # noqa: E402
+import python_names  # noqa: E402
 import strategy_tables  # noqa: E402
+from docs_blocks import Step, blocks, steps  # noqa: E402
 
-SAMOVAR = Path(sys.executable).with_name("samovar")
-LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
-COMMAND = re.compile(r"^\s*(?:\$ )?(samovar [^#\n]*|make [a-z-]+)", re.MULTILINE)
-CODE = re.compile(r"^```[a-z ]*\n(.*?)^```|^(    \S[^\n]*)$", re.MULTILINE | re.DOTALL)
+LANGUAGES = ("console", "sh", "python", "text", "prototxt", "json", "toml", "yaml", "make", "dockerfile", "cpp")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+COMMAND = re.compile(r"^(samovar [^#\n]*|make [a-z-]+)")
+INDENTED = re.compile(r"\n\n    (?:\$ )?((?:samovar|make|python|pip|git|torchrun|mpiexec|srun) [^\n]*)")
+PUNCTUATION = re.compile(r"[^\w\- ]")
 
 
 def main() -> int:
     problems = [problem for path in documents() for problem in check(path)]
     if strategy_tables.source() != strategy_tables.OURS.read_text(encoding="utf-8"):
         problems.append(f"{strategy_tables.OURS.relative_to(ROOT)}: is out of date: run `make tables`")
-    print("\n".join(problems) if problems else "documents: links and commands are good")
+    print("\n".join(problems) if problems else "documents: links, blocks and commands are good")
     return 1 if problems else 0
 
 
 def documents() -> list[Path]:
-    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 
 def check(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
-    name = path.relative_to(ROOT)
-    is_stale = strategy_tables.with_tables(text) != text
-    stale = [f"{name}: a table is out of date: run `make tables`"] if is_stale else []
-    broken = [f"{name}: no such file: {link}" for link in LINK.findall(text) if not (path.parent / link).exists()]
-    code = "\n".join(fenced or indented for fenced, indented in CODE.findall(text))
-    return broken + stale + [f"{name}: {problem}" for command in COMMAND.findall(code) for problem in wrong(command)]
+    sentences = [*broken_links(path, text), *unclear_blocks(text), *stale(path, text)]
+    for block in blocks(text):
+        commands = steps(block) if block.language in ("console", "sh") else []
+        sentences += [problem for step in commands for one in COMMAND.findall(joined(step)) for problem in wrong(one)]
+    return [f"{path.relative_to(ROOT)}: {sentence}" for sentence in sentences]
+
+
+def joined(step: Step) -> str:
+    return step.command.replace("\\\n", " ")
+
+
+def stale(path: Path, text: str) -> Iterator[str]:
+    if strategy_tables.with_tables(text) != text or command_reference.with_commands(text) != text:
+        yield "is out of date: run `make tables`"
+    if path == python_names.PAGE:
+        yield from python_names.wrong(text)
+
+
+def broken_links(path: Path, text: str) -> Iterator[str]:
+    for link in LINK.findall(without_code(text)):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.is_file():
+            yield f"no such file: {link}"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"no such heading: {link}"
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", without_code(path.read_text(encoding="utf-8")), re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = PUNCTUATION.sub("", words.lower()).replace(" ", "-")
+        numbers = (f"{slug}-{number}" for number in range(1, 1000))
+        found.add(slug if slug not in found else next(one for one in numbers if one not in found))
+    return found
+
+
+def without_code(text: str) -> str:
+    """The page with its fenced blocks emptied."""
+    for block in reversed(blocks(text)):
+        if block.end:
+            text = text[: block.start] + text[block.end :]
+    return text
+
+
+def unclear_blocks(text: str) -> Iterator[str]:
+    for block in blocks(text):
+        if block.end and block.language not in LANGUAGES:
+            yield f"line {block.line}: a block's language is one of {', '.join(LANGUAGES)}; got {block.language!r}"
+    for command in INDENTED.findall(without_code(text)):
+        yield f"put this command into a console block: {command}"
 
 
 def wrong(command: str) -> list[str]:
@@ -47,29 +99,21 @@ def wrong(command: str) -> list[str]:
     if words[0] == "make":
         verbs = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return [] if words[1] in verbs else [f"no such verb: {command}"]
-    flags = [word.split("=")[0] for word in words if word.startswith("--")]
-    subcommands = tuple(word for word in words[1:3] if re.fullmatch(r"[a-z][a-z0-9-]*", word))
-    known = help_of(subcommands if subcommands[:1] in (("data",), ("box",)) else subcommands[:1])
-    return [f"no such flag: {flag} in {command!r}" for flag in flags if flag not in known]
+    known = command_reference.commands()
+    name = next((tuple(words[1:end]) for end in (3, 2) if tuple(words[1:end]) in known), ())
+    if not name and not words[1].startswith(("-", "COMMAND")):
+        return [f"no such command: {command}"]
+    flags = {word.split("=")[0] for word in words if word.startswith("--")}
+    return [f"no such flag: {flag} in {command!r}" for flag in sorted(flags - command_reference.flags_of(name))]
 
 
 def own_words(words: list[str]) -> list[str]:
-    """The words without those that `samovar run` passes to the script."""
+    """The command without the words that `samovar run` passes to the script, and without pipes."""
+    words = words[: next((place for place, word in enumerate(words) if word in ("|", "&&", ";", ">", "&")), None)]
     if words[1:2] != ["run"]:
         return words
     script = next((place for place, word in enumerate(words) if word.endswith(".py") or words[place - 1] == "-m"), -1)
     return words[:script]
-
-
-@lru_cache
-def help_of(subcommands: tuple[str, ...]) -> str:
-    """Every flag: from --help-all, if the command has it, else from --help."""
-    for flag in ("--help-all", "--help"):
-        command = [SAMOVAR, *subcommands, flag]
-        completed = subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200"})
-        if completed.returncode == 0:
-            return completed.stdout
-    return ""
 
 
 if __name__ == "__main__":

@@ -180,6 +180,8 @@ def _inserted(part: ast.expr) -> str:
 
 def _is_prose(text: str) -> bool:
     words = text.split()
+    if words.count("{") > 1:  # a prototxt
+        return False
     plain = [word for word in words if re.fullmatch(r"[(\"'`]*[A-Za-z][a-z'-]*[.,:;?!)\"'`]*", word)]
     return len(words) >= FEWEST_PROSE_WORDS and len(plain) >= max(4, len(words) * 0.5)
 

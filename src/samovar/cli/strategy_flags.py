@@ -46,7 +46,7 @@ def _help(name: str, declared: Sequence[Setting]) -> str:
             by_choices.setdefault(setting.choices, []).append(strategy)
     if len(by_choices) > 1:
         parts = [f"{_listed(names)}: {', '.join(choices)}" for choices, names in by_choices.items()]
-        return f"{declared[0].help} {'; '.join(parts)}. Default: {_default(declared)}."
+        return f"{declared[0].help} {'. '.join(parts)}. Default: {_default(declared)}."
     ((choices, owners),) = by_choices.items()
     allowed = f" One of: {', '.join(choices)}." if choices else ""
     return f"{declared[0].help}{allowed} For {_listed(owners)}. Default: {_default(declared)}."

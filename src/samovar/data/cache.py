@@ -1,7 +1,7 @@
 """The data cache, a data set in the memory of all ranks: each decodes its part once, and any rank gets any record.
 
-Records go round the ranks in runs of RUN_RECORDS: the first run lies with rank 0, the next with rank 1. They are
-loaded in rounds, each with a window of its own, so that beside the cache no rank ever needs more than a round.
+Ranks hold the records in turn, in runs of RUN_RECORDS: rank 0 the first run, rank 1 the next. They load them in
+rounds, each with its own window, so that no rank needs more memory than the cache and one round.
 
 References: the in-memory data layer of Kuehn, Keuper, Pfreundt, CaffeGPI, 2017 (arXiv 1706.00095), which keeps whole
 batches of a fixed order; here any sample of any order is one read.
@@ -43,7 +43,7 @@ class CacheSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheSetup:
-    """What ranks fill a cache by. `told(rounds done, rounds in all)` is called as records come."""
+    """The means to fill a cache. It calls `told(rounds done, rounds in all)` as records arrive."""
 
     transport: Transport
     deadline: Callable[[], Deadline]  # for each wait: a round of the slowest rank lies between two
@@ -53,9 +53,9 @@ class CacheSetup:
 class RecordCache:
     """Records 0 .. len - 1 in windows of all ranks, which must make this together, of the same records.
 
-    Cost: each rank loads its share once; 8 * (2 + num_columns) bytes a record on every rank say where it lies.
-    `cached_bytes` counts what lies here, `fetched_bytes` what this rank has read from others since. `read` may be
-    called from one thread beside others that use other windows.
+    Cost: each rank loads its share once. An index takes 8 * (2 + num_columns) bytes a record on every rank.
+    `cached_bytes` counts this rank's share, `fetched_bytes` the bytes it has read from others since. One thread may
+    call `read` while others use other windows.
     Raises: InputError for a damaged record, or where memory is short; DeadlineExceeded.
     """
 
@@ -79,8 +79,8 @@ class RecordCache:
         return columns
 
     def read(self, indices: Int64s) -> tuple[Bytes, Int64s]:
-        """The records' bytes one behind the other, and where each ends, (n,).
-        Cost: one `get` for each run of records that lie one behind the other."""
+        """The records' bytes, contiguous, and the end of each, (n,).
+        Cost: one `get` for each contiguous run of records."""
         offsets, sizes = self._table[indices, _OFFSET], self._table[indices, _SIZE]
         ends = np.cumsum(sizes)
         content = np.empty(int(sizes.sum()), np.uint8)
@@ -99,7 +99,7 @@ class RecordCache:
             self.fetched_bytes += len(part)
 
     def _load(self, records: CacheSource, setup: CacheSetup, exchange: RecordExchange) -> Int64s:
-        """Put the own records into windows; a row for each of them."""
+        """Put this rank's records into windows; return a row for each."""
         own = own_records(self._num_records, self._group)
         most = len(own_records(self._num_records, Group(0, self._group.world_size)))
         num_rounds = -(-most // self._round_records)
@@ -129,7 +129,7 @@ class RecordCache:
         return contents
 
     def _tables_of_all(self, table: Int64s, setup: CacheSetup, exchange: RecordExchange) -> Int64s:
-        """Every record's row. Behind the wait for all rows lie all records too."""
+        """Every record's row. When all rows are here, all records are too."""
         window = setup.transport.open_window("data records", table.nbytes, 0)
         if table.size:
             window.put(self._group.rank, 0, table)
@@ -146,21 +146,21 @@ class RecordCache:
 
 
 def _runs(owners: Int64s, rounds: Int64s, offsets: Int64s, sizes: Int64s) -> Iterator[tuple[int, int]]:
-    """[first, stop) of records that lie one behind the other in the memory of one rank."""
+    """[first, stop) of records that are contiguous in the memory of one rank."""
     follows = (np.diff(owners) == 0) & (np.diff(rounds) == 0) & (offsets[1:] == offsets[:-1] + sizes[:-1])
     breaks = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(owners)]
     return ((first, stop) for first, stop in itertools.pairwise(breaks) if first < stop)
 
 
 def own_records(num_records: int, group: Group) -> Int64s:
-    """The records that lie with a rank, in their order."""
+    """The records that a rank holds, in their order."""
     indices = np.arange(num_records, dtype=np.int64)
     own: Int64s = indices[indices // RUN_RECORDS % group.world_size == group.rank]
     return own
 
 
 def own_places(indices: Int64s, world_size: int) -> tuple[Int64s, Int64s]:
-    """The rank that each record lies with, and its place among that rank's records."""
+    """The rank that holds each record, and its place among that rank's records."""
     runs, places = np.divmod(indices, RUN_RECORDS)
     turns, owners = np.divmod(runs, world_size)
     return owners, turns * RUN_RECORDS + places

@@ -1,4 +1,4 @@
-"""What data layers ask for: the source, the batch, and Caffe's transform_param."""
+"""The settings of data layers: the source, the batch, and Caffe's transform_param."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +21,12 @@ class TransformConfig:
 
 @dataclass(frozen=True, slots=True)
 class DataConfig:
-    """One Data layer, an LMDB of Datum records; and what other layers of images have too."""
+    """One Data layer, which reads an LMDB of Datum records. Other image layers extend it."""
 
     source: Path
     batch_size: int  # samples in one batch; whether per worker or of all workers together is the caller's
     tops: tuple[str, ...]
-    """Names of the outputs: the images, and the labels (of WindowData: classes) where a second one is given."""
+    """Names of the outputs: the images, and the labels (of WindowData: classes) if there is a second."""
     transform: TransformConfig
     training: bool
 
@@ -54,7 +54,7 @@ class ImageDataConfig(DataConfig):
 
 @dataclass(frozen=True, slots=True)
 class WindowDataConfig(DataConfig):
-    """One WindowData layer: `source` lists images with windows in them, of objects and of background.
+    """One WindowData layer: `source` lists images with windows of objects and of background.
     The transform's `crop_size` is the size that windows are stretched to; its `scale` has no effect."""
 
     root: Path | None = None  # the folder that the file's paths start at, and that no image may lie outside of

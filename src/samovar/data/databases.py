@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class WrittenDatabase:
-    """A database that is at its place now."""
+    """A database that has been written."""
 
     folder: Path
     num_records: int
@@ -38,7 +38,7 @@ def write_images(
     folder: Path, images_NCHW: Bytes, labels_N: npt.NDArray[np.integer], num_key_digits: int = 8
 ) -> WrittenDatabase:
     """Images uint8 (N, C, H, W) and their labels (N,), in this order, keys 00000000, 00000001, ...
-    Cost: about 6 us per 28x28 record. Raises: InputError where the folder holds something else or cannot be written."""
+    Cost: about 6 us per 28x28 record. Raises: InputError if the folder holds something else or cannot be written."""
     assert len(images_NCHW) == len(labels_N) <= 10**num_key_digits, (len(images_NCHW), len(labels_N))
     pairs = enumerate(zip(images_NCHW, labels_N.tolist(), strict=True))
     records = ((b"%0*d" % (num_key_digits, index), encode_datum(image, label)) for index, (image, label) in pairs)
@@ -56,7 +56,7 @@ def copy_leveldb(source: Path, out: Path) -> WrittenDatabase:
             num_records += 1
             yield record
         if num_records == 0:
-            raise InputError(f"{source}: a LevelDB without records. Check whether it was copied whole.")
+            raise InputError(f"{source}: a LevelDB without records. Check that it was copied completely.")
 
     written = write_lmdb(out, counted())
     return WrittenDatabase(out, num_records, not written)
@@ -81,7 +81,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of an image: its (height, width), None as it is, and which of FORMS a record has."""
+    """How to store images: (height, width), None for their own, and one of FORMS."""
 
     size: tuple[int, int] | None = None
     is_gray: bool = False
@@ -96,7 +96,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class WrittenImages:
-    """The database, (C, H, W) of its images (None where they differ), and whether the mean image was there already."""
+    """The database, (C, H, W) of its images (None if they differ), and whether the mean image existed before."""
 
     database: WrittenDatabase
     shape: tuple[int, ...] | None
@@ -104,7 +104,7 @@ class WrittenImages:
 
 
 def listed_images(source: Path, root: Path | None) -> list[ImageFile]:
-    """The files of a list of "path label"; where paths start: see `ListedFiles`.
+    """The files of a list of "path label". `ListedFiles` says where paths start.
     Raises: InputError for a line that cannot be read, or naming the files that are missing."""
     files = ListedFiles(source, root, "check the list, or give the folder that holds all the images as --root")
     content = read_file(source, "image list", MAX_LIST_BYTES)
@@ -122,10 +122,10 @@ def listed_images(source: Path, root: Path | None) -> list[ImageFile]:
 
 
 def class_folders(folder: Path) -> tuple[list[ImageFile], tuple[str, ...]]:
-    """The images in the folders of `folder`, at any depth, and the folders' names: the labels 0, 1, ... in their order.
+    """The images in the folders of `folder`, at any depth, and the names of the folders. Folder i has label i.
 
-    Files with other suffixes than SUFFIXES, and names that start with a dot, are left out.
-    Raises: InputError where there are no folders, or one without images.
+    It leaves out files without one of SUFFIXES, and names that start with a dot.
+    Raises: InputError if there are no folders, or if one has no images.
     """
     try:
         classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -143,7 +143,7 @@ def class_folders(folder: Path) -> tuple[list[ImageFile], tuple[str, ...]]:
 
 
 def shuffled(images: Sequence[ImageFile], seed: int) -> list[ImageFile]:
-    """In an order that `seed` gives: the same on every machine."""
+    """The items in an order that depends on `seed` alone."""
     return [images[index] for index in permutation(len(images), seed, 0).tolist()]
 
 
@@ -156,9 +156,9 @@ def write_image_files(
 ) -> WrittenImages:
     """Write the images in this order as the LMDB `folder`, and the mean of their pixels as the file `mean`.
 
-    Keys are 00000000_NAME, as convert_imageset's. All or nothing: the folder comes when every image is in it.
-    Cost: one decoding each, on every core that this process may use; a few images in memory.
-    Raises: InputError naming the images that cannot be used, or where a mean is asked for of different shapes.
+    Keys are 00000000_NAME, as convert_imageset writes them. The folder appears only when every image is in it.
+    Cost: one decoding each, on all cores of this process; a few images in memory.
+    Raises: InputError naming the unusable images, or for a mean of different shapes.
     """
     measured = _Measured(mean is not None)
     written = write_lmdb(folder, _converted_records(images, conversion, measured, told))
@@ -168,7 +168,7 @@ def write_image_files(
 
 
 class _Measured:
-    """What is known of the images that came by; threads may call `take`, in any order."""
+    """Shapes and sum of the converted images. Threads may call `take`, in any order."""
 
     def __init__(self, needs_mean: bool) -> None:
         self._needs_mean = needs_mean
@@ -189,7 +189,7 @@ class _Measured:
                 self._sums = self._sums + pixels
 
     def require_what_a_mean_needs(self) -> None:
-        """InputError where a mean is asked for of several shapes."""
+        """Raise InputError for a mean of several shapes."""
         if self._needs_mean and len(self._shapes) > 1:
             first, second = sorted(self._shapes)[:2]
             raise InputError(
@@ -205,7 +205,7 @@ class _Measured:
 def _converted_records(
     images: Sequence[ImageFile], conversion: Conversion, measured: _Measured, told: Callable[[int, int], None]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The first image that cannot be used ends the records; the others are looked into, to name all such."""
+    """The first unusable image ends the records. The others are still checked, so that the error names all."""
     failures: list[str] = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for start in range(0, len(images), _FILES_AT_ONCE):
@@ -245,7 +245,7 @@ def _record(image: ImageFile, conversion: Conversion) -> tuple[bytes, Pixels]:
 
 
 def _compressed(pixels: Pixels, form: str) -> bytes:
-    """A file's bytes of pixels (C, H, W), blue, green, red or gray."""
+    """The bytes of an image file with pixels (C, H, W): blue, green, red, or gray."""
     turned = pixels[0] if len(pixels) == 1 else np.moveaxis(pixels[::-1], 0, 2)
     content = io.BytesIO()
     image = Image.fromarray(np.ascontiguousarray(turned))

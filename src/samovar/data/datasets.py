@@ -1,4 +1,4 @@
-"""Numbered records as arrays of images: of an LMDB, of a list of image files, and of these from the data cache.
+"""Numbered images, from an LMDB, from a list of image files, or from the data cache.
 
 Legend: n samples of one read, C channels, H height, W width.
 """
@@ -37,7 +37,7 @@ class ImageDataset(Protocol):
         """The same, each image (C, H, W) of its own height and width."""
 
     def close(self) -> None:
-        """Give the files back; may be called again."""
+        """Close the files. Further calls do nothing."""
 
 
 class LmdbDataset:
@@ -124,7 +124,7 @@ _TYPES = {1: np.uint8, 4: np.float32}
 
 
 class ImageRecords:
-    """Images of `dataset` as bytes; of any height and width where `any_size`, else all of its `sample_shape`."""
+    """Images of `dataset` as bytes: of any height and width with `any_size`, else all of its `sample_shape`."""
 
     num_columns = 4
 
@@ -146,7 +146,7 @@ class ImageRecords:
 
 
 class CachedImages:
-    """See `samovar.data.datasets.ImageDataset`: the same images as before, from memory."""
+    """An `ImageDataset` of the same images, from memory."""
 
     def __init__(self, sample_shape: tuple[int, int, int], images: ImageRecords, setup: CacheSetup) -> None:
         self.sample_shape = sample_shape
@@ -177,14 +177,14 @@ class CachedImages:
         return images, np.ascontiguousarray(columns[:, _LABEL])
 
     def close(self) -> None:
-        """The windows go with the run."""
+        """Do nothing: the windows end with the run."""
 
 
 class ListedFiles:
-    """Finds a list's files: in `root`, or without one in the working folder, then in the list's own.
+    """Find a list's files in `root`; without a root, in the working folder, then in the list's own folder.
 
-    A path in a list comes from whoever made the list; it may lead nowhere outside of these folders, neither by
-    `..`, nor by a symbolic link, nor as an absolute path. With a root, a leading `/` means the root.
+    A list may come from a stranger. No path may lead out of these folders, by `..`, a symbolic link or a leading
+    `/`. With a root, a leading `/` means the root.
     """
 
     def __init__(self, source: Path, root: Path | None, advice: str) -> None:
@@ -194,7 +194,7 @@ class ListedFiles:
         self._advice = advice
 
     def find(self, written: str) -> Path:
-        """The file, symbolic links followed; InputError where there is none, or it lies elsewhere."""
+        """The file, after symbolic links. Raise InputError if it is missing or outside of the folders."""
         relative = written.lstrip("/") if self._has_root else written
         for folder in self._folders:
             try:
@@ -216,9 +216,8 @@ MAX_LIST_BYTES = 1 << 30
 class ImageListDataset:
     """The images of one list, numbered 0 .. len - 1 by line, decoded (and resized) when they are read.
 
-    Where a path starts, and that it may not leave that folder: see `ListedFiles`.
-    `sample_shape` is (C, H, W) of the first image, as in Caffe.
-    Raises: InputError, with file and line, for a list that cannot be used, and for a first image likewise.
+    `ListedFiles` says where paths start. `sample_shape` is (C, H, W) of the first image, as in Caffe.
+    Raises: InputError, with file and line, for a list or a first image that cannot be used.
     """
 
     def __init__(self, config: ImageDataConfig) -> None:
@@ -237,7 +236,7 @@ class ImageListDataset:
 
     def read(self, indices: npt.NDArray[np.int64]) -> tuple[Images, Labels]:
         """Images uint8 (n, C, H, W) and labels int64 (n,). Cost: one decoding each.
-        Raises: InputError naming the line of an image that is missing, damaged, elsewhere or of another size."""
+        Raises: InputError naming the line of an image that is missing, damaged, outside or of another size."""
         images = np.empty((len(indices), *self.sample_shape), np.uint8)
         for place, index in enumerate(indices.tolist()):
             image = self._image(index)
@@ -254,7 +253,7 @@ class ImageListDataset:
         return [self._image(index) for index in indices.tolist()], self._labels[indices]
 
     def close(self) -> None:
-        """Nothing is open between reads."""
+        """Do nothing: no file is open between reads."""
 
     def _image(self, index: int) -> npt.NDArray[np.uint8]:
         written = self._content[self._starts[index] : self._ends[index]].decode("utf-8", "surrogateescape")
@@ -271,7 +270,7 @@ class ImageListDataset:
 
 def parse_list(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
     """Start and end of each path in `content`, and its label; blank lines are left out.
-    Raises: InputError, with file and line, for a line that is no "path label"; for a list without a line."""
+    Raises: InputError, with file and line, for a line that is not "path label", and for an empty list."""
     starts, ends, labels = [], [], []
     position = 0
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -279,7 +278,7 @@ def parse_list(content: bytes, source: Path) -> tuple[Labels, Labels, Labels]:
         if label:
             if not written.strip() or not _is_label(label):
                 raise InputError(
-                    f"{source}:{number}: is no 'path label': {line[:80].decode('utf-8', 'backslashreplace')!r}. "
+                    f"{source}:{number}: is not 'path label': {line[:80].decode('utf-8', 'backslashreplace')!r}. "
                     "End the line with a space and a whole number below 2,147,483,648."
                 )
             starts.append(position)

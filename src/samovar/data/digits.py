@@ -1,9 +1,9 @@
 """The handwritten digits that come with scikit-learn, as Caffe's LMDBs: real data without a download.
 
 1,797 images of 8x8 pixels with values 0 to 16 (E. Alpaydin and C. Kaynak, UCI, 1998). Each is enlarged three
-times, bilinear, and centred in 28x28 like MNIST's, so that a net made for MNIST takes it. The kind of
-enlargement matters little: Caffe's LeNet reached 97.9 % with bilinear, 97.9 % with cubic and 98.2 % with
-nearest after 500 steps (means of three seeds; one test image is 0.3 %), and 97.5 to 97.9 % at other sizes.
+times, bilinear, and centred in 28x28 like MNIST's, so that a net made for MNIST takes it. The kind of enlargement
+matters little. After 500 steps Caffe's LeNet reached 97.9 % with bilinear, 97.9 % with cubic and 98.2 % with nearest.
+These are means of three seeds; one test image is 0.3 %.
 """
 
 import importlib
@@ -26,10 +26,10 @@ _SPLIT_SEED, _ORDER_SEED = 1797, 1798
 def write_digits(out: Path) -> list[WrittenDatabase]:
     """Write out/digits_train_lmdb (1,437 records) and out/digits_test_lmdb (360).
 
-    Both have every digit in its share of the whole, and records in a fixed random order, since training
-    reads them as stored. The records are the same on every machine.
+    Each digit has its share of both. Records are in a fixed random order, because training reads them as stored.
+    They are the same on every machine.
 
-    Raises: InputError where scikit-learn is missing or a folder holds something else.
+    Raises: InputError if scikit-learn is missing or a folder holds something else.
     """
     small_N88, labels_N = _load()
     images = enlarge(small_N88)[:, None]
@@ -43,8 +43,8 @@ def write_digits(out: Path) -> list[WrittenDatabase]:
 def enlarge(small_N88: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Images (N, 8, 8) of values 0 to 16 as uint8 (N, 28, 28) of values 0 to 255.
 
-    Pixel i of the large image lies at (i - 1) / 3 of the small one, so its weights are thirds, and a pixel is
-    a sum of ninths: all is computed in whole numbers, and rounded once.
+    Pixel i of the large image is at (i - 1) / 3 of the small one, so that weights are ninths. All is computed in
+    whole numbers, and rounded once.
     """
     weights = np.zeros((24, 8), np.int64)
     for row in range(24):
@@ -58,7 +58,7 @@ def enlarge(small_N88: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def split(labels_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Image numbers of the training and the test set: 360 for testing, each class by its share."""
+    """Image numbers of the training and the test set. The test set has 360, each class by its share."""
     places = permutation(len(labels_N), _SPLIT_SEED, 0)
     by_class = [places[labels_N[places] == digit] for digit in range(_NUM_CLASSES)]
     counts = _test_counts(np.array([len(members) for members in by_class]))
@@ -68,7 +68,7 @@ def split(labels_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.N
 
 
 def _test_counts(sizes: npt.NDArray[np.int64]) -> list[int]:
-    """Whole numbers that sum to NUM_TEST, as near to each class's share as can be (largest remainders)."""
+    """Whole numbers that sum to NUM_TEST, each close to its class's share (largest remainders)."""
     counts, remainders = np.divmod(sizes * NUM_TEST, sizes.sum())
     favoured = np.argsort(-remainders, kind="stable")[: NUM_TEST - counts.sum()]
     counts[favoured] += 1

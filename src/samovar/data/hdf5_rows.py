@@ -1,4 +1,4 @@
-"""Rows of HDF5 files by a list of them, as Caffe's HDF5Data reads: file by file, and from the first again."""
+"""Rows of listed HDF5 files, in the order of Caffe's HDF5Data: file by file, then from the first again."""
 
 from collections import OrderedDict
 from math import prod
@@ -24,9 +24,8 @@ MAX_OPEN_FILES = 64
 class Hdf5Source:
     """Every top's rows, float32 (n, *row shape), of all listed files as one long table.
 
-    Row r of the table comes when record r of any other data layer comes: a batch may span files, and goes on with
-    the first row behind the last one. In a shuffled order every epoch has a permutation of all rows of all files
-    (Caffe: of the files, and of the rows in each). For a cache a record is the bytes of a row, of all tops.
+    A batch may span files, and continues with the first row after the last. In a shuffled order an epoch permutes
+    all rows of all files (Caffe permutes the files, and the rows in each). A record of the cache is a row of all tops.
 
     Raises: InputError for a list or a file that cannot be used, and for rows that differ in shape between files.
     """
@@ -89,7 +88,7 @@ class Hdf5Source:
             self._open.popitem()[1].close()
 
     def _table(self, number: int) -> Hdf5Table:
-        """File `number`, open; the one that was not used for longest makes room."""
+        """File `number`, open. It replaces the least recently used one."""
         if number not in self._open:
             while len(self._open) >= MAX_OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
@@ -112,7 +111,7 @@ class Hdf5Source:
 
 
 def _split(content: Bytes, count: int, shapes: dict[str, tuple[int, ...]]) -> dict[str, Floats]:
-    """The arrays by top of `count` rows that `load` made bytes of."""
+    """The arrays by top of `count` rows, from the bytes of `load`."""
     sizes = [prod(shape) for shape in shapes.values()]
     parts = np.split(content.view(np.float32).reshape(count, sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
     return {
@@ -125,5 +124,5 @@ def _names(config: Hdf5DataConfig) -> list[str]:
     content = read_file(config.source, "list of HDF5 files", MAX_LIST_BYTES)
     names = content.decode("utf-8", "surrogateescape").split()
     if not names:
-        raise InputError(f"{config.source}: lists no HDF5 file. Write one path a line.")
+        raise InputError(f"{config.source}: lists no HDF5 file. Write one path per line.")
     return names

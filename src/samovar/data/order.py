@@ -1,11 +1,11 @@
-"""Which sample comes when: a pure function of (seed, epoch, position).
+"""The order of samples: a pure function of (seed, epoch, position).
 
-The samples of a run have one global counter n = step * global_batch + i, the same for any number of
-workers. n lies in epoch n // N at position n % N, N being the number of records; an epoch holds every
-record once. Random choices about sample n (crop, mirror) are a function of (seed, n).
+The samples of a run have one global counter n = step * global_batch + i, the same for any number of workers. With N
+records, sample n has position n % N of epoch n // N; an epoch holds every record once. Random choices about sample n
+(crop, mirror) are a function of (seed, n).
 
-All random bits are raw words of the Philox generator, whose stream numpy guarantees: the order of a
-run does not change with the numpy version, as it may with `Generator.permutation`.
+All random bits are raw words of the Philox generator, because numpy guarantees their stream. `Generator.permutation`
+may change with the numpy version.
 """
 
 from dataclasses import dataclass
@@ -66,8 +66,8 @@ def permutation(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
 
 @dataclass(frozen=True, slots=True)
 class Portions:
-    """Which global samples a rank reads: of every `period` samples its `parts`, each (first, count), one by one.
-    `global_batch` counts the samples that all ranks together have in a part's turn."""
+    """The global samples that a rank reads: of every `period` samples its `parts`, each (first, count), in turn.
+    `global_batch` counts the samples of all ranks together in one turn."""
 
     period: int
     parts: tuple[tuple[int, int], ...]
@@ -86,11 +86,11 @@ def batch_portions(group: Group, global_batch: int) -> Portions:
 
 
 def member_portions(group: Group, global_batch: int, index: int, num_samples: int) -> Portions:
-    """As many samples as `batch_portions` gives a rank, but all of the `num_samples` one after the other.
+    """As many samples as `batch_portions` gives a rank, but from all of the `num_samples` in turn.
 
-    For one of many members who come and go, so that what a missing one leaves out the others read. Member `index` is
-    epochs ahead of those before it, and starts at another place of the epoch (multiples of the golden section, which
-    lie apart for any number of members): another order where it is shuffled, and random choices of its own.
+    Members of a box come and go; each reads all samples, so that none is lost with a member. Member `index` is epochs
+    ahead of those before it, and so has another shuffled order and other random choices. It also starts at another
+    place of the epoch: multiples of the golden section, which are apart for any number of members.
     """
     count = shares(global_batch, group.world_size)[group.rank][1]
     start = int(num_samples * (index * _GOLDEN_SECTION % 1.0))
@@ -98,7 +98,7 @@ def member_portions(group: Group, global_batch: int, index: int, num_samples: in
 
 
 def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num_batches: int) -> Portions:
-    """The slices [own) of `num_slices` of each of `num_batches` global batches; the batches of a slice together."""
+    """The slices `own` of `num_slices` of each of `num_batches` global batches, slice by slice."""
     slices = shares(global_batch, num_slices)[slice(*own)]
     parts = ((batch * global_batch + first, count) for first, count in slices for batch in range(num_batches))
     return Portions(num_batches * global_batch, tuple(parts), global_batch)
@@ -106,7 +106,7 @@ def slice_portions(global_batch: int, num_slices: int, own: tuple[int, int], num
 
 def shares(global_batch: int, world_size: int) -> tuple[tuple[int, int], ...]:
     """(start, count) of each rank's contiguous slice of the global batch; counts differ by at most one.
-    Raises: InputError where a rank would get no sample."""
+    Raises: InputError if a rank would get no sample."""
     assert world_size > 0, world_size
     if global_batch < world_size:
         raise InputError(
@@ -124,7 +124,7 @@ def sample_draws(seed: int, start: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def below(words: npt.NDArray[np.uint64], limit: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Words brought to 0 .. limit - 1 evenly (to 2^-32 of a share); limit, one or one each, is below 2^31."""
+    """Map words evenly to 0 .. limit - 1 (to 2^-32 of a share). `limit`, one or one each, is below 2^31."""
     limits = np.asarray(limit, np.int64)
     assert ((limits > 0) & (limits < 2**31)).all(), limit
     return ((words >> np.uint64(32)) * limits.astype(np.uint64) >> np.uint64(32)).astype(np.int64)

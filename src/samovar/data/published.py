@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST and CIFAR-10 as Caffe's LMDBs, from their published files.
 
-A record of CIFAR-10 is one byte of label, then 1,024 bytes each of red, green and blue. Its published test batch is
-left aside: batches 1 to 4 are for training and batch 5 is held out, so what is measured is no test-set accuracy.
+A record of CIFAR-10 is one byte of label, then 1,024 bytes each of red, green and blue. Batches 1 to 4 are for
+training and batch 5 for testing. The published test batch is not used: an accuracy here is not that of the test set.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from samovar.formats.published import SUFFIXES, parse_idx, read_unpacked
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """An unpacked file as it was published."""
+    """A published file, unpacked."""
 
     name: str
     size_bytes: int
@@ -28,7 +28,7 @@ class PublishedFile:
 
 
 def find_published(source: Path, files: Sequence[PublishedFile], data_set: str) -> dict[str, Path]:
-    """Where each file lies in the folder `source`, by its name: plain, or else packed (.gz, .xz).
+    """The path of each file in the folder `source`, by its name: plain, or else packed (.gz, .xz).
     Raises: InputError naming every missing file."""
     names = [file.name for file in files]
     packed = " or ".join(suffix for suffix in SUFFIXES if suffix)
@@ -50,7 +50,7 @@ def find_published(source: Path, files: Sequence[PublishedFile], data_set: str) 
 
 
 def read_published(path: Path, file: PublishedFile) -> bytes:
-    """The unpacked content; InputError where its checksum is not the published one."""
+    """The unpacked content. Raise InputError if its checksum is not the published one."""
     content = read_unpacked(path, file.size_bytes)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != file.md5:
@@ -93,7 +93,7 @@ def write_mnist(source: Path, out: Path, splits: tuple[MnistSplit, ...] = MNIST)
     """Write out/mnist_train_lmdb and out/mnist_test_lmdb, records in file order, keys 00000000, ...
 
     `source` is the folder of the four published files, plain or packed; `splits` may name another data set of
-    the same form. Nothing is written unless all are there with the published checksums of their unpacked content.
+    the same form. It writes only if all files are present and their content has the published checksums.
 
     Raises: InputError naming every missing file, or the one that differs.
     """
@@ -133,7 +133,7 @@ BATCHES = tuple(PublishedFile(f"data_batch_{n}.bin", _BATCH_BYTES, md5) for n, m
 
 @dataclass(frozen=True, slots=True)
 class WrittenMean:
-    """The mean image of a database, at its place now."""
+    """The mean image of a database, written."""
 
     path: Path
     already_there: bool
@@ -145,10 +145,10 @@ def write_cifar10(
     """Write out/cifar10_train_lmdb (all batches but the last), out/cifar10_test_lmdb (the last) and
     out/mean.binaryproto, the mean of the training images.
 
-    `source` is the folder of the batches, plain or packed (.gz, .xz). Nothing is written unless all are there
-    with their published checksums. Cost: about 2 s and 300 MB of memory, beside unpacking.
+    `source` is the folder of the batches, plain or packed (.gz, .xz). It writes only if all are present with their
+    published checksums. Cost: about 2 s and 300 MB of memory, without unpacking.
 
-    Raises: InputError naming every missing file, or the one that differs; where something else is at the place.
+    Raises: InputError naming every missing file or the one that differs, or if something else is at the place.
     """
     paths = find_published(source, batches, "CIFAR-10")
     parts = [_read_batch(paths[file.name], file) for file in batches]
@@ -166,6 +166,6 @@ def _read_batch(path: Path, file: PublishedFile) -> tuple[npt.NDArray[np.uint8],
     """Images uint8 (N, 3, 32, 32), channels red, green, blue, and labels uint8 (N,)."""
     content = read_published(path, file)
     if len(content) % _RECORD_BYTES:
-        raise InputError(f"{path}: {len(content)} bytes are no whole records of {_RECORD_BYTES}. Download it again.")
+        raise InputError(f"{path}: {len(content)} bytes are not whole records of {_RECORD_BYTES}. Download it again.")
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD_BYTES)
     return records[:, 1:].reshape(-1, *_SHAPE), records[:, 0]

@@ -1,4 +1,4 @@
-"""Batches of a whole net: each data layer's records in their order, transformed, and all layers side by side."""
+"""Batches of a whole net: the transformed records of all data layers, in their order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ class Source(Protocol):
         """The records, as the cache would load them."""
 
     def fill_cache(self, setup: CacheSetup) -> None:
-        """From now on take records from the memory of all ranks, which must call this together; the files are closed.
-        Raises: InputError for a damaged record, or where memory is short."""
+        """Load all records into the memory of all ranks, which call this together, and close the files.
+        Raises: InputError for a damaged record, or if memory is short."""
 
     def read(self, first_sample: int, count: int) -> Tensors:
         """The global samples [first_sample, first_sample + count), by top; InputError for a damaged record."""
 
     def close(self) -> None:
-        """Give the files back; may be called again."""
+        """Close the files. Further calls do nothing."""
 
 
 class ImageSource:
@@ -92,8 +92,8 @@ class ImageSource:
 
 
 def open_source(config: LayerConfig, seed: int, shuffled: bool) -> Source:
-    """The source of one data layer; `shuffled` asks for what the layer itself may ask for too.
-    Raises: InputError where the files, their records and the layer do not fit together."""
+    """The source of one data layer. `shuffled`, or the layer's own `shuffle`, asks for a random order.
+    Raises: InputError if the files, their records and the layer do not fit together."""
     if config.batch_size < 1:
         raise InputError(f"{config.source}: batch_size is {config.batch_size}; it must be at least 1.")
     if isinstance(config, Hdf5DataConfig):
@@ -110,7 +110,7 @@ MAX_VALUES = (1 << 31) - 1  # of one blob, as in Caffe
 
 @dataclass(frozen=True, slots=True)
 class WithoutData:
-    """What a net is given beside, or instead of, data from files."""
+    """Inputs of a net that no file provides."""
 
     batch_size: int = 1  # samples in one batch, where no data layer says it
     input_shapes: Mapping[str, Shape] = field(default_factory=dict)
@@ -120,10 +120,10 @@ class WithoutData:
 class BatchReader:
     """Any run of global samples of a net's data layers, transformed; holds no position.
 
-    All layers read the same global samples. In a shuffled order, layers with equally many records keep them in
-    step (an image and its mask), and draw the same crops and flips for one sample.
-    `top_shapes` are the shapes of all that `read` gives, batch first; `sources` are the layers' own.
-    Raises: InputError where a source, its records and the transform do not fit together, or batch sizes differ.
+    All layers read the same global samples. Layers with equally many records have the same shuffled order, and draw
+    the same crops and flips for one sample (an image and its mask).
+    `top_shapes` are the shapes of all arrays that `read` gives, batch first; `sources` are those of the layers.
+    Raises: InputError if a source, its records and the transform do not fit together, or batch sizes differ.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class BatchReader:
 
     def read(self, first_sample: int, count: int) -> Tensors:
         """The global samples [first_sample, first_sample + count), by top, and SAMPLE_NUMBERS.
-        Raises: InputError where a record is damaged or the file no longer holds it."""
+        Raises: InputError if a record is damaged or has been removed."""
         tensors: Tensors = {}
         for source in self._open:
             tensors |= source.read(first_sample, count)
@@ -182,23 +182,23 @@ class BatchReader:
 
     @property
     def bytes_to_cache(self) -> int:
-        """What the cache of all ranks together would take, as far as the first record of each source tells."""
+        """The bytes of a cache of all ranks together, estimated from the first record of each source."""
         return sum(len(records) * records.record_bytes for records in (source.records() for source in self._open))
 
     def fill_cache(self, setup: CacheSetup) -> None:
-        """Read all records once, into the memory of all ranks, and take them from there from now on: the same batches.
-        All ranks must call it together. Raises: InputError where a record is damaged or memory is short."""
+        """Read all records once into the memory of all ranks. Later batches are the same, and come from there.
+        All ranks must call it together. Raises: InputError if a record is damaged or memory is short."""
         for source in self._open:
             source.fill_cache(setup)
 
     @property
     def cached_bytes(self) -> int:
-        """What this rank's part of the cache takes."""
+        """The bytes of this rank's part of the cache."""
         return sum(source.cache.cached_bytes for source in self._open if source.cache is not None)
 
     @property
     def fetched_bytes(self) -> int:
-        """What this rank has read from other ranks' memory so far."""
+        """The bytes that this rank has read from other ranks' memory so far."""
         return sum(source.cache.fetched_bytes for source in self._open if source.cache is not None)
 
     def close(self) -> None:

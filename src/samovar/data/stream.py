@@ -1,8 +1,8 @@
 """Batches of one rank, read ahead of need.
 
-Step s of a run uses the global samples [s * B, (s + 1) * B), B being the global batch; rank r takes its
-slice of them (see `order.shares`). What a batch holds therefore depends on (seed, step, rank, world size)
-alone: a stream started at step s gives what another one gives when it gets there.
+Step s of a run uses the global samples [s * B, (s + 1) * B) of a global batch of B; rank r takes its slice of them
+(see `order.shares`). A batch therefore depends on (seed, step, rank, world size) alone: a stream that starts at step s
+gives the same batches as one that comes there from step 0.
 """
 
 import itertools
@@ -23,20 +23,20 @@ _CLOSE_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's part of one global batch; the `number`-th of the run."""
+    """This rank's part of one global batch, number `number` of the run."""
 
     number: int
     tensors: Tensors
     """By top: images float32 (num_samples, C, H, W), labels int64 (num_samples,), rows of HDF5 float32.
 
-    Beside them SAMPLE_NUMBERS: the global counters of the samples, by which random layers draw.
+    SAMPLE_NUMBERS are the global counters of the samples, by which random layers draw.
     """
     num_samples: int
     global_num_samples: int
 
 
 class BatchStream:
-    """This rank's portions of the samples, from number `start` on and without end, read ahead by one thread.
+    """This rank's portions of the samples, from number `start`, without end. One thread reads ahead.
     At most PREFETCHED_BATCHES batches wait. The stream owns the reader and closes it."""
 
     def __init__(self, reader: BatchReader, portions: Portions, start: int = 0) -> None:
@@ -53,8 +53,8 @@ class BatchStream:
         self._thread.start()
 
     def next(self, deadline: Deadline) -> Batch:
-        """The batch of the next step. Raises: DeadlineExceeded where it is not there in time (a later call may still
-        get it); whatever ended the reading thread, once the batches read before are used up."""
+        """The batch of the next step. Raises DeadlineExceeded if it is late (a later call may still get it), and any
+        error of the reading thread after the batches that it had read."""
         with self._changed:
             assert not self._closed, "next() after close()"
             if not self._changed.wait_for(lambda: self._ready or self._failure is not None, deadline.remaining_s()):
@@ -70,7 +70,7 @@ class BatchStream:
         return batch
 
     def close(self) -> None:
-        """End the thread and close the reader; may be called again, and with batches left."""
+        """End the thread and close the reader, at any time. Further calls do nothing."""
         with self._changed:
             self._closed = True
             self._ready.clear()

@@ -29,8 +29,8 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 class Transform:
     """The transform of one data layer for records of shape (C, H, W).
 
-    Random crops (training only) and flips are a function of (seed, global sample counter): the same for
-    any number of workers, at any resume.
+    Random crops (training only) and flips are a function of (seed, global sample counter). They are the same for
+    any number of workers, and after any resume.
 
     Raises: InputError for means or a crop that do not fit the records.
     """
@@ -50,7 +50,8 @@ class Transform:
         self.output_shape = (channels, asked.crop_size or height, asked.crop_size or width)
 
     def __call__(self, images_nCHW: Images, first_sample: int) -> torch.Tensor:
-        """float32 (n, C, H, W) or (n, C, K, K) of the global samples first_sample, first_sample + 1, ...
+        """The global samples first_sample, first_sample + 1, ... as float32 (n, C, H, W) or (n, C, K, K).
+
         Cost: one pass to float32, one for a mean, one copy each for crop and flips."""
         draws = self._draws(first_sample, len(images_nCHW))
         images, mean = images_nCHW, self._mean_CHW
@@ -62,7 +63,7 @@ class Transform:
         return self._finished(images, mean, draws)
 
     def of_each(self, images: Sequence[Images], first_sample: int) -> torch.Tensor:
-        """The same for images (C, H, W) of different H and W, where `takes_any_size`: float32 (n, C, K, K).
+        """The same for images (C, H, W) of different H and W, if `takes_any_size`: float32 (n, C, K, K).
         Raises: InputError for an image smaller than the crop."""
         assert self.takes_any_size
         draws, size = self._draws(first_sample, len(images)), self._crop_size
@@ -80,7 +81,7 @@ class Transform:
         return self._finished(stacked, self._mean_CHW, draws)
 
     def _finished(self, images: Images, mean: Floats | None, draws: npt.NDArray[np.uint64]) -> torch.Tensor:
-        """Mean, scale and flips."""
+        """Apply mean, scale and flips."""
         result = self._scaled(images, mean)
         if self._mirror:
             flipped = below(draws[:, 0], 2) == 1
@@ -115,7 +116,7 @@ def _crops(images_nCHW: Images, size: int, tops: Int64s, lefts: Int64s) -> Image
 
 
 def _mean_crops(mean_CHW: Floats | None, size: int, tops: Int64s, lefts: Int64s) -> Floats | None:
-    """The part of a mean image that lies under each crop (n, C, K, K); a mean per channel as it is."""
+    """The part of a mean image under each crop (n, C, K, K), or the mean of each channel."""
     if mean_CHW is None or mean_CHW.shape[1:] == (1, 1):
         return mean_CHW
     windows = np.lib.stride_tricks.sliding_window_view(mean_CHW, (size, size), axis=(1, 2))
@@ -123,7 +124,7 @@ def _mean_crops(mean_CHW: Floats | None, size: int, tops: Int64s, lefts: Int64s)
 
 
 def _mean(config: DataConfig, sample_shape: tuple[int, int, int]) -> Floats | None:
-    """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None where no mean is subtracted."""
+    """float32 (C, H, W), (C, 1, 1) or (1, 1, 1); None without a mean."""
     values, file = config.transform.mean_values, config.transform.mean_file
     if values and file is not None:
         raise InputError(f"{config.source}: transform_param gives both mean_value and mean_file; give one of them.")

@@ -1,8 +1,8 @@
 """Windows of images, as Caffe's WindowData cuts, stretches and mixes them.
 
-A sample is a window drawn among those of objects (overlap at least fg_threshold) or of background (below
-bg_threshold, class 0), with what is around it, stretched to K x K pixels. Of each batch the first
-batch_size - floor(batch_size * fg_fraction) are background.
+A sample is a window of an object (overlap at least fg_threshold) or of background (below bg_threshold, class 0),
+with its surroundings, stretched to K x K pixels. The first batch_size - floor(batch_size * fg_fraction) of a batch are
+background.
 
 Legend: n samples, K crop size.
 """
@@ -32,7 +32,11 @@ _LARGEST = 1 << 24  # of the numbers in the file: whole in float32, as Caffe kee
 
 @dataclass(frozen=True, slots=True)
 class WindowFile:
-    """`paths` of the images as written; `windows` int64 (n, 6): image, class, x1, y1, x2, y2; `overlaps` (n,)."""
+    """A parsed window file.
+
+    `paths` are those of the images, as written. `windows` are int64 (n, 6): image, class, x1, y1, x2, y2.
+    `overlaps` are (n,).
+    """
 
     paths: tuple[str, ...]
     windows: npt.NDArray[np.int64]
@@ -40,7 +44,7 @@ class WindowFile:
 
 
 def read_windows(source: Path) -> WindowFile:
-    """The file; InputError with its line where it is not of this form, or a window does not lie in its image."""
+    """Parse the file. Raise InputError with the line for another form, or a window outside of its image."""
     lines = _Lines(source)
     paths: list[str] = []
     tables = [np.empty((0, _NUM_COLUMNS))]
@@ -54,7 +58,7 @@ def read_windows(source: Path) -> WindowFile:
         tables.append(table)
         images.append(np.full(len(table), len(paths) - 1))
     if not paths:
-        raise InputError(f"{source}: lists no image; write '# 0', and behind it a path, its shape and its windows")
+        raise InputError(f"{source}: lists no image; write '# 0', then a path, its shape and its windows")
     values = np.concatenate(tables)
     whole = values[:, [0, 2, 3, 4, 5]].astype(np.int64)
     return WindowFile(tuple(paths), np.column_stack([np.concatenate(images), whole]), values[:, 1].astype(np.float32))
@@ -89,7 +93,7 @@ def _table_of(lines: "_Lines") -> npt.NDArray[np.float64]:
 
 
 class _Lines:
-    """The words of the file, line by line; `line` is the number of the last one read."""
+    """The words of the file, line by line. `line` is the number of the last line read."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
@@ -98,7 +102,7 @@ class _Lines:
         self._numbers: list[bytes] = []
 
     def next_words(self) -> list[bytes] | None:
-        """Those of the next line that has any; None behind the last one."""
+        """The words of the next line that has any; None at the end."""
         while self.line < len(self._lines):
             words = self._lines[self.line].split()
             self.line += 1
@@ -107,14 +111,14 @@ class _Lines:
         return None
 
     def words_of(self, what: str, count: int) -> list[bytes]:
-        """The next line's, so many of them."""
+        """The words of the next line, which must have this number of them."""
         words = self.next_words()
         if words is None or len(words) != count:
             raise self.error(f"should be {what}")
         return words
 
     def number(self, what: str) -> int:
-        """The next number of at least 0, wherever lines end."""
+        """The next number of at least 0, on this line or the next."""
         if not self._numbers:
             self._numbers = self.next_words() or []
         text = self._numbers.pop(0) if self._numbers else b""
@@ -135,7 +139,7 @@ _IMAGES_KEPT = 16
 class WindowSource:
     """Images float32 (n, 3, K, K), blue first, and classes int64 (n,), of a window file.
 
-    Which window global sample s is, and whether it is mirrored, is a function of (seed, s); `shuffled` changes nothing.
+    The window of global sample s, and its mirroring, are a function of (seed, s). `shuffled` changes nothing.
     Raises: InputError for a window file that cannot be used, and for a mean of another shape.
     """
 
@@ -178,9 +182,9 @@ class WindowSource:
         return dict(zip(self._config.tops, tensors, strict=True))
 
     def records(self) -> CacheSource:
-        """InputError: what a window shows depends on the sample that it is drawn for."""
+        """Raise InputError: a window's pixels depend on the sample that draws it."""
         raise InputError(
-            f"{self._config.source}: windows cannot be held in memory: they are cut anew for each sample. Train "
+            f"{self._config.source}: windows cannot be held in memory, because each sample has its own cut. Train "
             "without --hold-data"
         )
 
@@ -188,7 +192,7 @@ class WindowSource:
         self.records()
 
     def close(self) -> None:
-        """Nothing is open between reads."""
+        """Do nothing: no file is open between reads."""
 
     def _check(self) -> None:
         config, (background, objects) = self._config, self._kinds
@@ -231,8 +235,8 @@ class WindowSource:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is taken of an image, x1 .. x2 by y1 .. y2 with both ends, the size it is stretched to, and where it goes.
-    `left` columns of zeros are before it, or `right` ones where it is mirrored, and `top` rows."""
+    """A part of an image: x1 .. x2 by y1 .. y2, both ends included, the size it is stretched to, and its margins.
+    Before it are `top` rows and `left` columns of zeros, or `right` columns if it is mirrored."""
 
     x1: int
     y1: int
@@ -248,8 +252,8 @@ class Cut:
 def cut_of(corners: list[int], image_size: tuple[int, int], config: WindowDataConfig) -> Cut:
     """The cut for the window of these corners (x1, y1, x2, y2) in an image of (width, height).
 
-    With context the window grows by a factor of K / (K - 2 context_pad), so that the context is `context_pad` wide
-    once it is stretched; what lies outside of the image stays zero. Rounding is Caffe's, in float32.
+    With context the window grows by a factor of K / (K - 2 context_pad): after stretching, the context is
+    `context_pad` wide. Pixels outside of the image are zero. Rounding is Caffe's, in float32.
     """
     size = config.transform.crop_size
     x1, y1, x2, y2 = corners
@@ -268,7 +272,7 @@ def cut_of(corners: list[int], image_size: tuple[int, int], config: WindowDataCo
 def _along(
     start: int, half: np.float32, grown: np.float32, image_size: int, size: int
 ) -> tuple[int, int, int, int, int]:
-    """Along one axis: first and last pixel, the length they are stretched to, zeros before and behind."""
+    """Along one axis: first and last pixel, the length after stretching, zeros before and after."""
     centre = np.float32(start) + half
     first, last = _rounded(centre - grown), _rounded(centre + grown)
     scale = np.float32(size) / np.float32(last - first + 1)
@@ -280,7 +284,7 @@ def _along(
 
 
 def _rounded(value: np.float32) -> int:
-    """To the nearest whole number, halves away from zero, as C's round."""
+    """Round to the nearest whole number, halves away from zero, as C does."""
     return int(np.trunc(value + np.copysign(np.float32(0.5), value)))
 
 

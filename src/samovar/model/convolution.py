@@ -1,4 +1,4 @@
-"""Convolutions of images that lie channels-last, with gradients written where they belong.
+"""Convolutions of channels-last images, with gradients written into the flat buffer.
 
 Legend: N samples, C channels, O outputs, H height, W width, M = N H W.
 """
@@ -34,7 +34,7 @@ class ConvolutionWindow:
     groups: int = 1
 
     def is_pointwise(self, weight_OCHW: torch.Tensor) -> bool:
-        """Whether each output pixel depends on one input pixel, so that the whole is one matrix product."""
+        """Whether each output pixel depends on one input pixel: a matrix product."""
         return weight_OCHW.shape[2:] == (1, 1) and (self.stride, self.padding, self.groups) == ((1, 1), (0, 0), 1)
 
 
@@ -43,8 +43,8 @@ def convolution(
 ) -> torch.Tensor:
     """y = w * x + b, shape (N, O, H', W'), channels-last where parameters have a `gradient_sink`.
 
-    Those get their gradients written there, as with `samovar.model.direct.linear`, types too; the weight's costs one
-    copy (oneDNN gives it memory of its own), the bias's is a sum over pixels, 10 times as fast as oneDNN's.
+    Sinks and types are those of `samovar.model.direct.linear`. The weight's gradient costs one copy, because oneDNN
+    allocates it. The bias's gradient is a sum over pixels, 10 times as fast as oneDNN's.
     """
     sinks, values = sinks_of(x_NCHW, weight_OCHW, bias_O), values_of(weight_OCHW, bias_O)
     if sinks == (None, None) and values[0].dtype == weight_OCHW.dtype:
@@ -93,7 +93,7 @@ class _Convolution(torch.autograd.Function):
 def _weight_gradient(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, window: ConvolutionWindow, sink: GradientSink | None
 ) -> torch.Tensor | None:
-    """Into the sink, else as a tensor."""
+    """Write the gradient into the sink; without one, return it."""
     if window.is_pointwise(weight):
         gradient = weight_gradient_of(_rows(dy), _rows(x), sink)
         return None if gradient is None else gradient.view(weight.shape)

@@ -1,6 +1,6 @@
-"""The CUDA devices that PyTorch sees here, and a rank's own.
+"""The CUDA devices that PyTorch finds, and a rank's own.
 
-As a program, `python -m samovar.model.device [DEVICE]`, it answers those who load no PyTorch.
+The launcher, which does not load PyTorch, runs it as a program: `python -m samovar.model.device [DEVICE]`.
 """
 
 import json
@@ -14,25 +14,27 @@ from samovar.core.errors import InputError
 
 
 def count_devices() -> int:
-    """CUDA devices that this process may use."""
+    """The number of CUDA devices that this process may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def described() -> str:
-    """All devices in words."""
+    """The names of all devices."""
     if not (count := count_devices()):
         return f"cpu; no CUDA device ({_why()})"
     return ", ".join(["cpu", *(f"{CUDA}:{number} {torch.cuda.get_device_name(number)}" for number in range(count))])
 
 
 def require(device: str) -> None:
-    """InputError unless the CUDA device `device`, "cuda" or "cuda:N", is here."""
+    """Raise InputError unless the CUDA device `device`, "cuda" or "cuda:N", exists."""
     count = count_devices()
     if not count:
-        raise InputError(f"--device {device}: no CUDA device is here ({_why()}); give --device cpu")
+        raise InputError(f"--device {device}: there is no CUDA device ({_why()}); give --device cpu")
     _, colon, number = device.partition(":")
     if colon and int(number) >= count:
-        raise InputError(f"--device {device}: of {count} CUDA devices here the last is {CUDA}:{count - 1}; give one")
+        raise InputError(
+            f"--device {device}: this machine has {count} CUDA devices, the last is {CUDA}:{count - 1}; give one"
+        )
 
 
 def _why() -> str:
@@ -42,7 +44,7 @@ def _why() -> str:
 
 
 def answer(device: str | None = None) -> dict[str, int | str]:
-    """How many CUDA devices are here, all in words, and why `device` cannot be had ("" where it can)."""
+    """The number of CUDA devices, their names, and why `device` cannot be used ("" if it can)."""
     refusal = ""
     try:
         if device is not None:
@@ -53,10 +55,10 @@ def answer(device: str | None = None) -> dict[str, int | str]:
 
 
 def use_device(device: str, rank: int) -> torch.device | None:
-    """Where rank `rank` computes, from now on; None: in the memory that ranks share, with no copies.
+    """Choose the device of rank `rank`. None means the CPU, in the memory that ranks share, without copies.
 
-    On CUDA it takes device `rank` modulo their number where none is named; float32 stays float32 (no TF32), and PyTorch
-    takes its deterministic kernels, where it has them.
+    On CUDA it takes device `rank` modulo their number, unless one is named. It turns TF32 off, and PyTorch's
+    deterministic kernels on.
     """
     if device == CPU:
         return None
@@ -74,18 +76,18 @@ def use_device(device: str, rank: int) -> torch.device | None:
 
 
 def device_of(rank: int, num_devices: int) -> int:
-    """Which of them a rank takes: in turn, so that all have about as many."""
+    """The device of a rank. Ranks take devices in turn."""
     return rank % num_devices
 
 
 def computed(device: torch.device | None) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device is not None and device.type == CUDA:
         torch.cuda.synchronize(device)
 
 
 def device_notices(device: torch.device | None, workers: int, name: str) -> tuple[str, ...]:
-    """What there is to say about computing there; `name` is what --device named."""
+    """Notices about computing on `device`; `name` is the value of --device."""
     if device is None or device.type != CUDA:
         return ()
     count = 1 if ":" in name else count_devices()
@@ -97,7 +99,7 @@ def device_notices(device: torch.device | None, workers: int, name: str) -> tupl
 
 
 def main(arguments: list[str]) -> None:
-    """Answer on standard output."""
+    """Print the answer."""
     _native.die_with_parent()
     sys.stdout.write(json.dumps(answer(*arguments)))
 

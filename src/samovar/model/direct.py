@@ -14,10 +14,10 @@ from samovar.model.products import product, put, put_product
 
 @dataclass(slots=True)
 class GradientSink:
-    """Where a parameter's gradient belongs; attached to the parameter as its attribute `gradient_sink`.
+    """The place of a parameter's gradient: the parameter's attribute `gradient_sink`.
 
-    `view` has the parameter's shape. `accumulate` adds to what `view` holds, otherwise it is overwritten.
-    `written` is called once the gradient is in `view`, by the thread that runs backward.
+    `view` has the parameter's shape. With `accumulate`, layers add to `view`; else they overwrite it. The thread
+    that runs backward calls `written` when the gradient is in `view`.
     """
 
     view: torch.Tensor
@@ -32,10 +32,10 @@ Values = tuple[torch.Tensor, torch.Tensor | None]
 def linear(x_MK: torch.Tensor, weight_NK: torch.Tensor, bias_N: torch.Tensor | None = None) -> torch.Tensor:
     """y = x W^T + b, shape (M, N); legend: M samples, K inputs, N outputs.
 
-    Parameters with a `gradient_sink` get dy^T x and sum_M dy written there during backward, with no memory of
-    their own and no copy, and autograd sees no gradient for them; others get it as from `F.linear`.
-    A parameter with a sink may be used once in a forward pass: a second use would overwrite the first.
-    x and y are float32, or both bfloat16 where the parameters have such values (`samovar.model.half`).
+    Backward writes dy^T x and sum_M dy into the `gradient_sink` of a parameter, without memory or a copy. Autograd
+    then sees no gradient. Parameters without a sink get it as from `F.linear`. A forward pass may use a parameter
+    with a sink once: a second use would overwrite the first.
+    x and y are float32, or both bfloat16 if the parameters have such values (`samovar.model.half`).
     """
     sinks, values = sinks_of(x_MK, weight_NK, bias_N), values_of(weight_NK, bias_N)
     if sinks == (None, None) and values[0].dtype == weight_NK.dtype:
@@ -73,7 +73,7 @@ class _Linear(torch.autograd.Function):
 
 
 def sinks_of(x: torch.Tensor, *parameters: torch.Tensor | None) -> Sinks:
-    """Each parameter's sink, where it has one and torch's autocast is off."""
+    """Each parameter's sink, or None; all None under torch's autocast."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return (None,) * len(parameters)
@@ -82,7 +82,7 @@ def sinks_of(x: torch.Tensor, *parameters: torch.Tensor | None) -> Sinks:
 
 
 def values_of(weight: torch.Tensor, bias: torch.Tensor | None) -> Values:
-    """What to compute with: the parameters without their graphs, or their values in bfloat16."""
+    """The values to compute with: the parameters without their graphs, or their bfloat16 copies."""
     half = half_of(weight)
     if half is None:
         return weight.detach(), None if bias is None else bias.detach()
@@ -90,7 +90,7 @@ def values_of(weight: torch.Tensor, bias: torch.Tensor | None) -> Values:
 
 
 def weight_gradient_of(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
-    """dy^T x (N, K) into the sink, else as a tensor."""
+    """Write dy^T x (N, K) into the sink; without one, return it."""
     if sink is None:
         return product(dy_MN.t(), x_MK.t())
     put_product(sink.view.view(dy_MN.shape[1], -1), dy_MN.t(), x_MK.t(), sink.accumulate)
@@ -99,7 +99,7 @@ def weight_gradient_of(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSi
 
 
 def bias_gradient_of(dy_MN: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
-    """sum_M dy (N) into the sink, else as a tensor."""
+    """Write sum_M dy (N) into the sink; without one, return it."""
     if sink is None:
         return dy_MN.sum(0)
     put(sink.view, dy_MN.sum(0, dtype=torch.float32), sink.accumulate)

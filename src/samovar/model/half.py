@@ -1,4 +1,4 @@
-"""Parameters' values in bfloat16, to compute with; the float32 ones stay the master copy that the solver updates."""
+"""Copies of parameters in bfloat16, to compute with. The solver updates the float32 master copy."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ _INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16")  # as tor
 
 
 def half_of(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The parameter's values in bfloat16, where its layer is to compute with these."""
+    """The parameter's bfloat16 copy, if its layer computes with one."""
     half = getattr(parameter, "half_values", None)
     return half if isinstance(half, torch.Tensor) and not stays_full(parameter) else None
 
 
 def keep_full(parameter: torch.Tensor) -> None:
-    """Have the parameter's layer compute in float32 at any precision."""
+    """Make the parameter's layer compute in float32 at any precision."""
     parameter.stays_full = True  # type: ignore[attr-defined]
 
 
@@ -30,13 +30,13 @@ def stays_full(parameter: torch.Tensor) -> bool:
 
 
 def use_half(parameters: Iterable[torch.Tensor]) -> None:
-    """Have layers compute with copies of these parameters in bfloat16, which do not follow later changes."""
+    """Make layers compute with bfloat16 copies of these parameters, which do not follow later changes."""
     for parameter in parameters:
         parameter.half_values = parameter.detach().to(torch.bfloat16)  # type: ignore[attr-defined]
 
 
 def precision_warnings(precision: str, device: torch.device | None = None) -> tuple[str, ...]:
-    """What there is to say about `precision` on this machine, where the net computes on `device` (None: the CPU)."""
+    """Warnings about `precision` on `device` (None: the CPU) of this machine."""
     if device is not None and device.type != "cpu":
         return ()
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -49,9 +49,9 @@ def precision_warnings(precision: str, device: torch.device | None = None) -> tu
 
 
 class HalfWeights:
-    """A flat copy of `weights` in bfloat16, brought up to date bucket by bucket. Memory: 2 bytes a parameter.
+    """A flat copy of `weights` in bfloat16, refreshed bucket by bucket. Memory: 2 bytes a parameter.
 
-    What a bucket holds is rounded to nearest even, the same on every rank.
+    Values are rounded to nearest even, the same on every rank.
     """
 
     def __init__(self, weights: FlatTensor) -> None:
@@ -62,28 +62,28 @@ class HalfWeights:
         self._half = half.data
 
     def refresh(self, bucket: Bucket) -> None:
-        """Take over the bucket's weights. Cost: one read of them, half a write."""
+        """Copy the bucket's weights. Cost: one read of them, half a write."""
         self._half[bucket.start : bucket.stop].copy_(self._weights[bucket.start : bucket.stop])
 
     def refresh_from(self, start: int) -> None:
-        """Take over everything from element `start` on: what lies behind the buckets is not learned."""
+        """Copy all elements from `start`: those after the buckets, which are not learned."""
         self._half[start:].copy_(self._weights[start:])
 
     def lend(self, name: str, parameter: torch.Tensor) -> None:
-        """Have the parameter's layer compute with these values."""
+        """Make the parameter's layer compute with these values."""
         parameter.half_values = self._views.view(name)  # type: ignore[attr-defined]
 
     def take_back(self, parameter: torch.Tensor) -> None:
-        """Have the parameter's layer compute with the parameter itself."""
+        """Make the parameter's layer compute with the parameter itself."""
         parameter.half_values = None  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
 class NetOutput:
-    """`loss` is the weighted sum of the net's losses (a scalar with its graph), None for a net without any.
+    """A net's result: `loss`, the weighted sum of its losses (a scalar with its graph), or None without losses.
 
-    `scalars` are the net's outputs by name, detached: losses before weighting, accuracies. An output that is
-    no single number is among them with its shape.
+    `scalars` are the net's outputs by name, detached: losses before weighting, accuracies. Outputs that are not
+    single numbers keep their shape.
     """
 
     loss: torch.Tensor | None

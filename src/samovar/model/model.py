@@ -22,24 +22,24 @@ BucketHook = Callable[[Bucket], None]
 
 
 class GradientWatch(Protocol):
-    """Sees each parameter's gradient as soon as it is there, before it is exchanged, and the end of a backward pass."""
+    """Sees each parameter's gradient as soon as it is computed, before its exchange, and the end of a backward pass."""
 
     def gradient(self, name: str, values: torch.Tensor) -> None: ...
     def backward_ended(self) -> None: ...
 
 
 def _ignore(_bucket: Bucket) -> None:
-    """The hook of a part in which nothing becomes final."""
+    """Do nothing: the hook of a part whose gradients are not final."""
 
 
 def _nothing() -> None:
-    """For whoever does not ask."""
+    """Do nothing: the default hook."""
 
 
 def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
-    """The layout of parameters given in forward order: stored in reverse, as backward finishes them.
+    """The layout of parameters in forward order. It stores them in reverse, the order in which backward finishes them.
 
-    Four-dimensional weights lie channels-last, where torch's convolutions are fastest on CPU.
+    Four-dimensional weights are channels-last, because torch's convolutions are fastest so on a CPU.
     """
     backward_order = reversed(list(parameters.items()))
     return Layout.pack(
@@ -51,12 +51,12 @@ def layout_of(parameters: Mapping[str, nn.Parameter]) -> Layout:
 class Model:
     """A net whose parameters are views into `weights`, and whose gradients end up in `gradients`.
 
-    Values move: the module's current weights are copied into `weights` at construction. A gradient either is
-    written into `gradients` by its layer (`samovar.model.direct`) or is taken from autograd with one copy.
-    With `precision` bf16, layers that multiply matrices compute in it, with weights rounded anew in each step.
+    Construction copies the module's current weights into `weights`. A layer writes its gradient into `gradients`
+    (`samovar.model.direct`), or it is copied from autograd. With `precision` bf16, layers that multiply matrices
+    compute in it, with weights rounded in each step.
 
-    On a `device` the parameters are views into a copy of `weights` there, which follows it bucket by bucket, and each
-    bucket's gradient is copied into `gradients` when it is final; None: no copies, the layers share that memory.
+    With a `device`, parameters are views into a copy of `weights` there, which is refreshed bucket by bucket. A
+    bucket's gradient is copied into `gradients` when it is final. Without one there are no copies.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Model:
         gradient_final: BucketHook,
         forward_done: Callable[[], None] = _nothing,
     ) -> float:
-        """Gradients of loss_scale * loss, stored by the first part of a step and added by later ones.
+        """Compute gradients of loss_scale * loss. The first part of a step stores them, later parts add to them.
 
-        `before_forward(bucket)` runs before the bucket's first layer of the step, `gradient_final(bucket)` when
-        the last part's backward has completed its gradient; buckets that no gradient reached get zero.
-        `forward_done` is called between the passes. Returns the loss, not scaled.
+        `before_forward(bucket)` runs before the bucket's first layer of the step. `gradient_final(bucket)` runs when
+        the last part has completed its gradient; buckets without a gradient get zero. `forward_done` runs between the
+        passes. Returns the loss, not scaled.
         """
         if first_part:
             self._announced.clear()
@@ -128,7 +128,7 @@ class Model:
 
     @contextmanager
     def outside_of_a_step(self) -> Iterator[None]:
-        """Inside, nets compute with `weights` as they stand, all of them."""
+        """A context in which nets compute with all current `weights`."""
         self._weights.fetch()
         yield
         self._weights.store(self._tail)
@@ -192,7 +192,7 @@ class Model:
             self._gradient_final(bucket)
 
     def _shared(self, gradient_final: BucketHook) -> BucketHook:
-        """The hook, for a bucket whose gradient is where others can reach it."""
+        """The hook, called when a bucket's gradient is in shared memory."""
 
         def shared(bucket: Bucket) -> None:
             self._gradients.store(bucket.start, bucket.stop)
@@ -209,7 +209,7 @@ class Model:
 
 
 def _layers(net: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Who is called in a forward pass, and whether what lies inside of it may be used without a call of its own."""
+    """The modules that a forward pass calls, and whether their inner modules may be used without a call."""
     yield net, False
     for child in net.children():
         if isinstance(child, nn.ModuleList):
@@ -219,7 +219,7 @@ def _layers(net: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
 
 
 def _take_gradient(parameter: torch.Tensor) -> None:
-    """Move the gradient that autograd made into the flat buffer, and give its memory back."""
+    """Move autograd's gradient into the flat buffer, and free it."""
     sink: GradientSink = parameter.gradient_sink  # type: ignore[attr-defined]
     gradient = parameter.grad
     if gradient is None:  # the layer wrote it into the sink itself
@@ -238,8 +238,8 @@ Layers = Sequence[tuple[str, nn.Module]]
 class LayerSpans:
     """Spans of `layers`, (name, module), on the streams "forward" and "backward" of `trace`.
 
-    The modules have hooks only from `attach` to `detach`. A layer's backward is its nodes of autograd's graph, from
-    before the first to after the last; call `passed` when a backward pass is over.
+    The modules have hooks only from `attach` to `detach`. A layer's backward lasts from its first node of autograd's
+    graph to its last. Call `passed` after a backward pass.
     """
 
     def __init__(self, layers: Layers, trace: Trace) -> None:
@@ -263,7 +263,7 @@ class LayerSpans:
         self._hooks.clear()
 
     def passed(self) -> None:
-        """Nothing of the graph is left to run."""
+        """Close the spans: the backward pass is over."""
         self._close()
         for hook in self._node_hooks:
             hook.remove()

@@ -1,8 +1,8 @@
-"""Matrix products by the library that is faster: oneDNN uses the widest instructions of any CPU, MKL of Intel's alone.
+"""Matrix products by the faster library: oneDNN uses the widest instructions of any CPU, MKL only those of Intel's.
 
-Measured on one thread, oneDNN against MKL. AMD with AVX-512: 2 times as fast for 6272 x 192 by 192 x 64 and for the
-16 x 9216 by 9216 x 4096 of AlexNet's fc6. Intel with AVX-512: fc6 forward 1.6 times as fast, its gradients of x and of
-the weight 0.57 and 0.37 times (MKL writes the latter where it belongs), LeNet's ip1 with 32 samples 0.77, 0.64, 0.44.
+Measured on one thread, oneDNN against MKL. On AMD with AVX-512, oneDNN is 2 times as fast for AlexNet's fc6 (16 x 9216
+by 9216 x 4096) and for 6272 x 192 by 192 x 64. On Intel with AVX-512, fc6 forward is 1.6 times as fast. Its gradient
+of x is 0.57 times as fast there, and that of the weight 0.37 times (MKL writes it in place).
 """
 
 from typing import Final
@@ -43,7 +43,7 @@ def product(a_MK: torch.Tensor, b_NK: torch.Tensor, bias_N: torch.Tensor | None 
 def pointwise_convolution(x_NCHW: torch.Tensor, weight_OC11: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
     """y[n, :, h, w] = W x[n, :, h, w] + b, channels-last; not differentiable.
 
-    PyTorch leaves those of small batches to MKL.
+    PyTorch uses MKL for small batches.
     """
     if not _is_for_onednn(x_NCHW):
         return F.conv2d(x_NCHW, weight_OC11, bias_O)
@@ -57,7 +57,7 @@ def _is_for_onednn(x: torch.Tensor) -> bool:
 
 
 def _is_for_torch(a_MK: torch.Tensor, b_NK: torch.Tensor) -> bool:
-    """Whether the product is torch's own, which is MKL's on CPUs of most makes."""
+    """Whether to use torch's own product, which is MKL's on most CPUs."""
     if not _is_for_onednn(a_MK):
         return True
     is_large = b_NK.is_contiguous() and b_NK.nbytes >= _LARGE_BYTES
@@ -67,8 +67,8 @@ def _is_for_torch(a_MK: torch.Tensor, b_NK: torch.Tensor) -> bool:
 def put_product(out_MN: torch.Tensor, a_MK: torch.Tensor, b_NK: torch.Tensor, accumulate: bool) -> None:
     """out = a b^T, or out += a b^T; `out_MN` may have another type than the product.
 
-    oneDNN goes by blocks of rows, so that no memory of the result's size is asked for: page faults would take longer
-    than the product (AlexNet's fc6: 15 ms instead of 76).
+    oneDNN works in blocks of rows, without memory of the result's size. Page faults would take longer than the
+    product (AlexNet's fc6: 15 ms instead of 76).
     """
     if out_MN.dtype == a_MK.dtype and _is_for_torch(a_MK, b_NK):
         torch.addmm(out_MN, a_MK, b_NK.t(), beta=int(accumulate), out=out_MN)

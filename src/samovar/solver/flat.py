@@ -1,7 +1,4 @@
-"""What the worker's step, snapshots and strategies ask of a solver, and the one there is: on flat buffers.
-
-Any of the rules is one native pass for each bucket.
-"""
+"""The interface of a solver, and a solver on flat buffers. Each rule is one native pass over a bucket."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +27,8 @@ class Multipliers:
 class Solver(Protocol):
     """Updates flat weights from flat gradients, bucket by bucket.
 
-    `histories` are what it keeps of past steps, in the order in which Caffe's solverstate holds them: all
-    parameters of the first, then all of the second.
+    `histories` are arrays such as momentum, in the order of Caffe's solverstate: the first of all parameters, then the
+    second.
     """
 
     @property
@@ -42,8 +39,8 @@ class Solver(Protocol):
     def update(self, step: int, bucket: Bucket, gradient_scale: float) -> None:
         """One step on the bucket's parameters, with gradient_scale * (their gradients).
 
-        Every bucket of the layout comes once in each step, in any order. The weights may have changed only
-        when the last one has come: see `FlatSolver`.
+        Call it once a step for every bucket of the layout, in any order. With clipping, weights change only with the
+        last one: see `FlatSolver`.
         """
         ...
 
@@ -52,12 +49,12 @@ class Solver(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Take back what `state_dict` gave; InputError where it is of another net or another type of solver."""
+        """Load a state of `state_dict`. Raise InputError for another net or another type of solver."""
         ...
 
 
 def history_key(name: str, index: int) -> str:
-    """The name, in a solver's state, of history `index` (from 0) of parameter `name` ("conv1/0")."""
+    """The key of history `index` (from 0) of parameter `name` ("conv1/0") in a solver's state."""
     return name if index == 0 else f"{name}#{index + 1}"
 
 
@@ -67,22 +64,20 @@ _TYPE = "type"
 class FlatSolver:
     """The rule of `config.type` (see `samovar.solver.flat`) with Caffe's order of operations.
 
-    The learning rate is found, gradients are clipped, divided by `iter_size` (the caller's `gradient_scale`
-    does that), regularized, and the rule makes the update.
+    It finds the learning rate, clips the gradients, divides them by `iter_size` (in the caller's `gradient_scale`),
+    regularizes, and applies the rule.
 
     Clipping (`clip_gradients`) needs the norm over the whole net, before anything is updated:
 
         norm  = sqrt(sum over all parameters of (iter_size * gradient_scale * gradient)^2)
         scale = gradient_scale * min(1, clip_gradients / norm)
 
-    So `update` of a bucket then only adds up its squares, and the update of all buckets runs when the last one
-    of the step has come. A strategy that updates bucket by bucket works unchanged; it may not count on new
-    weights before its last bucket. Parameters with lr_mult 0 have no gradient. With
-    `sync` the gradients are those averaged over workers; with strategies that exchange weights, each worker
-    clips its own.
+    With clipping, `update` of a bucket only adds up squares; the last bucket of a step updates all. Do not rely on
+    new weights before it. Parameters with lr_mult 0 have no gradient. With `sync`, gradients are averages over
+    workers; with strategies that exchange weights, each worker clips its own.
 
-    Memory: one or two arrays of N floats beside weights and gradients. Cost: one read and write of weights and
-    of each history, one read of gradients (two with clipping).
+    Memory: one or two arrays of N floats, in addition to weights and gradients. Cost: one read and write of weights
+    and of each history, one read of gradients (two with clipping).
     """
 
     def __init__(
@@ -182,7 +177,7 @@ class FlatSolver:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A bucket whose update waits for the others of its step; `squares` are sums by a parameter's offset."""
+    """A bucket that waits for the others of its step. `squares` are sums by a parameter's offset."""
 
     bucket: Bucket
     gradient_scale: float
@@ -191,7 +186,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _BucketRows:
-    """A bucket's parameters as the kernels want them: one row each."""
+    """A bucket's parameters for the kernels: one row each."""
 
     native: _native.SolverRows
     lr_multipliers: npt.NDArray[np.float64]
@@ -219,7 +214,7 @@ class _BucketRows:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kernel of native/solver_kernels.hpp, its histories by their names there, and its constants by Caffe's."""
+    """A kernel of native/solver_kernels.hpp, with its names of histories and Caffe's names of constants."""
 
     kernel: Callable[..., None]
     histories: tuple[str, ...]
@@ -228,7 +223,7 @@ class Rule:
 
 
 def _bias_correction(config: SolverConfig, step: int) -> float:
-    """sqrt(1 - momentum2^t) / (1 - momentum^t), with the constants as the kernel has them."""
+    """sqrt(1 - momentum2^t) / (1 - momentum^t), with the kernel's float32 constants."""
     momentum, momentum2 = float(np.float32(config.momentum)), float(np.float32(config.momentum2))
     return math.sqrt(1.0 - momentum2 ** (step + 1)) / (1.0 - momentum ** (step + 1))
 
@@ -252,12 +247,12 @@ def build_solver(
 ) -> Solver:
     """The solver of `config.type` on these buffers, its histories zero.
 
-    `multipliers` are by parameter name; a parameter without takes 1 for both. `histories` are zeroed memory for what
-    it keeps, `num_histories(config)` of them; none given, it takes its own.
+    `multipliers` are by parameter name; 1 is the default of both. `histories` are `num_histories(config)` zeroed
+    arrays; by default it allocates them.
     """
     return FlatSolver(config, weights, gradients, multipliers, histories)
 
 
 def num_histories(config: SolverConfig) -> int:
-    """How many floats a parameter's value has beside it."""
+    """The number of histories: extra floats per parameter value."""
     return len(RULES[config.type].histories)

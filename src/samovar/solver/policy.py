@@ -17,14 +17,14 @@ class PolicyConfig:
 
         fixed:     base_lr
         step:      base_lr * gamma ^ floor(step / stepsize)
-        multistep: base_lr * gamma ^ (number of stepvalues reached; at most one more at each step)
+        multistep: base_lr * gamma ^ (number of stepvalues reached, at most one a step)
         exp:       base_lr * gamma ^ step
         inv:       base_lr * (1 + gamma * step) ^ (-power)
         poly:      base_lr * (1 - step / max_iter) ^ power
         sigmoid:   base_lr / (1 + exp(-gamma * (step - stepsize)))        (rises, for gamma >= 0)
 
-    Over the first `warm_up_steps` the rate is (step + 1) / warm_up_steps of that.
-    Raises InputError for an unknown policy, and for constants with which it has no meaning.
+    During the first `warm_up_steps` the rate is multiplied by (step + 1) / warm_up_steps.
+    Raises InputError for an unknown policy, and for constants that it cannot use.
 
     Source: Caffe's solver definitions.
     """
@@ -53,7 +53,7 @@ class PolicyConfig:
             raise InputError(f"max_iter: {self.max_iter}; lr_policy 'poly' needs a max_iter of at least 1")
 
     def rate(self, step: int) -> float:
-        """The learning rate of step `step`; InputError where `poly` has come to its end before."""
+        """The learning rate of step `step`. Raises InputError after the end of `poly`."""
         rate = self._settled(step)
         return rate * (step + 1) / self.warm_up_steps if step < self.warm_up_steps else rate
 
@@ -73,7 +73,7 @@ class PolicyConfig:
                 return self.base_lr
 
     def drops(self, step: int) -> int:
-        """How often `step` or `multistep` has lowered the rate by then (Caffe's `current_step`); 0 for others."""
+        """How often `step` or `multistep` has lowered the rate before `step` (Caffe's `current_step`); 0 for others."""
         if self.name == "step":
             return step // self.stepsize
         if self.name != "multistep":
@@ -89,14 +89,14 @@ class PolicyConfig:
     def _poly(self, step: int) -> float:
         if step > self.max_iter:
             raise InputError(
-                f"lr_policy 'poly' ends at max_iter {self.max_iter}, but the run goes on to step {step}; "
+                f"lr_policy 'poly' ends at max_iter {self.max_iter}, but the run continues to step {step}; "
                 "raise max_iter in the solver, or lower --iterations"
             )
         return self.base_lr * _power(1.0 - step / self.max_iter, self.power)
 
 
 def _power(base: float, exponent: float) -> float:
-    """As in C: infinite where it is too large for a number, or where 0 is divided by."""
+    """base ^ exponent as in C: infinite on overflow and on division by 0."""
     try:
         return float(base**exponent)
     except (OverflowError, ZeroDivisionError):
@@ -116,10 +116,10 @@ _WITHOUT_MOMENTUM = ("AdaGrad", "RMSProp")
 
 @dataclass(frozen=True, slots=True)
 class SolverConfig:
-    """Names, meanings and defaults are Caffe's, except that `clip_gradients` is None for no clipping.
+    """The settings of a solver, with Caffe's names and defaults; `clip_gradients` is None for no clipping.
 
-    `iter_size` is the number of parts whose gradients make a step: the norm that is clipped is of their sum.
-    Raises InputError "field: reason" for a type, regularization or constant with which there is no update rule.
+    `iter_size` is the number of passes whose gradients are added for one step. Clipping uses the norm of the sum.
+    Raises InputError "field: reason" for an unknown type or regularization, and for an unusable constant.
     """
 
     type: str
@@ -159,5 +159,5 @@ class SolverConfig:
             yield "iter_size", f"{self.iter_size}; it must be at least 1"
 
     def _decays(self) -> tuple[str, ...]:
-        """Constants of this type that weigh old against new."""
+        """The decay constants of this type."""
         return {"RMSProp": ("rms_decay",), "Adam": ("momentum2",)}.get(self.type, ())

@@ -102,10 +102,10 @@ def write_list(config: ImageDataConfig, text: str) -> None:
     ("text", "message"),
     [
         ("", "train.txt: lists no image"),
-        ("a.png 1\nb.png\n", r"train.txt:2: is no 'path label': 'b.png'"),
-        ("a.png one\n", r"train.txt:1: is no 'path label': 'a.png one'"),
+        ("a.png 1\nb.png\n", r"train.txt:2: is not 'path label': 'b.png'"),
+        ("a.png one\n", r"train.txt:1: is not 'path label': 'a.png one'"),
         ("a.png 4294967296\n", "below 2,147,483,648"),
-        (" 3\n", "train.txt:1: is no 'path label'"),
+        (" 3\n", "train.txt:1: is not 'path label'"),
         ("\n\nmissing.png 1\n", r"train.txt:3: 'missing.png' not found in .*images; check the list, or give"),
         ("../list/train.txt 1\n", r"train.txt:1: '../list/train.txt' leads to .*list/train.txt, outside of .*images"),
         ("link.png 1\n", "'link.png' leads to .*secret.png, outside of"),

@@ -73,10 +73,12 @@ def test_auto_is_cuda_where_a_driver_and_pytorch_show_it(monkeypatch: pytest.Mon
 def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_devices(monkeypatch, 2)
     assert on_device(CONFIG, "cuda:1", ask=asked).device == "cuda:1"
-    with pytest.raises(InputError, match=r"--device cuda:2: of 2 CUDA devices here the last is cuda:1; give one"):
+    with pytest.raises(
+        InputError, match=r"--device cuda:2: this machine has 2 CUDA devices, the last is cuda:1; give one"
+    ):
         on_device(CONFIG, "cuda:2", ask=asked)
     with_devices(monkeypatch, 0)
-    with pytest.raises(InputError, match=r"--device cuda: no CUDA device is here \(PyTorch .*\); give --device cpu"):
+    with pytest.raises(InputError, match=r"--device cuda: there is no CUDA device \(PyTorch .*\); give --device cpu"):
         on_device(CONFIG, "cuda", ask=asked)
     assert devices.described().startswith("cpu; no CUDA device (PyTorch ")
 

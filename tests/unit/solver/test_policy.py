@@ -99,7 +99,7 @@ def test_extremes_do_not_raise() -> None:
 def test_poly_says_where_it_ends() -> None:
     policy = PolicyConfig("poly", 1.0, power=2.0, max_iter=30)
     assert policy.rate(30) == 0.0
-    with pytest.raises(InputError, match="ends at max_iter 30, but the run goes on to step 31; raise max_iter"):
+    with pytest.raises(InputError, match="ends at max_iter 30, but the run continues to step 31; raise max_iter"):
         policy.rate(31)
 
 

@@ -1,6 +1,7 @@
-"""tools/docs_check.py: which words of a command are ours to check."""
+"""tools/docs_check.py: commands, links, blocks, and pages that are made from the code."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,6 +20,9 @@ def docs_check(load_tool: Callable[[str], ModuleType]) -> ModuleType:
         ("samovar run -n 4 script.py --its --own arguments", 0),
         ("samovar run --nodes 2 -m package.module --its own", 0),
         ("samovar run --hosts 2 script.py --its own", 1),
+        ("samovar box serve --keep 5 | tail -1 --any", 0),
+        ("samovar box serve --kep 5", 1),
+        ("samovar --version", 0),
         ("make demo", 0),
         ("make tea", 1),
     ],
@@ -27,8 +31,66 @@ def test_flags_are_checked_up_to_the_script_s_own(docs_check: ModuleType, comman
     assert len(docs_check.wrong(command)) == num_problems
 
 
-def test_an_indented_command_is_a_line_of_code_and_the_text_after_it_is_not(docs_check: ModuleType) -> None:
-    assert docs_check.CODE.findall("    samovar doctor\n\nsamovar is no command here\n") == [("", "    samovar doctor")]
+@pytest.fixture
+def page(docs_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """The problems of a page with this text, which has a neighbour with three headings."""
+    monkeypatch.setattr(docs_check, "ROOT", tmp_path)
+    (tmp_path / "other.md").write_text("# A title\n\n## `samovar.train` (new)\n\n## A title\n", encoding="utf-8")
+
+    def problems(text: str) -> list[str]:
+        path = tmp_path / "page.md"
+        path.write_text(f"# Page\n\n{text}\n", encoding="utf-8")
+        return list(docs_check.check(path))
+
+    return problems
+
+
+@pytest.mark.parametrize(
+    "link", ["other.md", "other.md#a-title", "other.md#a-title-1", "other.md#samovartrain-new", "#page"]
+)
+def test_a_link_that_leads_somewhere_is_good(page: Callable[[str], list[str]], link: str) -> None:
+    assert page(f"See [it]({link}).") == []
+
+
+@pytest.mark.parametrize("link", ["others.md", "other.md#a-title-2", "other.md#samovar-train", "#other"])
+def test_a_link_that_leads_nowhere_is_told(page: Callable[[str], list[str]], link: str) -> None:
+    (problem,) = page(f"See [it]({link}).")
+    assert problem.startswith("page.md: no such ")
+    assert problem.endswith(link)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("```\nsamovar doctor\n```", "line 3: a block's language is one of console"),
+        ("    samovar doctor", "put this command into a console block: samovar doctor"),
+        ("```console\n$ samovar doctro\nsamovar 0.1.0\n```", "no such command: samovar doctro"),
+        ("```console\n$ samovar train --solver x \\\n    --wrokers 2\n```", "no such flag: --wrokers"),
+    ],
+)
+def test_a_block_that_is_unclear_or_wrong_is_told(page: Callable[[str], list[str]], text: str, words: str) -> None:
+    (problem,) = page(text)
+    assert words in problem
+
+
+def test_the_public_names_are_those_of_the_page(docs_check: ModuleType) -> None:
+    names = docs_check.python_names
+    text = names.PAGE.read_text(encoding="utf-8")
+    assert names.wrong(text) == []
+    assert names.wrong(text.replace("- `samovar.replicate(", "- `samovar.duplicate(")) == [
+        "does not list samovar.replicate",
+        "lists samovar.duplicate, which is not in the code",
+    ]
+
+
+def test_the_page_of_commands_is_held_to_the_flags(docs_check: ModuleType) -> None:
+    reference = docs_check.command_reference
+    text = reference.PAGE.read_text(encoding="utf-8")
+    assert reference.with_commands(text) == text
+    stale = text.replace("- `--workers ", "- `--wrokers ")
+    assert reference.with_commands(stale) == text
+    for words, command in reference.commands().items():
+        assert hasattr(command, "commands") or f"samovar {' '.join(words)}" in text
 
 
 def test_a_table_that_is_made_from_the_code_is_held_to_it(docs_check: ModuleType) -> None:

@@ -1,0 +1,125 @@
+"""Handwritten digits with a small convolutional net: a training loop as everybody writes it.
+
+    python examples/torch/mnist_plain.py                  scikit-learn's 1,797 digits
+    python examples/torch/mnist_plain.py --data FOLDER    MNIST, its four published files
+
+With --checkpoint FOLDER it saves after each epoch, and goes on from there when it is started again.
+SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. Whether one came is
+a buffer of the model: what several ranks evaluate has the mean of their buffers, so all end after the same epoch.
+"""
+
+import argparse
+import gzip
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+EXIT_PREEMPTED = 75
+
+
+def mnist(folder: Path, name: str) -> TensorDataset:
+    """The images (N, 1, 28, 28) and labels (N,) of "train" or "t10k": IDX files, plain or gzipped."""
+    arrays = []
+    for kind, header_bytes in (("images-idx3", 16), ("labels-idx1", 8)):
+        path = folder / f"{name}-{kind}-ubyte"
+        content = path.read_bytes() if path.exists() else gzip.decompress(Path(f"{path}.gz").read_bytes())
+        arrays.append(torch.from_numpy(np.frombuffer(content, np.uint8, offset=header_bytes).copy()))
+    return TensorDataset(arrays[0].reshape(-1, 1, 28, 28) / 255, arrays[1].long())
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """scikit-learn's digits as images (N, 1, 24, 24), a fifth of them for the test."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - MNIST does without scikit-learn
+
+    bundled = load_digits()
+    images = nn.functional.interpolate(torch.tensor(bundled.images[:, None] / 16, dtype=torch.float32), scale_factor=3)
+    labels = torch.tensor(bundled.target)
+    is_test = torch.arange(len(labels)) % 5 == 0
+    return TensorDataset(images[~is_test], labels[~is_test]), TensorDataset(images[is_test], labels[is_test])
+
+
+def net() -> nn.Module:
+    """LeNet's shape, for images of 24x24 or 28x28 pixels."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2, ceil_mode=True)),
+        *(nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Linear(800, 100), nn.ReLU(), nn.Linear(100, 10)),
+    )
+
+
+def accuracy(model: nn.Module, test: TensorDataset) -> float:
+    """The share of the test images that `model` names rightly."""
+    right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in DataLoader(test, 200))
+    return right / len(test)
+
+
+class Checkpoint:
+    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt; the last two epochs are kept."""
+
+    def __init__(self, folder: Path | None, *parts, rank: int = 0, world_size: int = 1) -> None:
+        self.folder, self.parts, self.rank, self.world_size = folder, parts, rank, world_size
+
+    def path(self, epoch: int) -> Path:
+        return self.folder / f"epoch_{epoch}" / f"rank_{self.rank}.pt"
+
+    def save(self, epoch: int) -> None:
+        """Whole or not at all, whenever this process is killed."""
+        if self.folder is not None:
+            self.path(epoch).parent.mkdir(parents=True, exist_ok=True)
+            new = self.path(epoch).with_suffix(".new")
+            torch.save([part.state_dict() for part in self.parts], new)
+            new.replace(self.path(epoch))
+            self.path(epoch - 2).unlink(missing_ok=True)
+
+    def load(self) -> int:
+        """Take up the last epoch that every rank has saved; how many epochs are done."""
+        files = [] if self.folder is None else [path.parent for path in self.folder.glob("epoch_*/rank_*.pt")]
+        complete = {int(path.name[6:]) for path in files if files.count(path) == self.world_size}
+        if complete:
+            states = torch.load(self.path(max(complete)), weights_only=True)
+            for part, state in zip(self.parts, states, strict=True):
+                part.load_state_dict(state)
+        return max(complete, default=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, help="folder of MNIST's four files")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=0.01)
+    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--checkpoint", type=Path, help="folder to save to, and to go on from")
+    arguments = parser.parse_args()
+    stop_signals = []
+    signal.signal(signal.SIGUSR1, lambda number, _frame: stop_signals.append(number))
+
+    torch.manual_seed(1)
+    train, test = digits() if arguments.data is None else [mnist(arguments.data, name) for name in ("train", "t10k")]
+    model = net()
+    model.register_buffer("stop_asked", torch.zeros(()), persistent=False)
+    optimizer = torch.optim.SGD(model.parameters(), arguments.learning_rate, arguments.momentum)
+    batches = DataLoader(train, arguments.batch_size, shuffle=True)
+    checkpoint = Checkpoint(arguments.checkpoint, model, optimizer)
+    for epoch in range(checkpoint.load(), arguments.epochs):
+        for images, labels in batches:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+        model.get_buffer("stop_asked").fill_(bool(stop_signals))
+        with torch.no_grad():
+            stops = bool(model.get_buffer("stop_asked") > 0)
+            print(f"epoch {epoch + 1}: accuracy {accuracy(model, test):.4f} on {len(test)} test images")
+        checkpoint.save(epoch + 1)
+        if stops:
+            return EXIT_PREEMPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
