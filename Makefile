@@ -24,7 +24,7 @@ demo: $(GROUND) ; $(BIN)/python examples/lenet/demo.py
 lint: $(GROUND) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/python tools/size_check.py && $(BIN)/python tools/shape_check.py
 fmt: $(GROUND) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 types: $(GROUND) ; $(BIN)/mypy
-docs: $(GROUND) ; $(BIN)/python tools/docs_check.py
+docs: $(GROUND) ; $(BIN)/python tools/docs_check.py && $(BIN)/python tools/prose_check.py
 tables: $(GROUND) ; $(BIN)/python tools/strategy_tables.py && $(BIN)/python tools/command_reference.py
 site: $(SITE_GROUND) ; $(BIN)/python tools/site_build.py
 site-check: site ; $(BIN)/python tools/site_check.py
