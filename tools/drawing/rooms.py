@@ -8,6 +8,7 @@ from drawing.svg import Picture
 # A few words for each room.
 WORDS = {
     "cli": "the commands",
+    "integrations": "loops of other frameworks",
     "training": "one rank of train",
     "api": "replicate",
     "caffe": "Caffe nets in Python",

@@ -64,7 +64,7 @@ def test_flags_stand_in_panels_with_plain_titles() -> None:
 def test_a_flag_that_help_leaves_out_is_taken_and_refused_like_any_other() -> None:
     words = ["train", "--solver", "s", "--strategy", "local-sgd", "--owner", "root"]
     result = CliRunner().invoke(app_of(words), words)
-    assert str(result.exception).startswith("--owner is no setting of --strategy local-sgd: leave it out")
+    assert str(result.exception).startswith("--owner is not a setting of --strategy local-sgd: leave it out")
 
 
 def test_brackets_in_the_help_of_a_user_s_setting_are_shown(tmp_path: Path) -> None:
