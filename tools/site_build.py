@@ -7,6 +7,7 @@ A warning of Sphinx fails the build. So does a link or an anchor that leads nowh
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
