@@ -111,8 +111,6 @@ def _value(one: Any) -> str:
 
 def _sentence(one: Any) -> str:
     text = _joined(one.help or "").replace("<", "\\<")  # Markdown would take <name> for HTML
-    if text.count("; ") > 1:
-        text = text.replace("; ", ". ")
     return text if text.endswith((".", "?")) else f"{text}."
 
 

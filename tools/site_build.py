@@ -78,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT, metavar="FOLDER")
     out = parser.parse_args(arguments).out.resolve()
+    if (out / ".buildinfo").exists():  # an older site, which may have pages that are gone
+        shutil.rmtree(out)
     command = [
         sys.executable,
         "-m",
