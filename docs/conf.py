@@ -115,6 +115,7 @@ def _lines(signature: str) -> str:
 _START = """<!doctype html>
 <html lang="en">
 <title>Samovar</title>
+<link rel="icon" href="_static/samovar.svg">
 <meta http-equiv="refresh" content="0; url=docs/index.html">
 <a href="docs/index.html">Samovar</a>
 </html>

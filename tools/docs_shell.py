@@ -19,7 +19,7 @@ _MARK = "SAMOVAR_DOCS_RUN"
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a command: its exit code, or None if it took too long, and the lines that it printed."""
+    """A command's exit code (None if it took too long), and its output."""
 
     code: int | None
     lines: list[str]

@@ -7,6 +7,7 @@ A warning of Sphinx fails the build. So does a link or an anchor that leads nowh
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=DEFAULT, metavar="FOLDER")
     out = parser.parse_args(arguments).out.resolve()
+    if (out / ".buildinfo").exists():  # an older site, which may have pages that are gone
+        shutil.rmtree(out)
     command = [
         sys.executable,
         "-m",
