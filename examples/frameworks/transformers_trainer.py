@@ -43,3 +43,4 @@ loss = trainer.evaluate()["eval_loss"]
 if trainer.is_world_process_zero():
     print("losses", *losses)
     print("final", loss)
+trainer.accelerator.end_training()
