@@ -81,7 +81,7 @@ def console(command: str, *lines: str) -> str:
         ("weights 1a2b3c4d5e6f7a in /tmp/a/runs/x", "weights ffffffffffffff0 in /home/other"),
         ("┃ rank ┃  1 ┃", "┃ rank ┃ 123 ┃"),
         ("12.1 MB sent", "850 kB sent"),
-        ("one line", r"one line\nother programs compute on 2 cores, so each worker has 1 thread"),
+        ("one line", r"one line\nother programs use 2 cores, so each worker has 1 thread"),
         ("bound by ... today", "bound by the network today"),
     ],
 )
