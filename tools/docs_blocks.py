@@ -97,7 +97,7 @@ _MASKS = [
     (re.compile(r"\s+"), " "),
 ]
 # A command says this on a machine that does other work as well.
-_BUSY = re.compile("other programs compute on")
+_BUSY = re.compile("other programs (?:compute on|use) ")
 
 
 def masked(line: str) -> str:

@@ -81,7 +81,7 @@ def console(command: str, *lines: str) -> str:
         ("weights 1a2b3c4d5e6f7a in /tmp/a/runs/x", "weights ffffffffffffff0 in /home/other"),
         ("┃ rank ┃  1 ┃", "┃ rank ┃ 123 ┃"),
         ("12.1 MB sent", "850 kB sent"),
-        ("one line", r"one line\nother programs compute on 2 cores, so each worker has 1 thread"),
+        ("one line", r"one line\nother programs use 2 cores, so each worker has 1 thread"),
         ("bound by ... today", "bound by the network today"),
     ],
 )
@@ -202,3 +202,13 @@ def test_what_is_slow_or_needs_what_is_not_here_is_left_out(page_of: Callable[..
     assert page.run() == []
     assert page.left_out == ["page.md:7: left out, for there is no mnist"]
     assert len(page_of(text).run()) == 1
+
+
+@pytest.mark.parametrize(("number", "left_out"), [(0, []), (1000, ["page.md:2: left out, for there is no root"])])
+def test_a_block_that_needs_root_is_run_by_root_alone(
+    page_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, left_out: list[str]
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: number)
+    page = page_of(f"<!-- needs: root -->\n{console('echo it is run', 'it is run')}")
+    assert page.run() == []
+    assert page.left_out == left_out
