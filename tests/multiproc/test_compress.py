@@ -73,7 +73,7 @@ def test_compressed_differences_go_on_with_the_same_bits_and_carry_their_center_
 def test_refusals_cost_nothing(digits: Path, tmp_path: Path) -> None:
     solver = solver_in(tmp_path, digits, NUM_STEPS)
     for flags, message in (
-        (("--compress", "bf16", "--exact", 2), "--exact 2: is for the same bits, which compression changes"),
+        (("--compress", "bf16", "--exact", 2), "--exact 2: gives the same bits, and compression changes them"),
         (("--compress", "bf16", "--strategy", "local-sgd"), "--compress is not a setting of --strategy local-sgd"),
         (("--compress", "1-bit", "--strategy", "sync-easgd"), "--compress 1-bit: what it leaves out of a difference"),
     ):
