@@ -50,7 +50,7 @@ def test_a_run_that_fails_prints_no_document(net: Path) -> None:
     flags = ("--strategy", "local-sgd", "--owner", "root", "--json", "--quiet")
     ended = run("train", "--solver", SOLVER, *flags, folder=net.parent)
     assert (ended.return_code, ended.output) == (2, "")
-    assert ended.error.startswith("--owner is no setting of --strategy local-sgd")
+    assert ended.error.startswith("--owner is not a setting of --strategy local-sgd")
 
 
 def test_what_a_net_measures_and_how_long_it_takes(net: Path, trained: Ended) -> None:

@@ -20,7 +20,7 @@ from tests.multiproc.nets import write_net, write_solver
 HANG_S = 10.0  # ranks that start or step so much apart are taken for ones that hang
 MOMENTS = ("start", "step", "save", "step")
 NUM_TRIALS, NUM_SLOW_TRIALS = 3, 50
-KILLED = re.compile(r"rank (\d+) was killed by signal (\d+) \((SIG\w+)\).* after step (\d+);")
+KILLED = re.compile(r"rank (\d+) was killed by signal (\d+) \((SIG\w+)\).* after step (\d+)[,;.]")
 
 
 @pytest.fixture
