@@ -78,6 +78,6 @@ def test_between_hosts_a_key_file_is_needed(hosts: Pair) -> None:
     ranks = start_job(hosts, "exact", (1, 1), SAMOVAR_TRANSPORT="tcp")
     (_, first), (_, second) = (rank.communicate(timeout=LONGEST_S) for rank in ranks)
     assert ranks[0].returncode == 2, first
-    assert "name its file by SAMOVAR_KEY_FILE" in first, first
+    assert "Name its file by SAMOVAR_KEY_FILE" in first, first
     assert ranks[1].returncode in (2, 3), second
-    assert re.search("name its file by SAMOVAR_KEY_FILE|rank 0 ended; see its log", second), second
+    assert re.search("Name its file by SAMOVAR_KEY_FILE|rank 0 ended; see its log", second), second
