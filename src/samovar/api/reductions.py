@@ -45,7 +45,6 @@ class Reductions:
 
     def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
         self._group, self._announcer = processes.group, announcer
-        self._collectives = processes.collectives
         self._records = processes.collectives.records(_WORDS + 1) if processes.group.world_size > 1 else None
 
     def reduce(self, operation: RankReduction, value: Value) -> Value:

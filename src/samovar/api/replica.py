@@ -227,7 +227,7 @@ class Replica(RankCalls):
                 tensor.copy_(value)
         self._is_finished = True
         self._optimizers.release()
-        if not self._is_async:
+        if not self._is_async and self.world_size > 1:
             self._announcer.uneven.show_digest(digest_of(self._parameters))
             self._announcer.agree(Event.FINISHING, self._step)
 

@@ -11,30 +11,31 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from samovar.core.errors import InputError
 
 
-class HelpLast(TyperCommand):
-    """A command that shows --help in the last panel of its help, not in one of its own."""
+class _HelpLast:
+    """Shows --help in the last panel of its help, not in one of its own, and without colours."""
 
-    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
+    params: list[Any]
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
         """As typer makes it, in the panel of the last flags."""
-        return _placed_last(super().get_help_option(ctx), self.params)
+        option: TyperOption | None = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+            option.rich_help_panel = getattr(self.params[-1], "rich_help_panel", None) if self.params else None
+        return option
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         """Print the help so that it can be read on light terminals too."""
         _without_colours()
-        super().format_help(ctx, formatter)
+        super().format_help(ctx, formatter)  # type: ignore[misc]
 
 
-class GroupHelpLast(TyperGroup):
-    """The same for a group of commands."""
+class HelpLast(_HelpLast, TyperCommand):  # type: ignore[misc]
+    """A command with such a help."""
 
-    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:  # type: ignore[override]
-        """As typer makes it, in the panel of the last flags."""
-        return _placed_last(super().get_help_option(ctx), self.params)
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Print the help so that it can be read on light terminals too."""
-        _without_colours()
-        super().format_help(ctx, formatter)
+class GroupHelpLast(_HelpLast, TyperGroup):  # type: ignore[misc]
+    """A group of commands with such a help."""
 
 
 def _without_colours() -> None:
@@ -43,13 +44,6 @@ def _without_colours() -> None:
     styles.STYLE_TYPES = ""
     for name in ("STYLE_OPTION", "STYLE_SWITCH", "STYLE_USAGE", "STYLE_COMMANDS_TABLE_FIRST_COLUMN"):
         setattr(styles, name, "bold")
-
-
-def _placed_last(option: TyperOption | None, others: Sequence[object]) -> TyperOption | None:
-    if option is not None:
-        option.metavar = ""
-        option.rich_help_panel = getattr(others[-1], "rich_help_panel", None) if others else None
-    return option
 
 
 def gathered(function: Callable[..., None], **groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[..., None]:

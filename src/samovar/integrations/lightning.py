@@ -49,13 +49,8 @@ class _Stepping:
         return getattr(self._optimizer, name)
 
 
-class SamovarStrategy(DDPStrategy):
-    """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.
-
-    Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
-    end of training have the weights that count. Raises InputError if there are several optimizers, or where the
-    module has a `backward` of its own.
-    """
+class _Sharing:
+    """Before a strategy of Lightning's among a class's bases: the ranks share as `samovar.replicate` does."""
 
     def __init__(
         self, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
@@ -63,11 +58,21 @@ class SamovarStrategy(DDPStrategy):
         super().__init__(**kwargs)
         self._training = SharedTraining(strategy, settings)
         self._parts = _Parts()
+        self._backward_sync_control = self._parts  # Fabric asks here, and Trainer calls block_backward_sync()
         self._shown = ExitStack()
 
     @property
     def replica(self) -> Replica:
         return self._training.replica
+
+
+class SamovarStrategy(_Sharing, DDPStrategy):
+    """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.
+
+    Processes, samplers, logging and checkpoints are those of Lightning's DDPStrategy. Validation, checkpoints and the
+    end of training have the weights that count. Raises InputError if there are several optimizers, or where the
+    module has a `backward` of its own.
+    """
 
     def setup(self, trainer: LightningTrainer) -> None:
         super().setup(trainer)
@@ -123,24 +128,12 @@ class SamovarStrategy(DDPStrategy):
         return bool(self._shown._exit_callbacks)  # type: ignore[attr-defined]
 
 
-class FabricStrategy(FabricDDPStrategy):
+class FabricStrategy(_Sharing, FabricDDPStrategy):
     """`Fabric(strategy=FabricStrategy("sync-easgd"))`: `strategy` and `settings` are those of `replicate`.
 
     `fabric.setup(model, optimizer)`, its loaders, `fabric.backward` and `fabric.no_backward_sync` stay as they are.
     `replica` shows the weights that count (`evaluating()`, `finish()`). `setup` takes the model with its optimizer.
     """
-
-    def __init__(
-        self, strategy: StrategyName = "sync", settings: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self._training = SharedTraining(strategy, settings)
-        self._parts = _Parts()
-        self._backward_sync_control = self._parts  # type: ignore[assignment]
-
-    @property
-    def replica(self) -> Replica:
-        return self._training.replica
 
     def setup_module_and_optimizers(self, module: nn.Module, optimizers: Any, scheduler: Any = None) -> Any:
         self._training.train(module)
