@@ -29,7 +29,7 @@ class Interpreter:
     """A Python outside of virtual environments."""
 
     executable: Path
-    library: Path
+    standard_library: Path
 
     @classmethod
     def of(cls, python: str) -> "Interpreter":
@@ -83,10 +83,12 @@ def dependencies_but_torch(wheel: Path) -> list[str]:
 
 def make_root(root: Path, interpreter: Interpreter, environment: Path) -> Path:
     """A folder with all files that the environment needs, or places for them to be mounted."""
-    for path in shared_libraries([interpreter.executable, *modules(interpreter.library), *modules(environment)]):
+    for path in shared_libraries(
+        [interpreter.executable, *modules(interpreter.standard_library), *modules(environment)]
+    ):
         copy(path, root)
     copy(interpreter.executable, root)
-    for place in (*KERNEL, interpreter.library, environment, "/tmp", "/check"):
+    for place in (*KERNEL, interpreter.standard_library, environment, "/tmp", "/check"):
         inside(root, place).mkdir(parents=True, exist_ok=True)
     for text in TEXTS:
         shutil.copy(ROOT / text, root / "check")
@@ -120,7 +122,7 @@ def inside(root: Path, path: Path | str) -> Path:
 
 def try_in(root: Path, interpreter: Interpreter, environment: Path) -> int:
     """The exit code of wheel_try.py in the root, which sees nothing else of this machine but its kernel."""
-    mounted = (*KERNEL, str(interpreter.library), str(environment))
+    mounted = (*KERNEL, str(interpreter.standard_library), str(environment))
     lines = [f"mount --rbind {shlex.quote(path)} {shlex.quote(str(inside(root, path)))}" for path in mounted]
     python = str(environment / "bin" / "python")
     command = ["chroot", str(root), python, TRY, "--readme", "/check/README.md", "--no-compiler"]
