@@ -9,11 +9,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
 
 import samovar
+from samovar.strategies.ours import StrategyName
 
 WIDTH = 1000  # 4 MB of weights
 SMALL = 3
@@ -45,14 +47,14 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
         self.x = torch.ones(2, width)
 
-    def train(self, strategy: str, num_steps: int) -> None:
+    def train(self, strategy: StrategyName, num_steps: int) -> None:
         with samovar.replicate(self.model, self.optimizer, strategy) as replica:
             for _ in range(num_steps):
                 self.optimizer.zero_grad()
                 replica.backward(self.model(self.x).sum())
                 replica.step()
 
-    def settled_bytes(self, strategy: str) -> int:
+    def settled_bytes(self, strategy: StrategyName) -> int:
         """Resident memory when all ranks have closed what they had before."""
         with samovar.replicate(self.model, self.optimizer, strategy) as replica:
             replica.barrier()
@@ -61,7 +63,7 @@ class Loop:
         return measured
 
 
-def with_errors(loop: Loop, strategy: str) -> None:
+def with_errors(loop: Loop, strategy: StrategyName) -> None:
     """A replica whose ranks differ, one whose loop fails, and one that is right."""
     rank = int(os.environ.get("RANK", "0"))
     other = Loop(WIDTH + rank)
@@ -73,7 +75,7 @@ def with_errors(loop: Loop, strategy: str) -> None:
 
 
 def main() -> None:
-    what, count, strategies = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    what, count, strategies = sys.argv[1], int(sys.argv[2]), cast(list[StrategyName], sys.argv[3:])
     torch.set_num_threads(1)
     loop, small = Loop(WIDTH), Loop(SMALL)
     half_bytes = 0

@@ -72,6 +72,8 @@ class Replica(RankCalls):
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
         self._metrics = ReplicaMetrics()
+        self._run = 0.0
+        self._exchange: Exchange = NoExchange()
         with ExitStack() as closing:
             closing.callback(self._step_group.forget, self._announcer)
             self._join(config, box, closing)
@@ -314,7 +316,7 @@ class Replica(RankCalls):
         self._run = require_agreement(self._team, self._announcer, model, parameters, self.config)
         self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
         if config.needs_center:
-            self._exchange: Exchange = self._with_center(parameters, config, box, closing)
+            self._exchange = self._with_center(parameters, config, box, closing)
         else:
             made = (self._optimizers, self._team.collectives, self.config, self._announcer, closing)
             self._exchange = exchange_in_step(parameters, *made)
