@@ -2,7 +2,8 @@
 
     replicate_memory_program.py WHAT COUNT STRATEGY...
 
-Prints the bytes by which resident memory, and the memory that ranks share, grew in the second half.
+Writes to the file grown-RANK the bytes by which resident memory, and the memory that ranks share, grew in the second
+half.
 """
 
 import ctypes
@@ -70,7 +71,7 @@ class Loop:
 
 def with_errors(loop: Loop, strategy: StrategyName) -> None:
     """A replica whose ranks differ, one whose loop fails, and one that is right."""
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ["RANK"])
     other = Loop(WIDTH + rank)
     with suppress(samovar.InputError):
         other.train(strategy, 0)
@@ -92,7 +93,8 @@ def main() -> None:
             with_errors(loop, strategy)
         else:
             loop.train(strategy, 1)
-    sys.stdout.write(f"grew {small.settled_bytes(strategies[0]) - half_bytes}\n")
+    grown = small.settled_bytes(strategies[0]) - half_bytes
+    Path(f"grown-{os.environ['RANK']}").write_text(str(grown))
 
 
 if __name__ == "__main__":
