@@ -147,12 +147,11 @@ void bind_program(nb::module_& module) {
       .def_prop_ro("position", &Program::position);
   nb::class_<ProgressThread>(module, "ProgressThread")
       .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t>(), "segment"_a, "rank"_a, "spin_ns"_a)
-      // Python owns the programs, this object keeps them. The thread must never need the GIL, not even to release a
-      // program: its end could then wait for the thread that waits for its end.
+      // Python owns the programs, and one that ends withdraws. The thread must never need the GIL, not even to release
+      // a program: its end could then wait for the thread that waits for its end.
       .def(
           "submit",
-          [](ProgressThread& self, Program& program) { self.submit({std::shared_ptr<void>(), &program}); }, "program"_a,
-          nb::keep_alive<1, 2>())
+          [](ProgressThread& self, Program& program) { self.submit({std::shared_ptr<void>(), &program}); }, "program"_a)
       .def(
           "wait",
           [](ProgressThread& self, const Program& program, double timeout_s) {

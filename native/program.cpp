@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels.hpp"
+#include "progress.hpp"
 
 namespace samovar {
 namespace {
@@ -25,6 +26,15 @@ void Program::add(Operation operation) {
   if (const auto* put = std::get_if<PutOperation>(&operation)) window_->check_slot(put->peer, put->slot);
   if (const auto* told = std::get_if<NotifyOperation>(&operation)) window_->check_slot(told->peer, told->slot);
   operations_.push_back(std::move(operation));
+}
+
+Program::~Program() {
+  if (const auto thread = thread_.lock()) thread->withdraw(this);
+}
+
+void Program::begin_in(const std::shared_ptr<RunningPrograms>& thread) {
+  thread_ = thread;
+  begin();
 }
 
 void Program::begin() {

@@ -45,9 +45,15 @@ using Operation = std::variant<PutOperation, CombineOperation, NotifyOperation, 
 // Numbers of notifications: (run << kStepBits) | step, as the Python executor counts them.
 inline constexpr unsigned kStepBits = 24;
 
+struct RunningPrograms;
+
 class Program {
  public:
   explicit Program(std::shared_ptr<Window> window) : window_(std::move(window)) {}
+  // Ends its run in a thread, which stays incomplete.
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
 
   // Throws std::out_of_range where the operation names a slot or a rank that the window has not.
   void add(Operation operation);
@@ -62,6 +68,7 @@ class Program {
   std::size_t position() const { return position_.load(std::memory_order_relaxed); }
   // The two halves of `run`: enter the next run; do what can be done without waiting, true if that was all.
   void begin();
+  void begin_in(const std::shared_ptr<RunningPrograms>& thread);
   bool advance();
   // The next operation alone; false where it would wait, or where none is left.
   bool perform_next();
@@ -71,6 +78,7 @@ class Program {
   bool perform(const Operation& operation);
 
   std::shared_ptr<Window> window_;
+  std::weak_ptr<RunningPrograms> thread_;
   std::vector<Operation> operations_;
   std::uint64_t run_ = 0;
   std::uint64_t step_ = 0;

@@ -16,9 +16,16 @@ constexpr std::uint64_t kSleepNs = 1'000'000'000;
 ProgressThread::ProgressThread(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64_t spin_ns)
     : segment_(std::move(segment)), rank_(rank), spin_ns_(spin_ns), thread_([this] { loop(); }) {}
 
+void RunningPrograms::withdraw(const Program* program) {
+  std::unique_lock lock(mutex);
+  const auto is_it = [&](const auto& other) { return other.get() == program; };
+  programs.erase(std::remove_if(programs.begin(), programs.end(), is_it), programs.end());
+  changed.wait(lock, [&] { return advancing != program; });
+}
+
 ProgressThread::~ProgressThread() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(running_->mutex);
     closing_ = true;
   }
   segment_->ring(rank_);
@@ -27,39 +34,44 @@ ProgressThread::~ProgressThread() {
 
 void ProgressThread::submit(std::shared_ptr<Program> program) {
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(running_->mutex);
     if (is_running(*program)) throw std::logic_error("the program's last run is not complete");
-    program->begin();
-    running_.push_back(std::move(program));
+    program->begin_in(running_);
+    running_->programs.push_back(std::move(program));
   }
   segment_->ring(rank_);
 }
 
 bool ProgressThread::wait(const Program& program, std::uint64_t timeout_ns) {
-  std::unique_lock lock(mutex_);
-  return completed_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return !is_running(program); });
+  std::unique_lock lock(running_->mutex);
+  return running_->changed.wait_for(lock, std::chrono::nanoseconds(timeout_ns), [&] { return !is_running(program); });
 }
 
 bool ProgressThread::is_running(const Program& program) const {
-  return std::any_of(running_.begin(), running_.end(), [&](const auto& other) { return other.get() == &program; });
+  const auto& programs = running_->programs;
+  return std::any_of(programs.begin(), programs.end(), [&](const auto& other) { return other.get() == &program; });
 }
 
-// True if anything could be done. Programs are taken out of the list's lock while they move data.
+// True if anything could be done. Data moves outside the lock, where `advancing` keeps the program.
 bool ProgressThread::advance_all() {
-  std::vector<std::shared_ptr<Program>> programs;
-  {
-    const std::lock_guard lock(mutex_);
-    programs = running_;
-  }
   bool progressed = false;
-  for (const auto& program : programs) {
+  std::unique_lock lock(running_->mutex);
+  for (std::size_t number = 0; number < running_->programs.size();) {
+    const std::shared_ptr<Program> program = running_->programs[number];
+    running_->advancing = program.get();
+    lock.unlock();
     const std::size_t before = program->position();
     const bool complete = program->advance();
-    progressed = progressed || complete || program->position() != before;
-    if (!complete) continue;
-    const std::lock_guard lock(mutex_);
-    running_.erase(std::find(running_.begin(), running_.end(), program));
-    completed_.notify_all();
+    lock.lock();
+    auto& programs = running_->programs;
+    const auto found = std::find(programs.begin(), programs.end(), program);
+    const bool is_withdrawn = found == programs.end();
+    progressed = progressed || complete || is_withdrawn || program->position() != before;
+    number = static_cast<std::size_t>(found - programs.begin());
+    if (complete && !is_withdrawn) programs.erase(found);
+    if (!complete) ++number;
+    running_->advancing = nullptr;
+    running_->changed.notify_all();
   }
   return progressed;
 }
@@ -69,7 +81,7 @@ void ProgressThread::loop() {
     // Read before looking: whatever is submitted or arrives later changes it and ends the sleep.
     const std::uint32_t rings = segment_->rings(rank_);
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(running_->mutex);
       if (closing_) return;
     }
     if (!advance_all()) segment_->wait_ring(rank_, rings, spin_ns_, kSleepNs);

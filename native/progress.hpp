@@ -12,6 +12,17 @@
 
 namespace samovar {
 
+// The programs that a thread runs; these outlive it, or end before their run.
+struct RunningPrograms {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<Program>> programs;
+  const Program* advancing = nullptr;  // what the thread moves data for, without the lock
+
+  // Forget the run of a program that ends; waits only for the operation at hand.
+  void withdraw(const Program* program);
+};
+
 // Runs any number of one rank's programs at once, each in its own order, and sleeps on the rank's doorbell
 // while none can go on.
 class ProgressThread {
@@ -35,9 +46,7 @@ class ProgressThread {
   std::shared_ptr<Segment> segment_;
   std::uint32_t rank_;
   std::uint64_t spin_ns_;
-  std::mutex mutex_;
-  std::condition_variable completed_;
-  std::vector<std::shared_ptr<Program>> running_;
+  std::shared_ptr<RunningPrograms> running_ = std::make_shared<RunningPrograms>();
   bool closing_ = false;
   std::thread thread_;
 };

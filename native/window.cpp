@@ -28,7 +28,11 @@ constexpr std::uint64_t kLargestFileBytes = std::uint64_t{1} << 62;
 struct alignas(kLineBytes) WindowHeader {
   std::atomic<std::uint64_t> num_slots_plus_one;
   std::atomic<std::uint64_t> bytes_per_rank_plus_one;
+  std::atomic<std::uint32_t> num_gone;  // ranks that have let go of it
 };
+
+// A rank's, after the header. A rank that comes back after its death has it again.
+enum Life : std::uint32_t { kNever, kOpen, kGone };
 
 struct alignas(kLineBytes) SegmentHeader {
   std::atomic<std::uint64_t> magic;
@@ -36,6 +40,15 @@ struct alignas(kLineBytes) SegmentHeader {
 };
 
 std::uint64_t rounded_up(std::uint64_t size, std::uint64_t unit) { return (size + unit - 1) / unit * unit; }
+
+// Header, the lives of ranks and the slots.
+std::uint64_t lives_end(std::uint32_t world_size) {
+  return rounded_up(sizeof(WindowHeader) + std::uint64_t{world_size} * sizeof(std::uint32_t), kLineBytes);
+}
+
+std::uint64_t slots_end(std::uint32_t world_size, std::uint32_t num_slots) {
+  return rounded_up(lives_end(world_size) + std::uint64_t{world_size} * num_slots * sizeof(Slot), kPageBytes);
+}
 
 std::uint64_t now_ns() {
   timespec time{};
@@ -95,6 +108,8 @@ void Mapping::prefault(std::size_t offset, std::size_t size) const {
 #endif
 }
 
+void Mapping::discard() const { madvise(data_, size_, MADV_REMOVE); }
+
 std::size_t Segment::head_bytes(std::uint32_t world_size) {
   const std::size_t rows = static_cast<std::size_t>(world_size) + 1;
   return rounded_up(sizeof(SegmentHeader) + rows * (sizeof(Doorbell) + sizeof(BoardRow)), kPageBytes);
@@ -153,13 +168,12 @@ void Segment::wait_ring(std::uint32_t rank, std::uint32_t seen, std::uint64_t sp
 }
 
 std::uint64_t Window::file_bytes(std::uint32_t world_size, std::uint32_t num_slots, std::uint64_t bytes_per_rank) {
-  const std::uint64_t slots = static_cast<std::uint64_t>(world_size) * num_slots * sizeof(Slot);
-  return rounded_up(sizeof(WindowHeader) + slots, kPageBytes) + world_size * rounded_up(bytes_per_rank, kPageBytes);
+  return slots_end(world_size, num_slots) + world_size * rounded_up(bytes_per_rank, kPageBytes);
 }
 
 Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64_t file_offset,
                std::uint32_t num_slots, std::uint64_t bytes_per_rank, std::uint64_t spin_ns)
-    : segment_(std::move(segment)), rank_(rank), num_slots_(num_slots), bytes_per_rank_(bytes_per_rank), spin_ns_(spin_ns) {
+    : segment_(std::move(segment)), rank_(rank), num_slots_(num_slots), bytes_per_rank_(bytes_per_rank), spin_ns_(spin_ns), process_(getpid()) {
   if (rank >= world_size()) throw std::out_of_range("no such rank: " + std::to_string(rank));
   if (bytes_per_rank > kLargestFileBytes / world_size())
     throw std::system_error(EFBIG, std::generic_category(), "shared memory cannot be allocated");
@@ -169,10 +183,23 @@ Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64
   grow_file(segment_->fd(), file_offset + size - kPageBytes, kPageBytes);
   mapping_ = std::make_unique<Mapping>(segment_->fd(), file_offset, size);
   agree_on_sizes();
+  if (life_of(rank).exchange(kOpen) == kGone)
+    reinterpret_cast<WindowHeader*>(mapping_->data())->num_gone.fetch_sub(1);
   if (bytes_per_rank == 0) return;
   const auto own = static_cast<std::uint64_t>(memory(rank) - mapping_->data());
   grow_file(segment_->fd(), file_offset + own, bytes_per_rank);
   mapping_->prefault(static_cast<std::size_t>(own), bytes_per_rank);
+}
+
+Window::~Window() {
+  // A constructor that threw has no object to destroy: its rank never opened the window.
+  if (process_ != getpid() || life_of(rank_).exchange(kGone) == kGone) return;
+  // Only the last rank touches the memory after it is counted: a touch of given back memory would take a page again.
+  if (reinterpret_cast<WindowHeader*>(mapping_->data())->num_gone.fetch_add(1) + 1 == world_size()) mapping_->discard();
+}
+
+std::atomic<std::uint32_t>& Window::life_of(std::uint32_t rank) const {
+  return reinterpret_cast<std::atomic<std::uint32_t>*>(mapping_->data() + sizeof(WindowHeader))[rank];
 }
 
 void Window::agree_on_sizes() const {
@@ -187,16 +214,14 @@ void Window::agree_on_sizes() const {
 
 std::byte* Window::memory(std::uint32_t rank) const {
   if (rank >= world_size()) throw std::out_of_range("no such rank: " + std::to_string(rank));
-  const std::uint64_t slots = static_cast<std::uint64_t>(world_size()) * num_slots_ * sizeof(Slot);
-  return mapping_->data() + rounded_up(sizeof(WindowHeader) + slots, kPageBytes) +
-         rank * rounded_up(bytes_per_rank_, kPageBytes);
+  return mapping_->data() + slots_end(world_size(), num_slots_) + rank * rounded_up(bytes_per_rank_, kPageBytes);
 }
 
 Slot& Window::slot_at(std::uint32_t rank, std::uint32_t slot) const {
   if (rank >= world_size() || slot >= num_slots_)
     throw std::out_of_range("no such slot: rank " + std::to_string(rank) + ", slot " + std::to_string(slot) + " of " +
                             std::to_string(num_slots_));
-  auto* slots = reinterpret_cast<Slot*>(mapping_->data() + sizeof(WindowHeader));
+  auto* slots = reinterpret_cast<Slot*>(mapping_->data() + lives_end(world_size()));
   return slots[static_cast<std::uint64_t>(rank) * num_slots_ + slot];
 }
 

@@ -50,6 +50,8 @@ class Mapping {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
   void prefault(std::size_t offset, std::size_t size) const;
+  // Give its memory, and that of the file behind it, back to the system.
+  void discard() const;
 
  private:
   std::byte* data_;
@@ -83,12 +85,20 @@ class Segment {
 };
 
 // `num_slots` notification slots and `bytes_per_rank` bytes for each rank, reachable by all.
+//
+// Its memory goes back to the system when every rank has let go of it. Then none can read it any more, so no rank waits
+// for another. Its place in the file is not used again: a rank could reach a new window there before another rank has
+// let go of the old one. The file gets longer, but only windows in use take memory.
 class Window {
  public:
   // Grows the file where needed: every rank may do so, in any order. Throws std::invalid_argument if
   // another rank opened this place with other sizes, std::system_error if memory is short.
   Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64_t file_offset,
          std::uint32_t num_slots, std::uint64_t bytes_per_rank, std::uint64_t spin_ns);
+
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
 
   static std::uint64_t file_bytes(std::uint32_t world_size, std::uint32_t num_slots,
                                   std::uint64_t bytes_per_rank);
@@ -121,6 +131,7 @@ class Window {
   std::atomic<std::uint64_t>& atomic_at(std::uint32_t peer, std::uint64_t offset) const;
   void check_range(std::uint32_t peer, std::uint64_t offset, std::uint64_t size) const;
   void agree_on_sizes() const;
+  std::atomic<std::uint32_t>& life_of(std::uint32_t rank) const;
   template <typename Ready>
   bool wait_until(Ready ready, std::uint64_t timeout_ns);
 
@@ -129,6 +140,7 @@ class Window {
   std::uint32_t num_slots_;
   std::uint64_t bytes_per_rank_;
   std::uint64_t spin_ns_;
+  int process_;  // the one that opened it: its children have the object too, and let go of nothing
   std::unique_ptr<Mapping> mapping_;
 };
 

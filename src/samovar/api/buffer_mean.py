@@ -44,6 +44,12 @@ class ReplicaBuffers:
             self._gathered.gather()
             self._shown.show()
 
+    def close(self) -> None:
+        """Let go of the memory that other ranks reach."""
+        if self._summed is not None or self._shown is not None:
+            self._summed = self._shown = None
+            del self._gathered
+
     def sum(self) -> None:
         """Take part in a mean that others need."""
         if self._summed is not None:

@@ -51,10 +51,24 @@ def box_choice(
     return None
 
 
+class _Patience:
+    """The deadline of a wait of the strategy. It is short once this rank leaves."""
+
+    def __init__(self, given: Callable[[], Deadline]) -> None:
+        self.is_leaving = False
+        self._given = given
+
+    def __call__(self) -> Deadline:
+        return Deadline.after(_LEAVE_S) if self.is_leaving else self._given()
+
+
 class SharedCenter:
     """One rank's part in the center of one replica: its session, its reports, and the other members.
 
     All ranks of the job make it together and call `filled`. Only these two and `finish` wait for them.
+
+    Nothing that it holds refers to it: the memory of the center goes back with the last reference, without a collection
+    of cycles. `deadline` gives the deadline of a wait of the strategy.
     """
 
     def __init__(
@@ -68,20 +82,16 @@ class SharedCenter:
     ) -> None:
         self._metrics = metrics
         self._name = f"rank {processes.group.rank}"
-        self._patience_s: float | None = None
-        self._given_deadline = deadline
+        self.deadline = _Patience(deadline)
         self._ranks = JobRanks(processes.collectives, self.deadline)
         self.joins = choice is not None and choice.joins
         self._session = self._open(processes, config, layout, choice)
+        self._is_member = True
         seat = self._session.seat
         self._members = BoxMembers(seat.board, seat.member, self._ranks.all, RunSteps(MEAN, 0), 0, _LOOK_S)
-        self._group_size = config.group_size or 1
+        self._pushers = partial(_pushers, config.group_size or 1)
         self._follows = config.is_async  # where speeds are equal all stay to the end
         self._headcount = Headcount(self._members, self._members.num_living, self._pushers)
-
-    def deadline(self) -> Deadline:
-        """The deadline of a wait of the strategy. It is short once this rank leaves."""
-        return self._given_deadline() if self._patience_s is None else Deadline.after(self._patience_s)
 
     @property
     def num_pushers(self) -> int:
@@ -118,10 +128,16 @@ class SharedCenter:
 
     def leave(self, strategy: CenterSteps) -> None:
         """Bring updates under way to the center, and give the seat back. Waits for no other rank."""
-        self._patience_s = _LEAVE_S
+        self.deadline.is_leaving = True
         try:
             self.drain(strategy)
         finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the seat back, once."""
+        if self._is_member:
+            self._is_member = False
             self._session.close()
 
     def drain(self, strategy: CenterSteps) -> None:
@@ -140,14 +156,11 @@ class SharedCenter:
             return Session(place, self._ranks, shape, self.deadline, lambda _session: 0)
         shape = BufferShape(size, MAX_MEMBERS, traits.has_velocity, traits.has_locks)
         way_out = "drop it, and start without join"
-        box = BoxCenter(choice.places, choice.buffer, self._name, _SEAT_TIMEOUT_S, self._there_already, way_out)
+        box = BoxCenter(
+            choice.places, choice.buffer, self._name, _SEAT_TIMEOUT_S, partial(_there_already, self._name), way_out
+        )
         admit = partial(self._admitted, box, shape, layout)
         return Session(box, self._ranks, shape, self.deadline, admit, joins=choice.joins)
-
-    def _there_already(self, place: Endpoint, buffer: str) -> str:
-        return (
-            f"{self._name}: {place} has a buffer {buffer!r} already; join=True trains on it, buffer=... makes another"
-        )
 
     def _admitted(self, place: CenterPlace[Any], wanted: BufferShape, layout: Layout, session: Session) -> int:
         """Check that the buffer fits, and wait until a center that is joined has been filled."""
@@ -183,9 +196,6 @@ class SharedCenter:
         )
         self._members.post(progress)
 
-    def _pushers(self, num_members: int) -> int:
-        return max(1, num_members // self._group_size)
-
     def _rows(self) -> dict[int, Row]:
         """The rows of the job's ranks, except those that another member has taken."""
         board, members = self._session.seat.board, self._ranks.all()
@@ -196,3 +206,11 @@ class SharedCenter:
         """The ranks that still train, and the steps that they have reported."""
         rows = self._rows().items()
         return {rank: row.progress.steps for rank, row in rows if row.is_alive and not row.progress.finished}
+
+
+def _pushers(group_size: int, num_members: int) -> int:
+    return max(1, num_members // group_size)
+
+
+def _there_already(who: str, place: Endpoint, buffer: str) -> str:
+    return f"{who}: {place} has a buffer {buffer!r} already; join=True trains on it, buffer=... makes another"

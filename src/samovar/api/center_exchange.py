@@ -3,7 +3,7 @@
 import sys
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import nn
@@ -39,11 +39,14 @@ class CenterExchange(WeightExchange):
         config: StrategyConfig,
         announcer: Announcer,
         shared: SharedCenter,
+        closing: ExitStack,
     ) -> None:
         _require_float32(parameters, config)
-        super().__init__(parameters, step_group.collectives, config, announcer, shared.deadline, shared.strategy_seat())
+        seat = shared.strategy_seat()
+        super().__init__(parameters, step_group.collectives, config, announcer, closing, shared.deadline, seat)
         self._strategy = _at_center(self._strategy)
         self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._strategy)
+        closing.callback(weakref.finalize(self, self._duties.leave))  # which the interpreter's exit calls too
         shared.filled()
         with torch.no_grad():
             if shared.joins:
@@ -51,7 +54,6 @@ class CenterExchange(WeightExchange):
             self._strategy.begin_step(0)
             self._weights.scatter()
         _require_finite_center(parameters, shared)
-        self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
         super().step(step, apply)
@@ -65,10 +67,6 @@ class CenterExchange(WeightExchange):
     def finish(self, step: int) -> None:
         with self._weights.in_buffer():
             self._duties.finish(step)
-
-    def close(self) -> None:
-        self._leave()
-        super().close()
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
@@ -92,13 +90,15 @@ class HybridExchange(GradientExchange):
         config: StrategyConfig,
         announcer: Announcer,
         shared: SharedCenter,
+        closing: ExitStack,
     ) -> None:
         group = step_group.collectives
         layout = layout_of(parameters)
         region = float32_region(group, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        closing.callback(self._weights.release)
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
-        super().__init__(parameters, optimizers, group, inside, announcer)
+        super().__init__(parameters, optimizers, group, inside, announcer, closing)
         assert isinstance(group, WindowCollectives), group
         leaders = range(group.group.world_size)
         broadcasts = {leader: group.broadcast_from("group's weights", region, leader) for leader in leaders}
@@ -107,11 +107,11 @@ class HybridExchange(GradientExchange):
         seat_there = shared.strategy_seat()
         self._hybrid = build_hybrid(config, members, layout.buckets(), buffers, shared.deadline, seat_there)
         self._duties = _CenterDuties(step_group.group.rank + step_group.first_rank, shared, self._hybrid)
+        closing.callback(weakref.finalize(self, self._duties.leave))  # which the interpreter's exit calls too
         shared.filled()
         if shared.joins:
             self._adopt()
         _require_finite_center(parameters, shared)
-        self._leave = weakref.finalize(self, self._duties.leave)
 
     def step(self, step: int, apply: Apply) -> None:
         self._weights.require_in_place()
@@ -142,11 +142,6 @@ class HybridExchange(GradientExchange):
 
     def finish(self, step: int) -> None:
         self._duties.finish(step)
-
-    def close(self) -> None:
-        self._leave()
-        super().close()
-        self._weights.release()
 
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._hybrid.center()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -74,7 +74,11 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 class Exchange(Protocol):
-    """One replica's part in the exchanges of its ranks."""
+    """One replica's part in the exchanges of its ranks.
+
+    It is made with a stack of what gives model and optimizers back to the user, with memory of their own. The replica
+    closes that stack at its end, and after an error in between. No call there waits for another rank.
+    """
 
     def backward(self, backward: BackwardPass, step: int, more: bool, /) -> None: ...
     def step(self, step: int, apply: Apply, /) -> None: ...
@@ -93,10 +97,6 @@ class Exchange(Protocol):
 
     def finish(self, step: int, /) -> None:
         """End training after `step` steps. From now on `evaluated` shows the final weights."""
-        ...
-
-    def close(self) -> None:
-        """Leave model and optimizers to the user, with memory of their own; waits for no other rank."""
         ...
 
     def center(self) -> dict[str, torch.Tensor] | None: ...
@@ -127,9 +127,6 @@ class NoExchange:
     def finish(self, _step: int) -> None:
         """Do nothing: all ranks meet when they evaluate."""
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def center(self) -> dict[str, torch.Tensor] | None:
         return None
 
@@ -153,6 +150,7 @@ class GradientExchange(NoExchange):
         collectives: Collectives,
         config: StrategyConfig,
         announcer: Announcer,
+        closing: ExitStack,
     ) -> None:
         names = matrix_names(parameters, config)
         apart = names if config.takes_factors else ()
@@ -169,6 +167,7 @@ class GradientExchange(NoExchange):
         travelling = {factored.name: factored for factored in sums}
         factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
+        closing.callback(self._gradients.release)
         self._parameters, self._optimizers = parameters, optimizers
         self._collectives, self._region = collectives, region
         num_counts = 0 if config.codec is None else buckets[-1].size
@@ -212,9 +211,6 @@ class GradientExchange(NoExchange):
         self._num_shadowed = 0
         if any(answered):
             self._copy_from(answered.index(0.0))
-
-    def close(self) -> None:
-        self._gradients.release()
 
     def state_dict(self) -> State:
         return self._strategy.state_dict() | self._factoring.state_dict()
@@ -282,12 +278,14 @@ class WeightExchange:
         collectives: Collectives,
         config: StrategyConfig,
         announcer: Announcer,
+        closing: ExitStack,
         deadline: Callable[[], Deadline] | None = None,
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
         region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        closing.callback(self._weights.release)
         self._announcer = announcer
         buffers = Buffers(region, region.part(0, 0))
         made = (config, collectives, layout.buckets(), buffers, deadline or announcer.deadline)
@@ -340,9 +338,6 @@ class WeightExchange:
     def finish(self, _step: int) -> None:
         """Do nothing: all ranks meet when they evaluate."""
 
-    def close(self) -> None:
-        self._weights.release()
-
     def center(self) -> dict[str, torch.Tensor] | None:
         center = self._strategy.center()
         return None if center is None else self._weights.named(center)
@@ -365,6 +360,22 @@ class WeightExchange:
         if self._announced < step and self._strategy.exchanges_at(step):
             self._announced = step
             self._announcer.announce(Event.STEP, step)
+
+
+def exchange_in_step(
+    parameters: Parameters,
+    optimizers: Optimizers,
+    collectives: Collectives,
+    config: StrategyConfig,
+    announcer: Announcer,
+    closing: ExitStack,
+) -> Exchange:
+    """The exchange of ranks that train in step, without a center."""
+    if config.exchanges_weights:
+        return WeightExchange(parameters, collectives, config, announcer, closing)
+    if collectives.group.world_size == 1:
+        return NoExchange()
+    return GradientExchange(parameters, optimizers, collectives, config, announcer, closing)
 
 
 def _tell(rank: int, sentence: str) -> None:

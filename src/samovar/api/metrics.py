@@ -1,6 +1,6 @@
 """A rank's part of a loader's data, and its progress."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ class Shard:
         step_group: ProcessGroup,
         announcer: Announcer,
         seed: int,
-        epoch: int,
         metrics: ReplicaMetrics,
     ) -> None:
         self.source = loader
@@ -62,21 +61,68 @@ class Shard:
         self._loader, self._order = divided_loader(loader, group, seed)
         self._step_group = step_group
         self._announcer = announcer
-        self.epoch = epoch
+        self.epoch = 0
         self._metrics = metrics
+        self._num_given = 0  # batches of the epoch that is under way
+        self._num_to_skip = 0  # batches that the loop got before its state was saved
 
     def __iter__(self) -> Iterator[Any]:
-        fingerprint = 0.0 if self._order is None else self._order.start(self.epoch)
+        num_skipped, self._num_to_skip = self._num_to_skip, 0
+        fingerprint = self._order.start(self.epoch, num_skipped)
         self._announcer.agree(Event.SHARD, self.epoch, fingerprint)
         self.epoch += 1
+        self._num_given = num_skipped
         self._step_group.enter_loop()
         try:
-            for batch in self._loader:
+            for batch in self._order.left(self._loader):
+                self._num_given += 1
                 self._metrics.num_samples += self.source.batch_size or 0
                 yield batch
             self._step_group.shadow_until_all_end()
         finally:
+            self._num_given = 0
             self._step_group.leave_loop()
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epochs that have begun, and the batches that the loop got of the last one; 0 if it has ended."""
+        return self.epoch + bool(self._num_to_skip), self._num_given or self._num_to_skip
+
+    def go_to(self, num_epochs: int, num_batches: int) -> None:
+        """Continue at a `place`: the next loop gets the batches of that epoch that are left."""
+        self.epoch = num_epochs - bool(num_batches)
+        self._num_given, self._num_to_skip = 0, num_batches
+
+
+class Shards:
+    """The shards of a replica, in the order in which the script made them, and the places of those still to be made."""
+
+    def __init__(self) -> None:
+        self._made: list[Shard] = []
+        self._places: list[tuple[int, int]] = []
+
+    def of(self, loader: DataLoader[Any], seed: int, make: Callable[[], Shard]) -> Shard:
+        """The shard of this loader and seed, made the first time."""
+        for shard in self._made:
+            if shard.source is loader and shard.seed == seed:
+                return shard
+        shard = make()
+        if len(self._made) < len(self._places):
+            shard.go_to(*self._places[len(self._made)])
+        self._made.append(shard)
+        return shard
+
+    def state_dict(self) -> dict[str, list[int]]:
+        places = [shard.place for shard in self._made] + self._places[len(self._made) :]
+        return {"epochs": [epochs for epochs, _ in places], "batches": [batches for _, batches in places]}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, has_same_ranks: bool) -> None:
+        """Take the places back. With another number of ranks other samples are left, so the next epoch begins."""
+        epochs: list[int] = list(state["epochs"])
+        batches = state.get("batches", []) if has_same_ranks else []
+        self._places = [*zip(epochs, [*batches, *[0] * len(epochs)], strict=False)]
+        for shard, place in zip(self._made, self._places, strict=False):
+            shard.go_to(*place)

@@ -9,7 +9,7 @@ from samovar.api.uneven_inputs import Call, Event, Leaving, UnevenInputs
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError
+from samovar.core.errors import InputError, ReplicasDiffer
 from samovar.core.group import Group
 from samovar.frontends.torch.state import Broadcast
 from samovar.membership.job_center import Home
@@ -54,7 +54,8 @@ class ProcessGroup:
         self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._deadline = partial(Deadline.after, timeout_s)
-        self._members: list[UnevenReplica] = []
+        self._members: dict[int, UnevenReplica] = {}
+        self._num_members = 0  # so far
         self._depth = 0
         self._step_group: ProcessGroup | None = None
 
@@ -79,8 +80,13 @@ class ProcessGroup:
 
     def announcer(self, member: UnevenReplica, timeout_s: float) -> "Announcer":
         """The announcer of the next replica, which tells the other ranks of its steps."""
-        self._members.append(member)
-        return Announcer(self.uneven, len(self._members) - 1, partial(Deadline.after, timeout_s))
+        number, self._num_members = self._num_members, self._num_members + 1
+        self._members[number] = member
+        return Announcer(self.uneven, number, partial(Deadline.after, timeout_s))
+
+    def forget(self, announcer: "Announcer") -> None:
+        """A replica takes part in nothing any more."""
+        del self._members[announcer.number]
 
     def enter_loop(self) -> None:
         """Say that a loop over divided data begins."""
@@ -94,12 +100,20 @@ class ProcessGroup:
         while True:
             heard = self.uneven.shadow(self._depth, self._deadline)
             if isinstance(heard, Call):
-                self._members[heard.replica].shadow(heard)
+                self._member(heard).shadow(heard)
             elif heard is not Leaving.NOT_YET:
                 break
         if heard is Leaving.ALL:
-            for member in self._members:
+            for member in list(self._members.values()):
                 member.even_out()
+
+    def _member(self, call: Call) -> UnevenReplica:
+        if call.replica not in self._members:
+            raise ReplicasDiffer(
+                f"rank {self.first_rank + self.group.rank}: other ranks are at {call}, which is closed here; close "
+                "replicas at the same place on all ranks"
+            )
+        return self._members[call.replica]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from samovar.api.buffer_mean import ReplicaBuffers
 from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
-from samovar.api.exchanges import Exchange, GradientExchange, NoExchange, WeightExchange
-from samovar.api.metrics import ReplicaMetrics, Shard
+from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
+from samovar.api.metrics import ReplicaMetrics, Shard, Shards
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankCalls, RankReduction
 from samovar.api.state import checked, from_arrays, identity_of, to_arrays
@@ -61,7 +61,7 @@ class Replica(RankCalls):
         compare_weights_steps: int | None = None,
     ) -> None:
         self._optimizers = optimizers = Optimizers(optimizer)
-        self._parameters = parameters = trained_parameters(model, optimizers)
+        self._parameters = trained_parameters(model, optimizers)
         config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
         self.config = resolved(config, processes.group.world_size)
@@ -72,24 +72,19 @@ class Replica(RankCalls):
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
         self._metrics = ReplicaMetrics()
-        claim(parameters)
-        self._run = require_agreement(processes, self._announcer, model, parameters, self.config)
-        processes.broadcast.run([*model.parameters(), *model.buffers()], self._announcer.deadline)
-        if config.needs_center:
-            self._exchange: Exchange = self._with_center(parameters, config, box)
-        else:
-            self._exchange = _exchange(parameters, optimizers, processes, self.config, self._announcer)
+        self._run = 0.0
+        self._exchange: Exchange = NoExchange()
+        with ExitStack() as closing:
+            closing.callback(self._step_group.forget, self._announcer)
+            self._join(config, box, closing)
+            self._closing = closing.pop_all()
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center
         self._compare_weights_steps = compare_weights_steps
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
-        self._buffers = ReplicaBuffers(model, processes, self._announcer.deadline, is_async=self._is_async)
-        self._shards: list[Shard] = []
-        self._loaded_epochs: list[int] = []
+        self._shards = Shards()
         self._is_evaluating = self._is_finished = self._is_closed = False
         self._step = 0
-        optimizers.guard()
-        keep_alone(model)
 
     @property
     def device(self) -> torch.device:
@@ -173,14 +168,8 @@ class Replica(RankCalls):
         Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
         loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
         """
-        for shard in self._shards:
-            if shard.source is loader and shard.seed == seed:
-                return shard
-        number = len(self._shards)
-        epoch = self._loaded_epochs[number] if number < len(self._loaded_epochs) else 0
-        shard = Shard(loader, self._team.group, self._step_group, self._announcer, seed, epoch, self._metrics)
-        self._shards.append(shard)
-        return shard
+        made = (self._team.group, self._step_group, self._announcer, seed, self._metrics)
+        return self._shards.of(loader, seed, lambda: Shard(loader, *made))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -234,15 +223,15 @@ class Replica(RankCalls):
     def close(self) -> None:
         """Give model and optimizers back, with memory of their own. They may be replicated again.
 
+        The memory that ranks share goes back to the system when all ranks have closed.
+
         Brings an update under way to the center, and waits for no other rank. A second call does nothing. A
         `with replicate(...) as replica:` block calls it at the end.
         """
         if not self._is_closed:
             self._is_closed = self._is_finished = True
-            self._exchange.close()
-            self._optimizers.release()
-            let_go(self._model)
-            release(self._parameters)
+            self._closing.close()
+            self._exchange = NoExchange()
 
     def __enter__(self) -> "Replica":
         return self
@@ -253,7 +242,8 @@ class Replica(RankCalls):
     def state_dict(self) -> dict[str, Any]:
         """The state that this rank needs to resume with the same bits: numbers, strings and copied tensors.
 
-        It holds the model, the optimizers, the strategy, the step and the epochs. Every rank saves and loads its own.
+        It holds the model, the optimizers, the strategy, the step, and the place of each shard: its epoch, and the
+        batches that the loop got of it. Call it after `step()`. Every rank saves and loads its own.
         Generators of random numbers, schedulers and scalers are yours to save. Never waits for other ranks' data. Ranks
         that keep equal weights compare them at the next exchange.
         """
@@ -268,7 +258,7 @@ class Replica(RankCalls):
             "world_size": self.world_size,
             "strategy": self.config.name,
             "step": self._step,
-            "epochs": [shard.epoch for shard in self._shards],
+            **self._shards.state_dict(),
             "model": {name: value.detach().clone() for name, value in self._model.state_dict().items()},
             "optimizer": from_arrays(self._optimizers.state_dict()),
             "strategy_state": strategy_state,
@@ -297,9 +287,7 @@ class Replica(RankCalls):
             self._take_common_weights(state["center"])
         self._step = int(state["step"])
         self._exchange.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {}, self._step)
-        self._loaded_epochs = list(state["epochs"])
-        for shard, epoch in zip(self._shards, self._loaded_epochs, strict=False):
-            shard.epoch = epoch
+        self._shards.load_state_dict(state, has_same_ranks=state["world_size"] == self.world_size)
         self._show_digest()
 
     def shadow(self, call: Call) -> None:
@@ -320,18 +308,44 @@ class Replica(RankCalls):
     def __repr__(self) -> str:
         return f"Replica({self.config.name}, rank {self.rank} of {self.world_size}, step {self._step})"
 
+    def _join(self, config: StrategyConfig, box: BoxChoice | None, closing: ExitStack) -> None:
+        """Take what the other ranks and the model's owner lend; `closing` gives it back, also after an error here."""
+        model, parameters, deadline = self._model, self._parameters, self._announcer.deadline
+        claim(parameters)
+        closing.callback(release, parameters)
+        self._run = require_agreement(self._team, self._announcer, model, parameters, self.config)
+        self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
+        if config.needs_center:
+            self._exchange = self._with_center(parameters, config, box, closing)
+        else:
+            made = (self._optimizers, self._team.collectives, self.config, self._announcer, closing)
+            self._exchange = exchange_in_step(parameters, *made)
+        self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async)
+        closing.callback(self._buffers.close)
+        self._optimizers.guard()
+        closing.callback(self._optimizers.release)
+        keep_alone(model)
+        closing.callback(let_go, model)
+
     def _with_center(
-        self, parameters: Mapping[str, nn.Parameter], config: StrategyConfig, box: BoxChoice | None
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: StrategyConfig,
+        box: BoxChoice | None,
+        closing: ExitStack,
     ) -> Exchange:
         """The exchange with a center. The number of workers that share it gives the settings that are left out."""
         shared = SharedCenter(
             self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._metrics
         )
+        closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
         self.config = resolved(config, self.num_workers)
         if config.traits.in_groups:
-            return HybridExchange(parameters, self._optimizers, self._step_group, config, self._announcer, shared)
-        return CenterExchange(parameters, self._step_group, config, self._announcer, shared)
+            return HybridExchange(
+                parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing
+            )
+        return CenterExchange(parameters, self._step_group, config, self._announcer, shared, closing)
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())
@@ -370,17 +384,3 @@ class Replica(RankCalls):
             f"{self._metrics.loss:.4g}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the "
             "learning rate, or look at this rank's data"
         )
-
-
-def _exchange(
-    parameters: Mapping[str, nn.Parameter],
-    optimizers: Optimizers,
-    processes: ProcessGroup,
-    config: StrategyConfig,
-    announcer: Any,
-) -> Exchange:
-    if config.exchanges_weights:
-        return WeightExchange(parameters, processes.collectives, config, announcer)
-    if processes.group.world_size == 1:
-        return NoExchange()
-    return GradientExchange(parameters, optimizers, processes.collectives, config, announcer)

@@ -110,8 +110,10 @@ class ShmTransport:
         """A new window behind the earlier ones.
 
         Cost: world_size * (num_bytes + 64 * num_slots) bytes of shared memory, of which each rank allocates its own
-        part at once, and with it in the memory of its own NUMA node. Raises
-        SamovarError if another rank opened it with other sizes, InputError if memory is short.
+        part at once, and with it in the memory of its own NUMA node. It goes back when no rank has an array of the
+        window any more.
+
+        Raises SamovarError if another rank opened it with other sizes, InputError if memory is short.
         """
         rank, world_size = self.group.rank, self.group.world_size
         try:

@@ -57,7 +57,7 @@ def trained(team: ProcessGroup, strategy: str, boxes: list[Endpoint], buffer: st
             replica.backward(model(batch).square().mean())
             replica.step()
     replica.finish()
-    replica._exchange._leave()  # type: ignore[attr-defined]  # as at the process's end, which the boxes do not outlive here
+    replica.close()  # as at the process's end, which the boxes do not outlive here
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 

@@ -117,3 +117,13 @@ def test_it_ends_in_the_middle_of_everything_and_with_the_interpreter() -> None:
     """The thread must not need Python's lock while somebody who holds it waits for the thread's end."""
     ended = subprocess.run([sys.executable, "-c", MANY_ENDS], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ends with a thread at work\n", "")
+
+
+def test_a_program_that_ends_withdraws_and_the_others_go_on(rank: Lonely) -> None:
+    ended, stays = rank.program(("wait", 0)), rank.program(("wait", 1), ("notify", 2))
+    rank.progress.submit(ended)
+    rank.progress.submit(stays)
+    del ended
+    rank.window.notify(0, 1, RUN)
+    assert rank.progress.wait(stays, TIMEOUT_S)
+    assert rank.window.wait(2, 1, TIMEOUT_S) is not None

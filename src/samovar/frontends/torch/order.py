@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,7 +61,7 @@ def seeded(seed: int, epoch: int) -> Iterator[int]:
 
     Afterwards they continue as before. Samplers draw from one of them, or from a generator of their own.
     """
-    start = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+    start = _start_of(seed, epoch)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(start)
@@ -73,6 +74,10 @@ def seeded(seed: int, epoch: int) -> Iterator[int]:
             np.random.set_state(numpy_state)
 
 
+def _start_of(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
 def _share(items: Sequence[_Item], group: Group) -> list[_Item]:
     """Consecutive parts that differ by at most one item, the longer ones first."""
     size, longer = divmod(len(items), group.world_size)
@@ -81,7 +86,18 @@ def _share(items: Sequence[_Item], group: Group) -> list[_Item]:
 
 
 # A divided loader keeps these settings, in addition to the data and their order.
-_KEPT = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor")
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
 
 
 class Interleaved(IterableDataset[Any]):
@@ -95,20 +111,44 @@ class Interleaved(IterableDataset[Any]):
         return deal(iter(self._dataset), self._group)
 
 
-class EpochOrder:
-    """A rank's part of the order that a loader's sampler gives. `start` draws the same order on all ranks."""
+class StreamOrder:
+    """The order of a stream. Its items are not known before they come, so those to skip are read and dropped.
 
-    def __init__(self, loader: DataLoader[Any], group: Group, seed: int) -> None:
+    `generator` gives worker processes their seeds: the same on all ranks, so that their streams are the same.
+    """
+
+    def __init__(self, seed: int, generator: torch.Generator) -> None:
+        self._seed, self._generator = seed, generator
+        self._num_skipped = 0
+
+    def start(self, epoch: int, num_skipped: int) -> float:
+        """Begin the epoch after its first batches. Gives 0, because there is no order to compare."""
+        self._generator.manual_seed(_start_of(self._seed, epoch))
+        self._num_skipped = num_skipped
+        return 0.0
+
+    def left(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The batches of this epoch that are left."""
+        return islice(iter(loader), self._num_skipped, None)
+
+
+class EpochOrder:
+    """A rank's part of the order that a loader's sampler gives. `start` draws the same order on all ranks.
+
+    `generator` gives worker processes their seeds, which differ between ranks.
+    """
+
+    def __init__(self, loader: DataLoader[Any], group: Group, seed: int, generator: torch.Generator) -> None:
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         # Usual batches are cut again; batches that the user composes are dealt out as they are.
         self._batches = sampler if type(sampler) is BatchSampler else None
         self._source: Any = sampler if self._batches is None else self._batches.sampler
         self._group = group
-        self._seed = seed
+        self._seed, self._generator = seed, generator
         self._own: list[Any] = []
 
-    def start(self, epoch: int) -> float:
-        """Draw the epoch's order. Gives a fingerprint of all of it."""
+    def start(self, epoch: int, num_skipped: int) -> float:
+        """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of all of it."""
         with seeded(self._seed, epoch) as start:
             generator = getattr(self._source, "generator", None)
             if isinstance(generator, torch.Generator):
@@ -118,8 +158,14 @@ class EpochOrder:
             self._own = list(deal(order, self._group))
         else:
             self._own = rank_batches(order, self._batches.batch_size, self._batches.drop_last, self._group)
+        del self._own[:num_skipped]
+        self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
         digest = hashlib.sha256(repr(order).encode()).digest()
         return float(int.from_bytes(digest[:6], "big"))  # 48 bits, which a float64 holds exactly
+
+    def left(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The batches of this epoch that are left. Those before are never read."""
+        return iter(loader)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._own)
@@ -131,15 +177,23 @@ class EpochOrder:
         return num_rank_batches(size, self._batches.batch_size, self._batches.drop_last, group)
 
 
-def divided_loader(loader: DataLoader[Any], group: Group, seed: int) -> tuple[DataLoader[Any], EpochOrder | None]:
-    """A loader of this rank's part, and the order to start before each epoch (None for a stream)."""
+def divided_loader(
+    loader: DataLoader[Any], group: Group, seed: int
+) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
+    """A loader of this rank's part, and the order to start before each epoch.
+
+    The loader draws from its own generator, so an epoch that is resumed leaves torch's generator as it was saved.
+    """
     _check(loader)
     kept: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
-    kept |= {"collate_fn": loader.collate_fn, "persistent_workers": loader.persistent_workers}
+    generator = loader.generator if isinstance(loader.generator, torch.Generator) else torch.Generator()
+    kept["generator"] = generator
     if isinstance(loader.dataset, IterableDataset):
         stream = Interleaved(loader.dataset, group)
-        return DataLoader(stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **kept), None
-    order = EpochOrder(loader, group, seed)
+        return DataLoader(stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **kept), StreamOrder(
+            seed, generator
+        )
+    order = EpochOrder(loader, group, seed, generator)
     if loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=None, sampler=order, **kept), order
     return DataLoader(loader.dataset, batch_sampler=order, **kept), order

@@ -62,8 +62,7 @@ def epochs(loader: DataLoader[object], world_size: int, count: int, seed: int = 
         ranks = []
         for rank in range(world_size):
             own, order = divided_loader(loader, Group(rank, world_size), seed)
-            if order is not None:
-                order.start(epoch)
+            order.start(epoch, 0)
             ranks.append([int(sample) for (part,) in own for sample in part.flatten()])
         result.append(ranks)
     return result
@@ -106,8 +105,7 @@ class Pairs(Sampler[list[int]]):
 def test_batches_that_the_user_composes_are_dealt_out_whole() -> None:
     ((first, second),) = epochs(DataLoader(NUMBERS, batch_sampler=Pairs()), 2, 1)
     assert (first, second) == ([0, 20, 2, 18], [1, 19])
-    own, order = divided_loader(DataLoader(NUMBERS, batch_sampler=Pairs()), Group(1, 2), 0)
-    assert order is not None
+    own, _ = divided_loader(DataLoader(NUMBERS, batch_sampler=Pairs()), Group(1, 2), 0)
     assert len(own) == 1
 
 
@@ -126,8 +124,7 @@ def test_a_stream_is_dealt_item_by_item(num_workers: int) -> None:
 def test_what_the_loader_does_with_samples_is_kept() -> None:
     loader: DataLoader[object] = DataLoader(NUMBERS, batch_size=2, collate_fn=len, drop_last=True)
     own, order = divided_loader(loader, Group(0, 2), 0)
-    assert order is not None
-    order.start(0)
+    order.start(0, 0)
     assert list(own) == [2] * 5
     assert len(own) == 5
 
@@ -162,3 +159,22 @@ class OwnWay(DataLoader[object]):
 def test_what_cannot_be_divided_is_refused(loader: object, words: str) -> None:
     with pytest.raises(InputError, match=words):
         divided_loader(loader, Group(0, 2), 0)  # type: ignore[arg-type]
+
+
+def test_the_settings_of_the_loader_are_kept() -> None:
+    generator = torch.Generator()
+    loader: DataLoader[object] = DataLoader(
+        NUMBERS, batch_size=2, num_workers=2, in_order=False, generator=generator, timeout=9, prefetch_factor=3
+    )
+    own, _ = divided_loader(loader, Group(0, 2), 0)
+    assert own.generator is generator
+    assert (own.in_order, own.timeout, own.prefetch_factor, own.num_workers) == (False, 9, 3, 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_pass_leaves_torchs_generator_as_it_was(num_workers: int) -> None:
+    own, order = divided_loader(DataLoader(NUMBERS, batch_size=2, num_workers=num_workers), Group(0, 1), 0)
+    order.start(0, 0)
+    before = torch.get_rng_state()
+    assert len(list(order.left(own))) == len(own)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,169 @@
+"""A replica that is saved in the middle of an epoch goes on with the next sample, and ends with the same bits."""
+
+import io
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.group import Group
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.shm import ShmTransport, create_segment
+
+SAMPLES, BATCH, EPOCHS = 26, 3, 3
+STEPS_PER_EPOCH = 9  # the last batch has two samples
+NUM_STOPS = 20
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Sample i holds i, and which samples were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return torch.tensor([float(index)])
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The same as a stream, which worker processes divide."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (torch.tensor([float(index)]) for index in range(first, SAMPLES, step))
+
+
+class Run:
+    """A process of a job: net with dropout, momentum, loader."""
+
+    def __init__(self, kind: str, num_workers: int) -> None:
+        self.segment = create_segment(1)
+        self.transport = ShmTransport(self.segment, Group(0, 1), oversubscribed=False)
+        team = ProcessGroup(PlannedCollectives(self.transport, lambda _num_bytes: "direct"), 20.0)
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
+        self.replica = Replica(self.model, self.optimizer, team, StrategyConfig(name="sync"), 20.0)
+        self.data = Numbers()
+        loader: DataLoader[Any]
+        if kind == "map":
+            loader = DataLoader(self.data, batch_size=BATCH, shuffle=True, num_workers=num_workers)
+        else:
+            loader = DataLoader(Stream(), batch_size=BATCH, num_workers=num_workers)
+        self.shard = self.replica.shard(loader, seed=3)
+        self.seen: list[tuple[int, list[int]]] = []
+
+    def train(self, last_step: int | None = None) -> dict[int, dict[str, Any]]:
+        """Train to the end, or until the process ends after `last_step` steps. Gives the states after each step."""
+        states = {}
+        for epoch in range(self.shard.epoch, EPOCHS):
+            for x in self.shard:
+                self.optimizer.zero_grad()
+                self.replica.backward(self.model(x).square().mean())
+                self.replica.step()
+                self.seen.append((epoch, [int(value) for value in x.flatten()]))
+                step = self.replica.step_count
+                states[step] = {"replica": self.replica.state_dict(), "generator": torch.get_rng_state()}
+                if step == last_step:
+                    return states
+        return states
+
+    def resume(self, state: dict[str, Any]) -> None:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        read = torch.load(file, weights_only=True)
+        self.replica.load_state_dict(read["replica"])
+        torch.set_rng_state(read["generator"])
+
+    def weights(self) -> list[bytes]:
+        return [parameter.detach().numpy().tobytes() for parameter in self.model.parameters()]
+
+    def close(self) -> None:
+        self.replica.close()
+        self.transport.close()
+        os.close(self.segment)
+
+
+@pytest.fixture
+def runs() -> Iterator[Any]:
+    made: list[Run] = []
+
+    def make(kind: str, num_workers: int) -> Run:
+        made.append(Run(kind, num_workers))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_every_sample_comes_once_and_the_bits_are_the_same(runs: Any, kind: str, num_workers: int) -> None:
+    whole = runs(kind, num_workers)
+    states = whole.train()
+    for epoch in range(EPOCHS):
+        samples = [sample for of, batch in whole.seen if of == epoch for sample in batch]
+        assert sorted(samples) == list(range(SAMPLES))
+    for step in sorted(random.Random(num_workers).sample(sorted(states), NUM_STOPS)):
+        resumed = runs(kind, num_workers)
+        resumed.resume(states[step])
+        resumed.train()
+        assert whole.seen[:step] + resumed.seen == whole.seen, step
+        assert resumed.weights() == whole.weights(), step
+
+
+def test_samples_before_the_place_are_not_read_again(runs: Any) -> None:
+    first, second = runs("map", 0), runs("map", 0)
+    second.resume(first.train(STEPS_PER_EPOCH + 4)[STEPS_PER_EPOCH + 4])
+    next(iter(second.shard))
+    assert len(second.data.read) == BATCH
+
+
+def test_a_state_that_is_loaded_is_saved_again_as_it_was(runs: Any) -> None:
+    first, second = runs("map", 0), runs("map", 0)
+    state = first.train(STEPS_PER_EPOCH + 4)[STEPS_PER_EPOCH + 4]
+    second.resume(state)
+    saved = second.replica.state_dict()
+    assert (saved["epochs"], saved["batches"]) == ([2], [4])
+    assert second.shard.epoch == 1
+
+
+def test_a_loop_that_was_left_begins_the_next_epoch(runs: Any) -> None:
+    run = runs("map", 0)
+    for _ in run.shard:
+        break
+    state = run.replica.state_dict()
+    assert (state["epochs"], state["batches"]) == ([1], [0])
+
+
+def test_a_shard_that_is_made_after_the_state_was_loaded_takes_its_place(runs: Any) -> None:
+    first, second = runs("map", 0), runs("map", 0)
+    state = first.train(4)[4]
+    state["replica"]["epochs"].append(1)
+    state["replica"]["batches"].append(5)
+    second.resume(state)
+    shard = second.replica.shard(DataLoader(Numbers(), batch_size=BATCH))
+    assert (shard.epoch, len(list(shard))) == (0, STEPS_PER_EPOCH - 5)
+
+
+def test_with_another_number_of_ranks_the_next_epoch_begins(runs: Any) -> None:
+    first, second = runs("map", 0), runs("map", 0)
+    state = first.train(4)[4]
+    state["replica"] |= {"world_size": 2, "center": None}
+    second.resume(state)
+    assert second.shard.epoch == 1
