@@ -1,4 +1,4 @@
-"""One rank of a job that trains for ever with `sync`, until one rank ends: `replicate_death_program.py HOW VICTIM STEP`.
+"""One rank of a job that trains with `sync` until one rank ends: `replicate_death_program.py HOW VICTIM STEP`.
 
 Others print the error that ends them.
 """
@@ -16,7 +16,6 @@ from samovar.core.errors import SamovarError
 from tests.multiproc.replicate_nets import batches, perceptron
 
 TIMEOUT_S = 120.0
-ANSWER_S = 60.0
 
 
 class BadData(Exception):
@@ -30,17 +29,14 @@ def end(how: str, rank: int) -> None:
         os._exit(3)
     if how == "exit":
         sys.exit(0)
-    if how == "finish":
-        return
     raise BadData(f"sample 7 of rank {rank} is bad\nand this is a second line")
 
 
 def main() -> None:
     how, victim, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    strategy = sys.argv[4] if len(sys.argv) > 4 else "sync"
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    replica = samovar.replicate(model, optimizer, strategy, timeout_s=TIMEOUT_S)
+    replica = samovar.replicate(model, optimizer, timeout_s=TIMEOUT_S)
     print(f"process {os.getpid()}", flush=True)
     for number, (x, y) in enumerate(batches(replica.rank, 1_000_000)):
         if replica.rank == victim and number == step:

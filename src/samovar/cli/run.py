@@ -100,8 +100,8 @@ def _require_restarts(max_restarts: int, hosts: Hosts | None) -> None:
         raise InputError(f"--max-restarts {max_restarts}: give a number from 0")
     if max_restarts and hosts is not None:
         raise InputError(
-            "--max-restarts is for one host: the launchers of several hosts do not know of each other's ranks; leave it "
-            "out, or start the ranks by torchrun"
+            "--max-restarts is for one host: the launchers of several hosts do not know of each other's ranks; leave "
+            "it out, or start the ranks by torchrun"
         )
 
 

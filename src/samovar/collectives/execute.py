@@ -192,7 +192,7 @@ class NativeChannel:
     def run(self, deadline: Deadline) -> None:
         waiting_s = deadline.remaining_s()
         complete = self._program.run(min(waiting_s, self._window.first_wait_s))
-        self._completed(complete, self._program.resume, waiting_s, deadline)
+        self._end(complete, self._program.resume, waiting_s, deadline)
 
     def start(self) -> None:
         self._window.progress_thread().submit(self._program)
@@ -206,14 +206,15 @@ class NativeChannel:
         assert self._is_started, "start() comes first"
         waiting_s = deadline.remaining_s()
         wait = partial(self._window.progress_thread().wait, self._program)
-        self._completed(wait(min(waiting_s, self._window.first_wait_s)), wait, waiting_s, deadline)
+        self._end(wait(min(waiting_s, self._window.first_wait_s)), wait, waiting_s, deadline)
 
-    def _completed(
-        self, complete: bool, wait: Callable[[float], bool], waiting_s: float, deadline: Deadline
-    ) -> None:
+    def _end(self, complete: bool, wait: Callable[[float], bool], waiting_s: float, deadline: Deadline) -> None:
         """Note a run that is complete, or that becomes so while `wait` waits until the deadline."""
         if not complete and not self._window.patiently(wait, self._awaited_peer, deadline):
             raise self._missing(waiting_s)
+        self._completed()
+
+    def _completed(self) -> None:
         self.last_steps = self._program.steps
         self._transport.count_sent(self._bytes_per_run)
 

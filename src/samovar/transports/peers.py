@@ -40,9 +40,7 @@ class Peers:
     `processes` are those that this rank can watch, by their place on the host. `names` are the ranks' names in errors.
     """
 
-    def __init__(
-        self, window: Window, own: int, names: Sequence[str], processes: Mapping[int, PeerProcess]
-    ) -> None:
+    def __init__(self, window: Window, own: int, names: Sequence[str], processes: Mapping[int, PeerProcess]) -> None:
         self._window = window
         self._own = own
         self._names = names
@@ -59,22 +57,19 @@ class Peers:
         process = self._processes.get(peer)
         number = "" if process is None else f" (process {process.process_id})"
         who = f"{self._names[peer]}{number}"
-        if kind is Word.GAVE_UP:
-            return text
-        if kind is Word.FAILED:
-            return f"{who} ended with {text}; see its log"
-        if kind is Word.NONE and (process is None or not process.ended()):
-            return None
-        has_ended = process is not None and process.ended(_END_S)
-        if process is None or not has_ended:
-            return f"{who} left {_BEFORE}; did its loop end early? See its log"
-        how = process.how_ended(Deadline.after(_STATUS_S))
-        if how is not None:
-            early = "; did its loop end early, without finish()? See" if kind is Word.LEFT else "; see"
-            return f"{who} {how} {_BEFORE}{early} its log"
-        if kind is Word.LEFT:
-            return f"{who} ended {_BEFORE}; did its loop end early, without finish()? See its log"
-        return f"{who} is gone {_BEFORE}: it was killed, or ended by os._exit; see its log"
+        match kind:
+            case Word.GAVE_UP:
+                return text
+            case Word.FAILED:
+                return f"{who} ended with {text}; see its log"
+            case Word.LEFT:
+                how = _how_ended(process, _END_S) or "left"
+                return f"{who} {how} {_BEFORE}; did its loop end early, without finish()? See its log"
+            case Word.NONE if process is not None and process.ended():
+                how = _how_ended(process, 0.0) or "is gone (killed, or ended by os._exit)"
+                return f"{who} {how} {_BEFORE}; see its log"
+            case _:
+                return None
 
     def give_up(self, sentence: str) -> str:
         """Tell those that wait for this rank the cause of its end. Gives the text of this rank's own error."""
@@ -87,9 +82,7 @@ class Peers:
         if sys.excepthook == self._hook:
             sys.excepthook = self._earlier_hook
 
-    def _note_exception(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def _note_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not (hasattr(sys, "ps1") or sys.flags.interactive):  # there the process continues
             first_line = next(iter(str(error).splitlines()), "")
             self._speak(Word.FAILED, f"{kind.__name__}: {first_line}" if first_line else kind.__name__)
@@ -108,3 +101,10 @@ class Peers:
         text = np.empty(word & ((1 << _KIND_SHIFT) - 1), np.uint8)
         self._window.get(peer, _TEXT_OFFSET, text)
         return Word(word >> _KIND_SHIFT), text.tobytes().decode(errors="replace")
+
+
+def _how_ended(process: PeerProcess | None, wait_s: float) -> str | None:
+    """The end of a process that ends within `wait_s`; None if it does not, or if the system does not tell."""
+    if process is None or not process.ended(wait_s):
+        return None
+    return process.how_ended(Deadline.after(_STATUS_S))

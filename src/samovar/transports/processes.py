@@ -45,7 +45,7 @@ def open_process(mark: str) -> "PeerProcess | None":
 
 
 class PeerProcess:
-    """Another process, which is not a child of this one. Without a descriptor it had ended before it could be opened."""
+    """Another process, which is not a child of this one. One without a descriptor ended before it could be opened."""
 
     def __init__(self, process_id: int, descriptor: int | None) -> None:
         self.process_id = process_id

@@ -219,9 +219,7 @@ class ShmWindow:
     def first_wait_s(self) -> float:
         return self._transport.first_wait_s
 
-    def patiently(
-        self, wait: Callable[[float], bool], awaited: Callable[[], int | None], deadline: Deadline
-    ) -> bool:
+    def patiently(self, wait: Callable[[float], bool], awaited: Callable[[], int | None], deadline: Deadline) -> bool:
         return self._transport.patiently(lambda left_s: wait(left_s) or None, awaited, deadline) is not None
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
