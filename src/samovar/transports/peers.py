@@ -20,7 +20,7 @@ WORDS_BYTES = 1024
 _KIND_SHIFT = 32
 _TEXT_OFFSET = 8
 # A rank that leaves ends soon, and then the system knows its exit code.
-_END_S = 0.5
+_END_S = 0.25
 _STATUS_S = 0.1
 _BEFORE = "before its work was done"
 
