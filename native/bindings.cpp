@@ -113,14 +113,14 @@ void add_put(Program& program, std::uint32_t peer, std::uint32_t slot, AnyBuffer
                                     static_cast<const std::byte*>(source.data()), source.nbytes()});
 }
 
-bool run_program(Program& program, double timeout_s) {
-  bool begun = false;
-  const auto slice = [&](std::uint64_t ns) -> std::optional<bool> {
-    const bool complete = begun ? program.resume(ns) : program.run(ns);
-    begun = true;
-    return complete ? std::optional(true) : std::nullopt;
-  };
+bool resume_program(Program& program, double timeout_s) {
+  const auto slice = [&](std::uint64_t ns) { return program.resume(ns) ? std::optional(true) : std::nullopt; };
   return wait_in_slices(slice, timeout_s).has_value();
+}
+
+bool run_program(Program& program, double timeout_s) {
+  program.begin();
+  return resume_program(program, timeout_s);
 }
 
 void bind_program(nb::module_& module) {
@@ -140,6 +140,7 @@ void bind_program(nb::module_& module) {
       .def(
           "add_wait", [](Program& self, std::uint32_t slot) { self.add(samovar::WaitOperation{slot}); }, "slot"_a)
       .def("run", &run_program, "timeout_s"_a)
+      .def("resume", &resume_program, "timeout_s"_a)
       .def("begin", &Program::begin)
       .def("perform_next", &Program::perform_next)
       .def_prop_ro("is_complete", &Program::is_complete)

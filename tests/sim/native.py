@@ -33,7 +33,7 @@ class TurnsChannel(NativeChannel):
         self._program.begin()
         while not self._program.is_complete:
             yield self._program.perform_next()
-        self._completed(True, 0.0)
+        self._completed()
 
     def where(self) -> str:
         """The operation that comes next."""

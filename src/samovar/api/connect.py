@@ -24,6 +24,7 @@ from samovar.membership.job_center import Home
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import make_key
+from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.torch_dist import JobStore, default_group
 
@@ -105,7 +106,8 @@ def join_group(
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
-            joined = _together(gathering, choice, timeout_s, closing)
+            processes = gathering.take_processes(closing)
+            joined = _together(gathering, processes, choice, timeout_s, closing)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
@@ -134,7 +136,9 @@ def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
     return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), Home((0,)), closing)
 
 
-def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: ExitStack) -> Joined:
+def _together(
+    gathering: Gathering, processes: dict[int, PeerProcess], choice: Choice, timeout_s: float, closing: ExitStack
+) -> Joined:
     rank, hosts = gathering.identity.rank, gathering.hosts
     group = Group(rank, gathering.identity.world_size)
     if len(hosts) > 1 and choice.transport == "shm":
@@ -146,6 +150,7 @@ def _together(gathering: Gathering, choice: Choice, timeout_s: float, closing: E
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
         segment = gathering.segment()
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
+        local.watch([f"rank {number}" for number in gathering.host.ranks], processes)
     addresses = host_addresses(gathering) if len(hosts) > 1 else []
     collectives: Collectives
     if choice.transport == "tcp":

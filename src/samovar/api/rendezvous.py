@@ -15,15 +15,18 @@ from typing import Any
 import torch
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.core.group import Host
 from samovar.launch.identity import Identity, launcher_process
+from samovar.transports.processes import PeerProcess, open_process, own_mark
 from samovar.transports.rendezvous import listen_at
 from samovar.transports.shm import create_segment
 from samovar.transports.torch_dist import JobStore, nccl_card, open_store
 from samovar.transports.unix_sockets import SegmentOffer, ask_port, join_segment, offer_port
 
 _LOOPBACK = "127.0.0.1"
+# A wait that takes longer than this looks whether the ranks of this host still live.
+_LOOK_S = 0.2
 # With these, ranks of a single host meet as if each had a host of its own.
 _BETWEEN_HOSTS = ("gloo", "nccl", "tcp")
 _gatherings = count()
@@ -33,7 +36,8 @@ _gatherings = count()
 class RankHello:
     """A rank's description of itself. Ranks with the same `host` share memory and loopback.
 
-    `card` is NCCL's version and the GPU, as VERSION/GPU. If it is empty, `no_card` says why.
+    `card` is NCCL's version and the GPU, as VERSION/GPU. If it is empty, `no_card` says why. `process` is the mark of
+    the rank's process.
     """
 
     world_size: int
@@ -44,6 +48,7 @@ class RankHello:
     cores: tuple[int, ...]
     card: str
     no_card: str
+    process: str = ""
 
     @classmethod
     def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
@@ -52,7 +57,8 @@ class RankHello:
         namespace = Path("/proc/self/ns/net").stat().st_ino
         cores = tuple(sorted(os.sched_getaffinity(0)))
         name, size = socket.gethostname(), identity.world_size
-        return cls(size, collective, transport, f"{boot}/{namespace}", name, cores, *nccl_card(device))
+        host = f"{boot}/{namespace}"
+        return cls(size, collective, transport, host, name, cores, *nccl_card(device), process=own_mark())
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})
@@ -86,6 +92,7 @@ class Gathering:
     ) -> None:
         self.identity = identity
         self.deadline = deadline
+        self._processes: dict[int, PeerProcess] = {}
         self._timeout_s = timeout_s
         self.who = f"rank {identity.rank} of {identity.world_size} on {socket.gethostname()}"
         self.prefix = f"samovar/{identity.attempt}/{next(_gatherings)}"
@@ -98,6 +105,7 @@ class Gathering:
             self.hellos = self._greet(RankHello.own(identity, collective, transport, device))
         self.hosts = hosts_of(self.hellos)
         self.is_one_host = len(self.hosts) == 1
+        self._processes = self._opened_processes()
         if self.is_one_host and transport in _BETWEEN_HOSTS:
             self.hosts = tuple(Host(hello.name, (rank,)) for rank, hello in enumerate(self.hellos))
         self.host_number = next(n for n, host in enumerate(self.hosts) if identity.rank in host.ranks)
@@ -139,6 +147,18 @@ class Gathering:
         self._await(kind, dict(zip(numbers, tellers, strict=True)))
         return [self.rendezvous.value(f"{kind}/{number}", self.deadline) for number in numbers]
 
+    def take_processes(self, closing: ExitStack) -> dict[int, PeerProcess]:
+        """The processes of this host's other ranks by their place there, open until `closing` ends."""
+        for process in self._processes.values():
+            closing.callback(process.close)
+        return {place: self._processes[rank] for place, rank in enumerate(self.host.ranks) if rank in self._processes}
+
+    def _opened_processes(self) -> dict[int, PeerProcess]:
+        own = self.hellos[self.identity.rank]
+        others = {rank: hello.process for rank, hello in enumerate(self.hellos) if hello.host == own.host}
+        opened = {rank: open_process(mark) for rank, mark in others.items() if rank != self.identity.rank}
+        return {rank: process for rank, process in opened.items() if process is not None}
+
     def close(self) -> None:
         """Say that this rank is ready. The rank that serves the store waits until all are."""
         self.rendezvous.tell(f"ready/{self.identity.rank}", "", self.deadline)
@@ -159,7 +179,13 @@ class Gathering:
 
     def _await(self, kind: str, ranks: dict[int, int]) -> None:
         """Wait until all numbers in `ranks` were told. Errors name the ranks of those that were not."""
-        missing = self.rendezvous.missing([f"{kind}/{number}" for number in ranks], self.deadline)
+        missing = [f"{kind}/{number}" for number in ranks]
+        while missing and not self.deadline.passed():
+            look = Deadline(min(self.deadline.at_s, Deadline.after(_LOOK_S).at_s))
+            ended = {f"{kind}/{number}" for number, rank in ranks.items() if self._has_ended(rank)}
+            missing = self.rendezvous.missing(missing, look)
+            for key in ended.intersection(missing):
+                raise self._gone(ranks[int(key.removeprefix(f"{kind}/"))])
         if not missing:
             return
         absent = [ranks[int(key.removeprefix(f"{kind}/"))] for key in missing]
@@ -168,6 +194,17 @@ class Gathering:
         raise DeadlineExceeded(
             f"{self.who}: rank{'s' if len(absent) > 1 else ''} {names} {did} within {self._timeout_s:.1f} s; were all "
             "ranks started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE? See their logs"
+        )
+
+    def _has_ended(self, rank: int) -> bool:
+        process = self._processes.get(rank)
+        return process is not None and process.ended()
+
+    def _gone(self, rank: int) -> RankFailed:
+        process = self._processes[rank]
+        how = process.how_ended(Deadline.after(_LOOK_S)) or "is gone"
+        return RankFailed(
+            f"{self.who}: rank {rank} (process {process.process_id}) {how} before the ranks were connected; see its log"
         )
 
     def _require_equal(self, what: str, values: Sequence[object]) -> None:

@@ -24,6 +24,7 @@ _MAX_PORT = 65_535
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
+_RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _ALL_LINES = "Show a line that several ranks print once for each."
 _ADDRESS = "Name or address of host 0, as the others see it."
 _KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
@@ -36,6 +37,7 @@ def run_script(
     module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
     transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
+    max_restarts: Annotated[int, OPTIONS("N", _RESTARTS)] = 0,
     all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
     nodes: Annotated[int, _HOSTS("N", "Number of hosts. Start this command on each.")] = 1,
     node_rank: Annotated[int | None, _HOSTS("K", "Number of this host, from 0.")] = None,
@@ -53,9 +55,10 @@ def run_script(
     num_ranks = _num_ranks(workers)
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     hosts = _hosts(nodes, node_rank, master_addr, master_port)
+    _require_restarts(max_restarts, hosts)
     settings = _settings(transport, key_file)
     output = ScriptOutput(with_doubles=all_lines)
-    launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings)
+    launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts)
     _introduce(output, launch, num_ranks, hosts)
     ends = launch.run()
     raise typer.Exit(_finish(output, launch, ends))
@@ -68,11 +71,38 @@ def _launch(
     output: ScriptOutput,
     grace_s: float,
     settings: dict[str, str],
+    max_restarts: int,
 ) -> ScriptLaunch:
     def await_others_s(end: ScriptEnd) -> float:
         return output.await_others_s(end.rank, end.ended_s)
 
-    return ScriptLaunch(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings)
+    def on_restart(ends: Sequence[ScriptEnd], number: int) -> None:
+        output.flush_lines()
+        first = _first_failed(output, ends)
+        output.show_error(first.rank)
+        sentence = end_sentence(first, ends, socket.gethostname(), ())
+        output.say(f"samovar: warning: {sentence}; all are started again (restart {number} of {max_restarts})")
+        output.forget_errors()
+
+    return ScriptLaunch(
+        *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart)
+    )
+
+
+def _first_failed(output: ScriptOutput, ends: Sequence[ScriptEnd]) -> ScriptEnd:
+    """The failed rank whose error came first."""
+    failed = (end for end in ends if end.return_code)
+    return min(failed, key=lambda end: output.error_began_s(end.rank, end.ended_s))
+
+
+def _require_restarts(max_restarts: int, hosts: Hosts | None) -> None:
+    if max_restarts < 0:
+        raise InputError(f"--max-restarts {max_restarts}: give a number from 0")
+    if max_restarts and hosts is not None:
+        raise InputError(
+            "--max-restarts is for one host: the launchers of several hosts do not know of each other's ranks; leave "
+            "it out, or start the ranks by torchrun"
+        )
 
 
 def _require_script(script: str, module: bool) -> None:
@@ -139,16 +169,13 @@ def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts
 def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd]) -> int:
     """Show the first failed rank's error last, and one sentence about it; the exit code."""
     output.flush_lines()
-    failed = sorted(
-        (end for end in ends if end.return_code), key=lambda end: output.error_began_s(end.rank, end.ended_s)
-    )
     code = 0
     if launch.kill_signal:
         name = signal.Signals(launch.kill_signal).name
         output.say(f"samovar: error: the ranks were ended at once by a second signal ({name})")
         code = 128 + launch.kill_signal
-    elif failed:
-        first = failed[0]
+    elif any(end.return_code for end in ends):
+        first = _first_failed(output, ends)
         if not launch.signals:
             output.show_error(first.rank)
         output.say(f"samovar: error: {end_sentence(first, ends, socket.gethostname(), launch.signals)}")

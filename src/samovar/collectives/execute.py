@@ -191,7 +191,8 @@ class NativeChannel:
 
     def run(self, deadline: Deadline) -> None:
         waiting_s = deadline.remaining_s()
-        self._completed(self._program.run(waiting_s), waiting_s)
+        complete = self._program.run(min(waiting_s, self._window.first_wait_s))
+        self._end(complete, self._program.resume, waiting_s, deadline)
 
     def start(self) -> None:
         self._window.progress_thread().submit(self._program)
@@ -204,17 +205,29 @@ class NativeChannel:
     def finish(self, deadline: Deadline) -> None:
         assert self._is_started, "start() comes first"
         waiting_s = deadline.remaining_s()
-        self._completed(self._window.progress_thread().wait(self._program, waiting_s), waiting_s)
+        wait = partial(self._window.progress_thread().wait, self._program)
+        self._end(wait(min(waiting_s, self._window.first_wait_s)), wait, waiting_s, deadline)
 
-    def _completed(self, complete: bool, waiting_s: float) -> None:
-        if not complete:
+    def _end(self, complete: bool, wait: Callable[[float], bool], waiting_s: float, deadline: Deadline) -> None:
+        """Note a run that is complete, or that becomes so while `wait` waits until the deadline."""
+        if not complete and not self._window.patiently(wait, self._awaited_peer, deadline):
             raise self._missing(waiting_s)
+        self._completed()
+
+    def _completed(self) -> None:
         self.last_steps = self._program.steps
         self._transport.count_sent(self._bytes_per_run)
 
-    def _missing(self, waiting_s: float) -> DeadlineExceeded:
+    def _awaited(self) -> Operation:
         operations = self._memory.plan.operations
-        awaited = operations[min(self._program.position, len(operations) - 1)]
+        return operations[min(self._program.position, len(operations) - 1)]
+
+    def _awaited_peer(self) -> int | None:
+        awaited = self._awaited()
+        return awaited.peer if isinstance(awaited, Wait) else None
+
+    def _missing(self, waiting_s: float) -> DeadlineExceeded:
+        awaited = self._awaited()
         if isinstance(awaited, Wait):
             return self._window.missing_notification(awaited.slot, awaited.peer, waiting_s)
         name = self._memory.plan.name

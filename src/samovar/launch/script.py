@@ -63,6 +63,9 @@ class ScriptLaunch(EndPolicy):
     stream 1 or 2; ranks wait while `outlet` is blocked. When a rank has failed, `await_others_s(end)` says how long to
     wait for other ranks, whose failure may be the cause. `grace_s` is the time for ranks to end after a signal, or
     after one ended with code 75 (pre-empted). `settings` are variables for all ranks.
+
+    When ranks have failed and none is left, all are started again, at most `max_restarts` times. Before that,
+    `on_restart(ends, number)` gets the ends. After a signal or code 75, no rank is started again.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class ScriptLaunch(EndPolicy):
         await_others_s: Callable[[ScriptEnd], float],
         grace_s: float,
         settings: Mapping[str, str],
+        max_restarts: int = 0,
+        on_restart: Callable[[Sequence[ScriptEnd], int], None] = lambda _ends, _number: None,
     ) -> None:
         self._command = command
         self._num_ranks = num_ranks
@@ -83,6 +88,10 @@ class ScriptLaunch(EndPolicy):
         self._await_others_s = await_others_s
         self._grace_s = grace_s
         self._settings = settings
+        self._max_restarts = max_restarts
+        self._on_restart = on_restart
+        self._num_restarts = 0
+        self._meeting = ExitStack()
         self._placement = place(num_ranks, None)
         self._cpus = self._placement.cpus
         self._running: dict[int, _Running] = {}
@@ -121,8 +130,12 @@ class ScriptLaunch(EndPolicy):
         with ExitStack() as stack:
             self._guard = stack.enter_context(Guard())
             self._cpus = stack.enter_context(apart(self._placement.cpus))
-            self._variables = stack.enter_context(self._rendezvous())
-            ends = self._watch.run()
+            stack.enter_context(self._meeting)
+            self._variables = self._meeting.enter_context(self._rendezvous())
+            return self._all_ends(self._watch.run())
+
+    def _all_ends(self, ends: Sequence[RankEnd]) -> list[ScriptEnd]:
+        """The ends of all ranks, those that this launcher ended too."""
         by_itself = [self._ends[end.rank] for end in ends]
         names = {end.rank for end in by_itself}
         now_s = time.monotonic()
@@ -198,6 +211,9 @@ class ScriptLaunch(EndPolicy):
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(self._num_ranks),
         }
+        if self._max_restarts:
+            chosen["TORCHELASTIC_RESTART_COUNT"] = str(self._num_restarts)
+            chosen["TORCHELASTIC_MAX_RESTARTS"] = str(self._max_restarts)
         # Lines are to be seen when they are printed, not when a block of them is full.
         defaults = {"OMP_NUM_THREADS": str(self._placement.threads_per_worker), "PYTHONUNBUFFERED": "1"}
         return {name: os.environ.get(name, value) for name, value in defaults.items()} | self._variables | chosen
@@ -213,6 +229,19 @@ class ScriptLaunch(EndPolicy):
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(rank.pidfd, number)
         return False
+
+    def starts_again(self, ends: Sequence[RankEnd]) -> bool:
+        codes = {end.return_code for end in ends}
+        is_over = not any(codes) or EXIT_PREEMPTED in codes or self._signals or self._kill_signal
+        if is_over or self._num_restarts == self._max_restarts:
+            return False
+        self._num_restarts += 1
+        self._on_restart(self._all_ends(ends), self._num_restarts)
+        self._running.clear()
+        self._ends.clear()
+        self._meeting.close()
+        self._variables = self._meeting.enter_context(self._rendezvous())
+        return True
 
     def patience_s(self, failed: RankEnd) -> float:
         if self._signals or failed.return_code == EXIT_PREEMPTED:

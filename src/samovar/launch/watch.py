@@ -83,6 +83,10 @@ class EndPolicy:
         """How long others may take to end by themselves after the first failure; called again at every event."""
         return 0.0
 
+    def starts_again(self, _ends: Sequence[RankEnd]) -> bool:
+        """Called when no rank is left: whether all ranks are started once more. `_ends` are as `run` gives them."""
+        return False
+
     def stood_still(self, rank: int) -> None:
         """The rank was stopped for `stopped_s`, and is about to be ended."""
 
@@ -122,16 +126,22 @@ class RankWatch:
         """
         with self._selector, _wakeup_on_signals(self._signals, self._waiting) as wakeup:
             self._selector.register(wakeup, selectors.EVENT_READ, wakeup)
-            try:
-                for rank in range(self._num_ranks):
-                    self._add(self._start(rank))
-                return self._watch()
-            finally:
-                self._end_all()
+            while True:
+                ends = self._run_once()
+                if not self._policy.starts_again(ends):
+                    return ends
+
+    def _run_once(self) -> list[RankEnd]:
+        try:
+            for rank in range(self._num_ranks):
+                self._add(self._start(rank))
+            return self._watch()
+        finally:
+            self._end_all()
 
     def _add(self, rank: RankProcess) -> None:
         self.ranks.append(rank)
-        for descriptor in (rank.pidfd, *rank.pipes):
+        for descriptor in (rank.pidfd, *(() if self._blocked else rank.pipes)):
             self._selector.register(descriptor, selectors.EVENT_READ, rank)
 
     def _watch(self) -> list[RankEnd]:
@@ -236,6 +246,8 @@ class RankWatch:
         for rank in self.ranks:
             rank.process.wait(_REAP_WAIT_S)
             for descriptor in (rank.pidfd, *rank.pipes):
+                if descriptor in self._selector.get_map():
+                    self._selector.unregister(descriptor)
                 os.close(descriptor)
         self.ranks.clear()
 

@@ -243,6 +243,10 @@ class ScriptOutput:
         for (rank, stream), splitter in sorted(self._splitters.items()):
             self._show(rank, stream, splitter.close())
 
+    def forget_errors(self) -> None:
+        """The ranks are about to be started again."""
+        self._errors.clear()
+
     def close(self) -> None:
         """Wait until the readers have taken everything."""
         self._live.erase()

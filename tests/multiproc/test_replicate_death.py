@@ -1,0 +1,85 @@
+"""A rank that ends, well or badly, is noticed by the others of its host at once, not after `timeout_s`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import run
+from tests.multiproc.ports import reserved_port
+from tests.multiproc.script_run import run_script, write_script
+from tests.multiproc.test_join import variables_of
+
+PROGRAM = "tests.multiproc.replicate_death_program"
+NUM_RANKS, VICTIM = 3, 1
+TEST_LIMIT_S = 100.0  # less than the ranks' own limit of 120 s for a wait
+BEFORE = "before its work was done"
+KINDS = {
+    "killed": (f"was killed by signal 9 (SIGKILL) {BEFORE}", f"is gone (killed, or ended by os._exit) {BEFORE}"),
+    "exit": (f"ended with exit code 0 {BEFORE}", f"left {BEFORE}"),
+    "os._exit": (f"ended with exit code 3 {BEFORE}", f"is gone (killed, or ended by os._exit) {BEFORE}"),
+    "exception": ("ended with BadData: sample 7 of rank 1 is bad; see its log",),
+}
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_others_name_a_rank_that_ended(how: str) -> None:
+    """No launcher ends them. Older systems do not tell the exit code of a process to others."""
+    with reserved_port() as port:
+        said, ranks = trained(how, port)
+    victim = f"rank {VICTIM} (process {ranks[VICTIM].pid})"
+    for number in {*range(NUM_RANKS)} - {VICTIM}:
+        error = said[number].splitlines()[-1]
+        assert re.match(r"RankFailed at [0-9.]+: ", error), said
+        assert any(f": rank {number}: {victim} {words}" in error for words in KINDS[how]), error
+        assert ranks[number].returncode == 3
+
+
+def trained(how: str, port: int) -> tuple[list[str], list["subprocess.Popen[str]"]]:
+    """The ranks' output, and their processes, which have ended."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", PROGRAM, how, str(VICTIM), "20"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | variables_of(rank, NUM_RANKS, port) | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(NUM_RANKS)
+    ]
+    try:
+        said = [rank.communicate(timeout=TEST_LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return said, ranks
+
+
+RESTARTED = """
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+tell(f"lives-{attempt}")
+await_all(f"lives-{attempt}")
+if rank == 1 and attempt < 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("attempt", attempt)
+"""
+
+
+@pytest.mark.parametrize(("most", "code"), [(2, 0), (1, 137)])
+def test_failed_ranks_are_started_again(tmp_path: Path, most: int, code: int) -> None:
+    ended = run_script(tmp_path, RESTARTED, 2, "--max-restarts", most)
+    assert ended.return_code == code, ended.errors
+    for number in range(1, most + 1):
+        assert f"all are started again (restart {number} of {most})" in ended.errors
+    assert ("attempt 2" in ended.output) == (code == 0)
+
+
+def test_restarts_are_for_one_host(tmp_path: Path) -> None:
+    hosts = ("--nodes", 2, "--node-rank", 0, "--master-addr", "localhost", "--master-port", 29500)
+    ended = run("run", "-n", 1, "--max-restarts", 1, *hosts, write_script(tmp_path, ""), folder=tmp_path)
+    assert ended.return_code == 2
+    assert "--max-restarts is for one host" in ended.errors
