@@ -16,7 +16,7 @@ GZIP, XZ = gzip.compress(CONTENT), lzma.compress(CONTENT)
 
 
 @pytest.mark.parametrize("name", ["images", "images.gz"])
-@pytest.mark.parametrize("stored", [CONTENT, GZIP, XZ])
+@pytest.mark.parametrize("stored", [CONTENT, GZIP, XZ], ids=["plain", "gzip", "xz"])
 def test_reads_plain_and_packed_whatever_the_name(tmp_path: Path, name: str, stored: bytes) -> None:
     (tmp_path / name).write_bytes(stored)
     assert read_unpacked(tmp_path / name, len(CONTENT)) == CONTENT
@@ -29,7 +29,7 @@ def test_reads_no_more_than_asked(tmp_path: Path, pack: type[bytes]) -> None:
         read_unpacked(tmp_path / "images", 20)
 
 
-@pytest.mark.parametrize("stored", [GZIP, XZ])
+@pytest.mark.parametrize("stored", [GZIP, XZ], ids=["gzip", "xz"])
 def test_a_packed_file_cut_off_anywhere_is_refused(tmp_path: Path, stored: bytes) -> None:
     for length in range(6, len(stored)):
         (tmp_path / "images").write_bytes(stored[:length])
@@ -37,7 +37,7 @@ def test_a_packed_file_cut_off_anywhere_is_refused(tmp_path: Path, stored: bytes
             read_unpacked(tmp_path / "images", 1000)
 
 
-@pytest.mark.parametrize("stored", [GZIP, XZ])
+@pytest.mark.parametrize("stored", [GZIP, XZ], ids=["gzip", "xz"])
 def test_a_damaged_packed_file_is_refused(tmp_path: Path, stored: bytes) -> None:
     damaged = bytearray(stored)
     damaged[-8] ^= 1  # a checksum
