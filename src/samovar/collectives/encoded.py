@@ -25,8 +25,8 @@ Message = npt.NDArray[np.uint8]
 class Codec:
     """One of CODECS by name.
 
-    Bytes of N elements: bf16 2N, int8 N and int4 N / 2, each and 4 for every 1,024, top-k 8 for every 100, 1-bit N / 8
-    and 8 for every 1,024.
+    Bytes of N elements: bf16 2N, int8 N and int4 N / 2, top-k 8 for every 100, 1-bit N / 8. For every 1,024 elements
+    int8 and int4 send 4 bytes more, and 1-bit 8.
     Sources: Seide et al. 2014 (1-bit with its residual), Aji and Heafield 2017 (top-k), Dettmers 2016 (int8).
     """
 

@@ -123,13 +123,13 @@ class DiLoCo(LocalSteps):
         period = chosen.sync_period_steps or 1
         if (chosen.fragments or 1) > period:
             raise InputError(
-                f"--fragments: got {chosen.fragments}; give at most {period}, the steps of the period, so that no two "
-                "are exchanged at the same step; or a longer --sync-period"
+                f"--fragments: got {chosen.fragments}; give at most {period}, the steps of the period, or a longer "
+                "--sync-period: no two are exchanged after the same step"
             )
         if (chosen.delay_steps or 0) >= period:
             raise InputError(
                 f"--delay: got {chosen.delay_steps} steps; give less than the {period} steps of the period, after "
-                "which the same weights are exchanged again; or a longer --sync-period"
+                "which the same weights are exchanged again, or a longer --sync-period"
             )
         return chosen
 
@@ -202,8 +202,8 @@ class StreamingDiLoCo(DiLoCo):
     so what an exchange leaves out comes with the next one. Evaluated and saved, after `drain`: c after exchanges under
     way, and of the other fragments what an exchange at that moment would make of c.
 
-    Cost: 3N floats of memory in addition to weights and gradients, with a codec 4N; each H / F steps one all-reduce of
-    N / F floats or of their messages, and nine passes over them.
+    Cost: 3N floats of memory in addition to weights and gradients, with a codec 4N. Each H / F steps it needs one
+    all-reduce of N / F floats, or of their messages, and nine passes over them.
 
     Sources: Douillard et al. 2025, Streaming DiLoCo with overlapping communication; Seide et al. 2014 (error feedback).
     """
@@ -312,7 +312,7 @@ class StreamingDiLoCo(DiLoCo):
         self._ahead = None
 
     def _schedule(self) -> Array:
-        """What says when a fragment is exchanged."""
+        """Number of fragments, period and delay."""
         return np.array([self._num_fragments, self._sync_period_steps, self._delay], np.int64)
 
 

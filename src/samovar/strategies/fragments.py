@@ -34,7 +34,7 @@ class OuterStep:
 
 
 class Phase(IntEnum):
-    """What a fragment of a worker's weights is to that of c. States hold its value."""
+    """How a fragment of a worker's weights stands to that of c. States hold its value."""
 
     OWN = 0  # steps were made since
     AWAITED = 1  # c has what the last exchange makes of it, or will; the worker's weights have not
