@@ -20,8 +20,11 @@ EVERY: dict[str, dict[str, Any]] = {
     "local-sgd": {"name": "local-sgd", "sync_period_steps": 2},
     "diloco": {"name": "diloco", "sync_period_steps": 2},
     "diloco streaming": {
-        **{"name": "diloco", "sync_period_steps": 3, "compress": "int4"},
-        **{"fragments": 2, "delay_steps": 1},
+        "name": "diloco",
+        "sync_period_steps": 3,
+        "compress": "int4",
+        "fragments": 2,
+        "delay_steps": 1,
     },
     "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
     "sync-easgd as int8": {"name": "sync-easgd", "sync_period_steps": 2, "compress": "int8"},

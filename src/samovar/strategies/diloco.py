@@ -216,7 +216,7 @@ class StreamingDiLoCo(DiLoCo):
         self._mixing = float(chosen["mixing"])
         super().__init__(place)
         self._outer_sgd = OuterStep(self._world_size, *self._outer)
-        self._fragments = [self._fragment(number, *cut) for number, cut in enumerate(self._runners)]
+        self._fragments = [self._fragment(number, *opened) for number, opened in enumerate(self._runners)]
 
     @property
     def is_compressed(self) -> bool | None:

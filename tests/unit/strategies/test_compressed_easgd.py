@@ -102,7 +102,10 @@ def test_a_state_of_another_codec_gives_its_center_alone(codec: str) -> None:
         ({"compress": "top-k"}, "--compress top-k: .* many exchanges late, .* choose bf16, int8 or int4$"),
         ({"compress": "1-bit"}, "--compress 1-bit: .* many exchanges late"),
         ({"compress": "bf16", "variant": "broadcast"}, "--compress bf16: --variant broadcast sends weights"),
-        ({"name": "local-sgd", "compress": "bf16"}, "--compress is not a setting of .* choose sync or diloco or sync-easgd$"),
+        (
+            {"name": "local-sgd", "compress": "bf16"},
+            "--compress is not a setting of .* choose sync or diloco or sync-easgd$",
+        ),
     ],
 )
 def test_refusals_say_why(settings: dict[str, Any], message: str) -> None:
