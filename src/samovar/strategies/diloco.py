@@ -36,6 +36,7 @@ FRAGMENTS = Setting(
     default=1,
     words=lambda number, _: f"{number} fragments" if number > 1 else "",
     source=_STREAMING,
+    is_advanced=True,
 )
 DELAY = Setting(
     "delay_steps",
@@ -46,6 +47,7 @@ DELAY = Setting(
     default=0,
     words=lambda steps, _: f"taken {steps} step{'' if steps == 1 else 's'} later" if steps else "",
     source=_STREAMING,
+    is_advanced=True,
 )
 MIXING = Setting(
     "mixing",
@@ -57,6 +59,7 @@ MIXING = Setting(
     default_words="0.5 with a delay, else 0",
     words=lambda share, _: f"mixing {share:g}" if share else "",
     source=_STREAMING,
+    is_advanced=True,
 )
 
 
