@@ -74,8 +74,8 @@ def test_one_worker_has_nothing_to_compress(codec: str) -> None:
 
 @codecs
 def test_a_codec_alone_is_streaming_in_one_fragment(codec: str) -> None:
-    alone = {"fragments": None, "delay_steps": None}
-    written = {"fragments": 1, "delay_steps": 0, "mixing": 0.0}
+    alone: dict[str, Any] = {"fragments": None, "delay_steps": None}
+    written: dict[str, Any] = {"fragments": 1, "delay_steps": 0, "mixing": 0.0}
     ranks = on_shm(job(codec, **alone), 3)
     assert same(ranks, on_shm(job(codec, **written), 3))
     assert 0 < distance(ranks[0].center, on_shm(job("none", **alone), 3)[0].center) < 0.1
@@ -85,7 +85,7 @@ def test_a_net_may_have_less_lines_than_fragments() -> None:
     parts = cut(NUM_ELEMENTS, 20)
     assert [parts[0].start, parts[-1].stop] == [0, NUM_ELEMENTS]
     assert any(part.start == part.stop for part in parts)
-    many = {"sync_period_steps": 20, "fragments": 20, "delay_steps": 3}
+    many: dict[str, Any] = {"sync_period_steps": 20, "fragments": 20, "delay_steps": 3}
     for codec in ("none", "int4"):
         assert same(on_shm(job(codec, 23, **many), 3), on_sim(job(codec, 23, **many), 3, seed=1))
 
