@@ -48,8 +48,11 @@ class Codec {
 
  private:
   static Kind kind_of(const std::string& name) {
-    constexpr std::array<std::pair<const char*, Kind>, 4> kNames{
-        {{"bf16", Kind::kBf16}, {"int8", Kind::kInt8}, {"top-k", Kind::kTopK}, {"1-bit", Kind::kOneBit}}};
+    constexpr std::array<std::pair<const char*, Kind>, 5> kNames{{{"bf16", Kind::kBf16},
+                                                               {"int8", Kind::kInt8},
+                                                               {"int4", Kind::kInt4},
+                                                               {"top-k", Kind::kTopK},
+                                                               {"1-bit", Kind::kOneBit}}};
     for (const auto& [known, kind] : kNames)
       if (name == known) return kind;
     throw std::invalid_argument("no codec is called " + name);

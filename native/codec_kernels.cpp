@@ -83,10 +83,11 @@ SAMOVAR_VECTORIZED void quantize(float* __restrict residual, std::int8_t* __rest
   }
 }
 
-float encode_int8(const float* source, float* residual, std::int8_t* levels, std::size_t count) {
+// Whole numbers from -`most` to `most`; returns their scale.
+float encode_levels(const float* source, float* residual, std::int8_t* levels, float most, std::size_t count) {
   const std::uint32_t largest = take_up(source, residual, count);
   const bool is_finite = largest < kInfinity;
-  const float scale = is_finite ? float_of(largest) / 127.0f : kNan;
+  const float scale = is_finite ? float_of(largest) / most : kNan;
   if (scale >= std::numeric_limits<float>::min()) {
     quantize(residual, levels, scale, count);
     return scale;
@@ -96,14 +97,42 @@ float encode_int8(const float* source, float* residual, std::int8_t* levels, std
   return is_finite ? 0.0f : kNan;
 }
 
-SAMOVAR_VECTORIZED void decode_int8(const std::int8_t* __restrict levels, float* __restrict values, float scale,
+SAMOVAR_VECTORIZED void decode_levels(const std::int8_t* __restrict levels, float* __restrict values, float scale,
                                     std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(levels[i]) * scale;
 }
 
-SAMOVAR_VECTORIZED void add_int8(const std::int8_t* __restrict levels, float* __restrict values, float scale,
+SAMOVAR_VECTORIZED void add_levels(const std::int8_t* __restrict levels, float* __restrict values, float scale,
                                  std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = values[i] + static_cast<float>(levels[i]) * scale;
+}
+
+SAMOVAR_VECTORIZED void pack_halves(const std::int8_t* __restrict levels, std::uint8_t* __restrict packed,
+                                    std::size_t num_bytes) {
+  for (std::size_t i = 0; i < num_bytes; ++i)
+    packed[i] = static_cast<std::uint8_t>((levels[2 * i] + 8) | ((levels[2 * i + 1] + 8) << 4));
+}
+
+SAMOVAR_VECTORIZED void unpack_halves(const std::uint8_t* __restrict packed, std::int8_t* __restrict levels,
+                                      std::size_t num_bytes) {
+  for (std::size_t i = 0; i < num_bytes; ++i) {
+    levels[2 * i] = static_cast<std::int8_t>((packed[i] & 15) - 8);
+    levels[2 * i + 1] = static_cast<std::int8_t>((packed[i] >> 4) - 8);
+  }
+}
+
+float encode_int4(const float* source, float* residual, std::uint8_t* packed, std::size_t count) {
+  std::int8_t levels[kBlock];
+  const float scale = encode_levels(source, residual, levels, 7.0f, count);
+  if (count % 2 > 0) levels[count] = 0;
+  pack_halves(levels, packed, (count + 1) / 2);
+  return scale;
+}
+
+void decode_int4(const std::uint8_t* packed, float* values, float scale, std::size_t count, bool adds) {
+  std::int8_t levels[kBlock];
+  unpack_halves(packed, levels, (count + 1) / 2);
+  (adds ? add_levels : decode_levels)(levels, values, scale, count);
 }
 
 // Sums of the values without the sign bit and of those with it, lane by lane, and how many have it.
@@ -255,6 +284,7 @@ std::size_t payload_bytes(Kind kind, std::size_t count) {
   switch (kind) {
     case Kind::kBf16: return 2 * count;
     case Kind::kInt8: return 4 * num_blocks(count) + count;
+    case Kind::kInt4: return 4 * num_blocks(count) + (count + 1) / 2;
     case Kind::kTopK: return 8 * num_sent(count);
     case Kind::kOneBit: return 8 * num_blocks(count) + (count + 7) / 8;
   }
@@ -263,14 +293,17 @@ std::size_t payload_bytes(Kind kind, std::size_t count) {
 
 void encode_blocks(Kind kind, const float* source, float* residual, std::byte* message, std::size_t count) {
   auto* head = reinterpret_cast<float*>(message);
-  const bool is_int8 = kind == Kind::kInt8;
-  auto* body = reinterpret_cast<std::uint8_t*>(head + num_blocks(count) * (is_int8 ? 1 : 2));
+  auto* body = reinterpret_cast<std::uint8_t*>(head + num_blocks(count) * (kind == Kind::kOneBit ? 2 : 1));
   for (std::size_t start = 0; start < count; start += kBlock) {
+    const float* from = source + start;
+    float* left = residual + start;
     const std::size_t size = std::min(kBlock, count - start);
-    if (is_int8) {
-      *head++ = encode_int8(source + start, residual + start, reinterpret_cast<std::int8_t*>(body) + start, size);
+    if (kind == Kind::kInt8) {
+      *head++ = encode_levels(from, left, reinterpret_cast<std::int8_t*>(body) + start, 127.0f, size);
+    } else if (kind == Kind::kInt4) {
+      *head++ = encode_int4(from, left, body + start / 2, size);
     } else {
-      encode_one_bit(source + start, residual + start, head, body + start / 8, size);
+      encode_one_bit(from, left, head, body + start / 8, size);
       head += 2;
     }
   }
@@ -284,7 +317,10 @@ void decode_block(Kind kind, const std::byte* message, std::size_t count, std::s
     (adds ? add_bf16 : decode_bf16)(reinterpret_cast<const std::uint16_t*>(message) + start, values, size);
   } else if (kind == Kind::kInt8) {
     const auto* levels = reinterpret_cast<const std::int8_t*>(head + blocks) + start;
-    (adds ? add_int8 : decode_int8)(levels, values, head[block], size);
+    (adds ? add_levels : decode_levels)(levels, values, head[block], size);
+  } else if (kind == Kind::kInt4) {
+    const auto* packed = reinterpret_cast<const std::uint8_t*>(head + blocks) + start / 2;
+    decode_int4(packed, values, head[block], size, adds);
   } else {
     const auto* packed = reinterpret_cast<const std::uint8_t*>(head + 2 * blocks) + start / 8;
     decode_one_bit(head + 2 * block, packed, values, size, adds);

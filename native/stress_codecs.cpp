@@ -23,7 +23,7 @@ using Random = std::mt19937_64;
 constexpr std::size_t kSenders = 3;
 constexpr std::size_t kMostElements = 3 * kBlock + 100;
 constexpr int kMessages = 3;  // one after the other, with what the one before left out
-constexpr Kind kKinds[] = {Kind::kBf16, Kind::kInt8, Kind::kTopK, Kind::kOneBit};
+constexpr Kind kKinds[] = {Kind::kBf16, Kind::kInt8, Kind::kInt4, Kind::kTopK, Kind::kOneBit};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // From numbers below the smallest normal one to large ones, with zeros and many that are equal.

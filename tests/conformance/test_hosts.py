@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 
@@ -28,6 +29,7 @@ CONFIGS = {
     "sync": StrategyConfig("sync", "tree", 64, overlap="backward"),
     "sync with owners": test_definitions.CONFIGS["sync with owners"],
     "diloco": test_definitions.CONFIGS["diloco"],
+    "diloco streaming": replace(test_definitions.CONFIGS["diloco streaming"], compress="int4"),
     "sync-easgd period": test_definitions.CONFIGS["sync-easgd period"],
 }
 

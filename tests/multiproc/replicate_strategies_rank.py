@@ -19,6 +19,13 @@ EVERY: dict[str, dict[str, Any]] = {
     "sync as 1-bit, tried": {"name": "sync", "compress": "1-bit", "bucket_size_bytes": 1},
     "local-sgd": {"name": "local-sgd", "sync_period_steps": 2},
     "diloco": {"name": "diloco", "sync_period_steps": 2},
+    "diloco streaming": {
+        "name": "diloco",
+        "sync_period_steps": 3,
+        "compress": "int4",
+        "fragments": 2,
+        "delay_steps": 1,
+    },
     "sync-easgd": {"name": "sync-easgd", "sync_period_steps": 2, "overlap": "period"},
     "sync-easgd as int8": {"name": "sync-easgd", "sync_period_steps": 2, "compress": "int8"},
 }
@@ -121,7 +128,7 @@ def resumed(process_group: ProcessGroup) -> Any:
 def compressed(process_group: ProcessGroup) -> Any:
     """Counts of who has a gradient are never compressed: of three layers one is used by rank 0 alone, one by nobody."""
     found = {}
-    for codec in ("bf16", "int8", "top-k", "1-bit"):
+    for codec in ("bf16", "int8", "int4", "top-k", "1-bit"):
         torch.manual_seed(5)
         model = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
         replica = replicated(process_group, model, optimizer := sgd(model), compress=codec, always_compresses=True)

@@ -79,6 +79,11 @@ def diloco(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="diloco", sync_period_steps=2)
 
 
+def streaming(process_group: ProcessGroup) -> Any:
+    settings = {"sync_period_steps": 3, "fragments": 2, "delay_steps": 2, "compress": "int4"}
+    return run_out(process_group, name="diloco", **settings)
+
+
 def elastic_step(process_group: ProcessGroup) -> Any:
     return run_out(process_group, name="sync-easgd", sync_period_steps=2, overlap="step")
 
@@ -156,6 +161,7 @@ SCENARIOS = {
         gradients_in_buckets_with_adam,
         local_sgd,
         diloco,
+        streaming,
         elastic_step,
         elastic_period,
         two_replicas,

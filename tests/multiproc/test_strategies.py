@@ -19,9 +19,13 @@ STRATEGIES = {
     "sync-easgd": ("--strategy", "sync-easgd", "--sync-period", 4),
     "diloco": ("--strategy", "diloco", "--sync-period", 10),
     "local-sgd": ("--strategy", "local-sgd", "--sync-period", 8),
+    "diloco streaming": (
+        *("--strategy", "diloco", "--sync-period", 10),
+        *("--fragments", 3, "--delay", 4, "--mixing", 0.25, "--compress", "int4"),
+    ),
     "sync-easgd step": ("--strategy", "sync-easgd", "--sync-period", 4, "--overlap", "step", "--moving-rate", 0.4),
 }
-SELDOM = ("local-sgd", "sync-easgd", "sync-easgd step")
+SELDOM = ("local-sgd", "diloco streaming", "sync-easgd", "sync-easgd step")
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in STRATEGIES]
 
 Arguments = tuple[object, ...]

@@ -51,6 +51,7 @@ SETTINGS = {
     "broadcast": of("sync-easgd", sync_period_steps=2, variant="broadcast"),
     "local-sgd": of("local-sgd", sync_period_steps=2),
     "diloco": of("diloco", sync_period_steps=2),
+    "diloco, streaming": of("diloco", sync_period_steps=2, fragments=2, delay_steps=1, compress="int4"),
     "round-robin-easgd": of("round-robin-easgd", sync_period_steps=2),
     "hybrid-easgd": of("hybrid-easgd", sync_period_steps=2, group_size=2),
     **{name: of(name, 1, sync_period_steps=2) for name in ALONE_AT_A_CENTER},
@@ -88,7 +89,7 @@ def test_the_same_bits_with_the_copies_of_a_device(net: Path, name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "full", "diloco", "sync-easgd, period"])
+@pytest.mark.parametrize("name", ["plain", "full", "diloco", "diloco, streaming", "sync-easgd, period"])
 def test_a_run_on_a_device_goes_on_from_what_it_saved(net: Path, name: str) -> None:
     setting = replace(SETTINGS[name], device=CPU)
     for ours, theirs in zip(on_all(net, replace(setting, steps_then_saved=3)), on_all(net, setting), strict=True):

@@ -38,7 +38,10 @@ STRATEGIES: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "local-sgd": (_periodic("local-sgd"),),
-    "diloco": (_periodic("diloco", "an exchange every 4 steps here, every 50 by default"),),
+    "diloco": (
+        _periodic("diloco", "an exchange every 4 steps here, every 50 by default"),
+        _periodic("diloco", "streaming: 2 fragments, each taken 1 step later", fragments=2, delay_steps=1),
+    ),
     "slowmo": (_periodic("slowmo", "an exchange every 4 steps here, every 12 by default"),),
     "sync-easgd": (
         _periodic("sync-easgd", "overlap none: an exchange every 4 steps", overlap="none"),

@@ -16,7 +16,7 @@ from samovar.core.clock import Deadline
 from samovar.core.layout import rounded_up
 from samovar.transports.base import Array, Modelled, NativeCollectives, Pending, Region, Transport
 
-CODECS = ("bf16", "int8", "top-k", "1-bit")
+CODECS = ("bf16", "int8", "int4", "top-k", "1-bit")
 
 Floats = npt.NDArray[np.float32]
 Message = npt.NDArray[np.uint8]
@@ -25,8 +25,9 @@ Message = npt.NDArray[np.uint8]
 class Codec:
     """One of CODECS by name.
 
-    Bytes of N elements: bf16 2N, int8 N and 4 for every 1,024, top-k 8 for every 100, 1-bit N / 8 and 8 for every
-    1,024. Sources: Seide et al. 2014 (1-bit with its residual), Aji and Heafield 2017 (top-k), Dettmers 2016 (int8).
+    Bytes of N elements: bf16 2N, int8 N and int4 N / 2, top-k 8 for every 100, 1-bit N / 8. For every 1,024 elements
+    int8 and int4 send 4 bytes more, and 1-bit 8.
+    Sources: Seide et al. 2014 (1-bit with its residual), Aji and Heafield 2017 (top-k), Dettmers 2016 (int8).
     """
 
     def __init__(self, name: str) -> None:
@@ -57,7 +58,7 @@ class GatheredMessages:
     parts. Messages are encoded when an exchange begins, and decoded in the wait for it.
 
     Cost: each of H ranks sends (H - 1) messages; an all-reduce of values sends 2 (H - 1) / H of them. So bf16 sends
-    less for up to 3 ranks, int8 up to 7, 1-bit up to 60, top-k up to 99.
+    less for up to 3 ranks, int8 up to 7, int4 up to 15, 1-bit up to 60, top-k up to 99.
     Memory: H + 1 messages, and N floats for the residual.
     """
 

@@ -111,6 +111,11 @@ class Strategy:
         """Warnings about settled settings, a sentence each."""
         return ()
 
+    @property
+    def is_compressed(self) -> bool | None:
+        """Whether ranks compress their messages now; None if compression was not asked for."""
+        return None
+
     def begin_step(self, step: int, /) -> None:
         """Before the first forward pass of a step."""
 

@@ -33,6 +33,9 @@ class StrategyConfig:
     variant: str | None = None
     outer_rate: float | None = None
     outer_momentum: float | None = None
+    fragments: int | None = None
+    delay_steps: int | None = None
+    mixing: float | None = None
     owner: str | None = None
     automatic_buckets: bool = False
     max_staleness_steps: int | None = None

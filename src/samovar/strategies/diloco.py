@@ -1,28 +1,94 @@
-"""DiLoCo: workers train on their own; an outer optimizer takes their mean distance from the start as its gradient."""
+"""DiLoCo: workers train on their own; an outer optimizer takes their mean distance from the start as its gradient.
+
+All at once after a period, or streaming: in fragments, behind the computation, compressed.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from samovar import _native
+from samovar.collectives.encoded import Codec, Floats
+from samovar.collectives.engine import Collectives, float32_region
+from samovar.collectives.execute import PlanRunner
+from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
 from samovar.strategies.local_sgd import LocalSteps, take_array
-from samovar.strategies.settings import SYNC_PERIOD
-from samovar.strategies.traits import Setting
+from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, SYNC_PERIOD
+from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.transports.base import Array
+
+_STREAMING = "Douillard et al. 2025 (Streaming DiLoCo)"
 
 OUTER_RATE = Setting("outer_rate", float, "Rate of the outer step.", above=0, default=0.7, is_advanced=True)
 OUTER_MOMENTUM = Setting(
     "outer_momentum", float, "Nesterov momentum of the outer step.", least=0, below=1, default=0.9, is_advanced=True
 )
+FRAGMENTS = Setting(
+    "fragments",
+    int,
+    "Parts of the weights that are exchanged at different steps of the period.",
+    least=1,
+    default=1,
+    words=lambda number, _: f"{number} fragments" if number > 1 else "",
+    source=_STREAMING,
+    is_advanced=True,
+)
+DELAY = Setting(
+    "delay_steps",
+    int,
+    "Steps that an exchange travels behind before a worker takes its result.",
+    least=0,
+    unit="steps",
+    default=0,
+    words=lambda steps, _: f"taken {steps} step{'' if steps == 1 else 's'} later" if steps else "",
+    source=_STREAMING,
+    is_advanced=True,
+)
+MIXING = Setting(
+    "mixing",
+    float,
+    "Share of a worker's own weights that stays when it takes the result of an exchange.",
+    least=0,
+    below=1,
+    default=lambda chosen, _: 0.5 if chosen["delay_steps"] else 0.0,
+    default_words="0.5 with a delay, else 0",
+    words=lambda share, _: f"mixing {share:g}" if share else "",
+    source=_STREAMING,
+    is_advanced=True,
+)
+
+
+def _streams(chosen: Chosen) -> bool:
+    """Whether an exchange is more than that of all weights at once."""
+    return (chosen["fragments"] or 1) > 1 or chosen["compress"] not in (None, NONE) or _is_late(chosen)
+
+
+def _is_late(chosen: Chosen) -> bool:
+    return bool(chosen["delay_steps"] or chosen["mixing"])
 
 
 @strategy(
     "diloco",
     exchange="weights, every period, through an outer optimizer",
     waits_for="all workers, once a period",
-    settings=(SYNC_PERIOD.by_default(50), OUTER_RATE, OUTER_MOMENTUM),
+    settings=(
+        SYNC_PERIOD.by_default(50),
+        OUTER_RATE,
+        OUTER_MOMENTUM,
+        FRAGMENTS,
+        DELAY,
+        MIXING,
+        replace(
+            COMPRESS.among(NONE, "bf16", "int8", "int4"),
+            words=lambda codec, _: "" if codec == NONE else f"differences as {codec}",
+        ),
+        ALWAYS_COMPRESSES,
+    ),
 )
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:
@@ -32,7 +98,8 @@ class DiLoCo(LocalSteps):
         c     = c - rate * (delta + momentum * v)
         x_i   = c
 
-    which is a step of torch's SGD(nesterov=True). The inner optimizer's momentum stays with its worker.
+    which is a step of torch's SGD(nesterov=True). With fragments, a delay, mixing or a codec it is `StreamingDiLoCo`.
+    The inner optimizer's momentum stays with its worker.
     Evaluated and saved: c; between two exchanges, after `drain`, what an exchange at that moment would make of c.
 
     Cost: 3N floats of memory in addition to weights and gradients; every `sync_period_steps` steps one all-reduce of N
@@ -48,6 +115,26 @@ class DiLoCo(LocalSteps):
         self._velocity = np.zeros_like(self._center)
         self._is_common = True  # x_i = c
         self._ahead: Array | None = None  # c as an exchange now would make it
+
+    @classmethod
+    def of(cls, place: Place) -> "DiLoCo":
+        """This class, or `StreamingDiLoCo` by the settings."""
+        return StreamingDiLoCo(place) if _streams(place.chosen) else cls(place)
+
+    @classmethod
+    def settled(cls, chosen: StrategyConfig, _world_size: int) -> StrategyConfig:
+        period = chosen.sync_period_steps or 1
+        if (chosen.fragments or 1) > period:
+            raise InputError(
+                f"--fragments: got {chosen.fragments}; give at most {period}, the steps of the period, or a longer "
+                "--sync-period: no two are exchanged after the same step"
+            )
+        if (chosen.delay_steps or 0) >= period:
+            raise InputError(
+                f"--delay: got {chosen.delay_steps} steps; give less than the {period} steps of the period, after "
+                "which the same weights are exchanged again, or a longer --sync-period"
+            )
+        return chosen
 
     def _stepped(self) -> None:
         self._is_common = False
@@ -84,11 +171,159 @@ class DiLoCo(LocalSteps):
         }
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """Raises InputError if an exchange of other settings was under way."""
+        _require_nothing_awaited(state)
+        self._take_center(state)
+        self._is_common = bool(state.get("is_common", not state))
+        self._ahead = None
+
+    def _take_center(self, state: Mapping[str, StateValue]) -> None:
         if state:
             take_array(state, "center", self._center)
             take_array(state, "velocity", self._velocity)
         else:
             self._center[:] = self._weights
             self._velocity[:] = 0.0
-        self._is_common = bool(state.get("is_common", True))
+
+
+class StreamingDiLoCo(DiLoCo):
+    """`DiLoCo` in F fragments, each exchanged once in H = `sync_period_steps` steps, H / F steps after the one before.
+
+    Fragment p begins after steps t with (t + 1) mod H = (p + 1) H / F, and is taken `delay_steps` steps later:
+
+        at t            d_i   = c - x_i
+                        delta = (1/P) sum_i d_i
+        at t + delay    v     = momentum * v + delta
+                        c     = c - rate * (delta + momentum * v)
+                        x_i   = mixing * x_i + (1 - mixing) * c
+
+    The sum travels behind the steps in between. With a codec it is that of encoded messages, each with what the ones
+    before left out, e_i on rank i:
+
+        delta = (1/P) (sum_i (d_i + e_i) - sum_i e'_i),        e_i = e'_i
+
+    so what an exchange leaves out comes with the next one. Evaluated and saved, after `drain`: c after exchanges under
+    way, and of the other fragments what an exchange at that moment would make of c.
+
+    Cost: 3N floats of memory in addition to weights and gradients, with a codec 4N. Each H / F steps it needs one
+    all-reduce of N / F floats, or of their messages, and nine passes over them.
+
+    Sources: Douillard et al. 2025, Streaming DiLoCo with overlapping communication; Seide et al. 2014 (error feedback).
+    """
+
+    def __init__(self, place: Place) -> None:
+        chosen = place.chosen
+        self._codec = chosen.codec if place.num_workers > 1 else None
+        self._asks_for_codec = chosen.codec is not None
+        self._num_fragments, self._delay = int(chosen["fragments"]), int(chosen["delay_steps"])
+        self._mixing = float(chosen["mixing"])
+        super().__init__(place)
+        self._outer_sgd = OuterStep(self._world_size, *self._outer)
+        self._fragments = [self._fragment(number, *opened) for number, opened in enumerate(self._runners)]
+
+    @property
+    def is_compressed(self) -> bool | None:
+        """Whether differences are, from the first exchange on; None if not asked for."""
+        return self._codec is not None if self._asks_for_codec else None
+
+    def exchanges_at(self, step: int) -> bool:
+        steps = (step, step - self._delay)
+        return any(self._is_due(fragment, each) for fragment in self._fragments for each in steps if each >= 0)
+
+    def updated(self, step: int) -> None:
+        self._stepped()
+        for fragment in self._fragments:
+            if self._is_due(fragment, step):
+                fragment.post()
+        for fragment in self._fragments:
+            if fragment.phase is Phase.AWAITED and self._is_due(fragment, step - self._delay):
+                fragment.land(self._deadline(), self._outer_sgd)
+                fragment.mix(self._mixing)
+                fragment.phase = Phase.OWN if self._delay else Phase.COMMON
+
+    def _is_due(self, fragment: Fragment, step: int) -> bool:
+        return (step + 1) % self._sync_period_steps == fragment.due
+
+    def _open(self, collectives: Collectives) -> None:
+        """One worker sends nothing, and encodes nothing."""
+        shared = float32_region(collectives, "exchanged weights", len(self._weights))
+        self._shared = shared.array
+        self._runners: list[tuple[slice, PlanRunner, Floats]] = []
+        for number, part in enumerate(cut(len(self._weights), self._num_fragments)):
+            name, region = f"fragment {number}", shared.part(part.start, part.stop)
+            if self._codec is None:
+                self._runners.append((part, collectives.all_reduce(name, region), np.zeros(0, np.float32)))
+            else:
+                encoded = collectives.encoded_all_reduce(name, region, Codec(self._codec))
+                self._runners.append((part, encoded, encoded.residual))
+
+    def _fragment(self, number: int, part: slice, runner: PlanRunner, residual: Floats) -> Fragment:
+        due = (number + 1) * self._sync_period_steps // self._num_fragments % self._sync_period_steps
+        weights, center, velocity = self._weights[part], self._center[part], self._velocity[part]
+        return Fragment(due, weights, center, velocity, self._shared[part], runner, residual)
+
+    def _stepped(self) -> None:
         self._ahead = None
+        for fragment in self._fragments:
+            if fragment.phase is Phase.COMMON:
+                fragment.phase = Phase.OWN
+
+    def _land(self) -> None:
+        """Complete the sums that are under way, which all ranks have begun; workers take them when it is time."""
+        for fragment in self._fragments:
+            fragment.land(self._deadline(), self._outer_sgd)
+
+    def drain(self) -> None:
+        """Complete what is under way, and find what exchanges now would make of the other fragments of c."""
+        self._land()
+        if self._ahead is None and any(fragment.phase is Phase.OWN for fragment in self._fragments):
+            for fragment in self._fragments:
+                fragment.look_ahead(self._deadline(), self._outer_sgd)
+            self._ahead = self._shared
+
+    def state_dict(self) -> State:
+        """Residuals are this rank's own: every rank must save its state and load it again."""
+        self._land()
+        kept: State = {
+            "center": self._center.copy(),
+            "velocity": self._velocity.copy(),
+            "schedule": self._schedule(),
+            "phases": np.array([fragment.phase for fragment in self._fragments], np.int64),
+        }
+        if self._codec is not None:
+            kept["codec"] = self._codec
+            kept |= {f"residual/{n}": fragment.residual.copy() for n, fragment in enumerate(self._fragments)}
+        return kept
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        """The residuals of another codec, cut or plan are left out.
+
+        Raises InputError if an exchange of other settings was under way.
+        """
+        self._land()
+        fits = np.array_equal(state.get("schedule", ()), self._schedule())
+        if not fits:
+            _require_nothing_awaited(state)
+        self._take_center(state)
+        other = Phase.OWN if state else Phase.COMMON
+        phases = np.asarray(state["phases"]).tolist() if fits else [other] * self._num_fragments
+        for number, (fragment, phase) in enumerate(zip(self._fragments, phases, strict=True)):
+            fragment.phase = Phase(phase)
+            left_out = np.asarray(state.get(f"residual/{number}", ()))
+            is_same = fits and state.get("codec") == self._codec and left_out.shape == fragment.residual.shape
+            fragment.residual[:] = left_out if is_same else 0.0
+        self._ahead = None
+
+    def _schedule(self) -> Array:
+        """Number of fragments, period and delay."""
+        return np.array([self._num_fragments, self._sync_period_steps, self._delay], np.int64)
+
+
+def _require_nothing_awaited(state: Mapping[str, StateValue]) -> None:
+    """Raises InputError if the state holds fragments whose workers have not taken their exchange yet."""
+    if Phase.AWAITED in np.asarray(state.get("phases", ())):
+        fragments, period, delay = np.asarray(state["schedule"]).tolist()
+        raise InputError(
+            f"state of the strategy: it was saved while an exchange was under way, with {fragments} fragments, a "
+            f"period of {period} and a delay of {delay} steps; resume with these settings"
+        )

@@ -29,9 +29,7 @@ class LocalSteps(Strategy):
         self._weights = place.buffers.weights.array
         self._sync_period_steps = place.chosen.sync_period_steps
         self._deadline = place.deadline
-        shared = float32_region(place.collectives, "exchanged weights", len(self._weights))
-        self._shared = shared.array
-        self._all_reduce = self._opened(place.collectives, "exchanged weights", shared)
+        self._open(place.collectives)
 
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
@@ -44,6 +42,12 @@ class LocalSteps(Strategy):
         self._stepped()
         if self.exchanges_at(step):
             self._exchange()
+
+    def _open(self, collectives: Collectives) -> None:
+        """The area that is summed over ranks, and how."""
+        shared = float32_region(collectives, "exchanged weights", len(self._weights))
+        self._shared = shared.array
+        self._all_reduce = self._opened(collectives, "exchanged weights", shared)
 
     def _opened(self, collectives: Collectives, name: str, shared: Region) -> PlanRunner:
         """How `_shared` is summed over ranks."""

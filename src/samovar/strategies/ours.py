@@ -63,6 +63,10 @@ class Settings(TypedDict, total=False):
     sync_period: int | None
     outer_rate: float | None
     outer_momentum: float | None
+    fragments: int | None
+    delay_steps: int | None
+    delay: int | None
+    mixing: float | None
     moving_rate: float | None
     variant: str | None
     max_staleness_steps: int | None

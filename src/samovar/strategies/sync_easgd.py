@@ -26,7 +26,7 @@ from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.transports.base import Array, Region
 
 # What these leave out comes with the next exchange or two.
-_PROMPT_CODECS = ("bf16", "int8")
+_PROMPT_CODECS = ("bf16", "int8", "int4")
 
 
 def _rate(_chosen: Chosen, world_size: int) -> float:
@@ -117,7 +117,7 @@ class SyncEasgd(LocalSteps):
         if chosen.codec not in (None, *_PROMPT_CODECS):
             raise InputError(
                 f"--compress {chosen.compress}: what it leaves out of a difference would reach the center many "
-                f"exchanges late, and take it past the workers; with {chosen.name} choose {' or '.join(_PROMPT_CODECS)}"
+                f"exchanges late, and take it past the workers; with {chosen.name} choose bf16, int8 or int4"
             )
 
     @classmethod

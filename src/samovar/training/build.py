@@ -28,8 +28,6 @@ from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.sync import CompressedSync
-from samovar.strategies.sync_easgd import SyncEasgd
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
@@ -83,7 +81,7 @@ class Learner:
     @property
     def is_compressed(self) -> bool | None:
         """Whether ranks compress their messages; None if compression was not asked for."""
-        return self.strategy.is_compressed if isinstance(self.strategy, CompressedSync | SyncEasgd) else None
+        return self.strategy.is_compressed
 
     @property
     def has_residuals(self) -> bool:

@@ -10,15 +10,13 @@ BLOCK, LANES, ELEMENTS_PER_SENT = 1024, 16, 100
 def encoded(name: str, values: Floats) -> tuple[bytes, Floats]:
     """The message of `values`, and what it leaves out."""
     with np.errstate(all="ignore"):
-        message, kept = {"bf16": _bf16, "int8": _int8, "top-k": _top_k, "1-bit": _one_bit}[name](values)
+        message, kept = _ENCODERS[name](values)
     return message + bytes(-len(message) % 4), np.where(np.isfinite(kept), kept, np.float32(0)).astype(np.float32)
 
 
 def decoded(name: str, message: bytes, count: int) -> Floats:
     with np.errstate(all="ignore"):
-        return {"bf16": _from_bf16, "int8": _from_int8, "top-k": _from_top_k, "1-bit": _from_one_bit}[name](
-            message, count
-        )
+        return _DECODERS[name](message, count)
 
 
 def _bf16(values: Floats) -> tuple[bytes, Floats]:
@@ -36,10 +34,11 @@ def _blocks(values: Floats) -> list[Floats]:
     return [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
 
 
-def _int8(values: Floats) -> tuple[bytes, Floats]:
-    scales, levels, kept = [], [], []
+def _levels(values: Floats, most: int) -> tuple[Floats, npt.NDArray[np.int8], Floats]:
+    """Scales, whole numbers from -most to most, and what they leave out."""
+    scales, levels, kept = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, np.float32)]
     for block in _blocks(values):
-        scale = np.float32(np.abs(block).max()) / np.float32(127)
+        scale = np.float32(np.abs(block).max()) / np.float32(most)
         if not np.isfinite(block).all():
             scale, level, left = np.float32(np.nan), np.zeros(len(block)), np.zeros_like(block)
         elif scale < np.finfo(np.float32).tiny:
@@ -47,13 +46,15 @@ def _int8(values: Floats) -> tuple[bytes, Floats]:
         else:
             level = np.rint(block / scale)
             left = block - level * scale
-        scales.append(scale)
+        scales.append(np.array([scale]))
         levels.append(level)
         kept.append(left)
-    if not scales:
-        return b"", values
-    message = np.array(scales, "<f4").tobytes() + np.concatenate(levels).astype(np.int8).tobytes()
-    return message, np.concatenate(kept)
+    return np.concatenate(scales).astype("<f4"), np.concatenate(levels).astype(np.int8), np.concatenate(kept)
+
+
+def _int8(values: Floats) -> tuple[bytes, Floats]:
+    scales, levels, kept = _levels(values, 127)
+    return scales.tobytes() + levels.tobytes(), kept
 
 
 def _from_int8(message: bytes, count: int) -> Floats:
@@ -61,6 +62,20 @@ def _from_int8(message: bytes, count: int) -> Floats:
     scales = np.frombuffer(message, "<f4", num_blocks)
     levels = np.frombuffer(message, np.int8, count, 4 * num_blocks).astype(np.float32)
     return levels * np.repeat(scales, BLOCK)[:count]
+
+
+def _int4(values: Floats) -> tuple[bytes, Floats]:
+    scales, levels, kept = _levels(values, 7)
+    halves = (np.append(levels, np.zeros(len(levels) % 2, np.int8)) + 8).astype(np.uint8)
+    return scales.tobytes() + (halves[::2] | halves[1::2] << 4).tobytes(), kept
+
+
+def _from_int4(message: bytes, count: int) -> Floats:
+    num_blocks = -(-count // BLOCK)
+    scales = np.frombuffer(message, "<f4", num_blocks)
+    packed = np.frombuffer(message, np.uint8, -(-count // 2), 4 * num_blocks)
+    halves = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:count]
+    return (halves.astype(np.float32) - 8) * np.repeat(scales, BLOCK)[:count]
 
 
 def _top_k(values: Floats) -> tuple[bytes, Floats]:
@@ -115,3 +130,13 @@ def _from_one_bit(message: bytes, count: int) -> Floats:
     signs = np.unpackbits(np.frombuffer(message, np.uint8, -(-count // 8), 8 * num_blocks), bitorder="little")
     blocks = np.arange(count) // BLOCK
     return means[blocks, signs[:count]].astype(np.float32)
+
+
+_ENCODERS = {"bf16": _bf16, "int8": _int8, "int4": _int4, "top-k": _top_k, "1-bit": _one_bit}
+_DECODERS = {
+    "bf16": _from_bf16,
+    "int8": _from_int8,
+    "int4": _from_int4,
+    "top-k": _from_top_k,
+    "1-bit": _from_one_bit,
+}

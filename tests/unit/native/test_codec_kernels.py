@@ -65,7 +65,7 @@ def test_a_message_is_not_larger_than_those_of_its_parts(name: str, parts: list[
     assert codec.message_bytes(sum(parts)) <= sum(map(codec.message_bytes, parts))
 
 
-@pytest.mark.parametrize("name", ["bf16", "int8", "top-k"])
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4", "top-k"])
 def test_what_is_sent_and_what_stays_are_exactly_what_was_there(name: str) -> None:
     source = np.random.default_rng(3).standard_normal(4000).astype(np.float32)
     residual = np.zeros_like(source)

@@ -31,20 +31,43 @@ def local_sgd(x: Array, gradients: Gradients, num_steps: int, rate: float, perio
 
 
 def diloco(
-    x: Array, gradients: Gradients, num_steps: int, rate: float, period: int, outer_rate: float, outer_momentum: float
+    x: Array,
+    gradients: Gradients,
+    num_steps: int,
+    rate: float,
+    period: int,
+    outer_rate: float,
+    outer_momentum: float,
+    dues: list[tuple[int, slice]],
+    delay: int,
+    mixing: float,
 ) -> Traces:
+    """`dues`: for each fragment, the number of steps into a period after which it is exchanged, and its elements."""
     weights, centers = [], []
-    center, velocity = x[0], np.zeros_like(x[0])
+    center, velocity, x = x[0].copy(), np.zeros_like(x[0]), x.copy()
+    deltas: dict[int, Array] = {}
+
+    def moved(part: slice, delta: Array) -> tuple[Array, Array]:
+        ahead = outer_momentum * velocity[part] + delta
+        return ahead, center[part] - outer_rate * (delta + outer_momentum * ahead)
+
     for step in range(num_steps):
         x = x - rate * gradients(step, x)
-        delta = center - x.mean(axis=0)
-        ahead = outer_momentum * velocity + delta
-        moved = center - outer_rate * (delta + outer_momentum * ahead)
-        if (step + 1) % period == 0:
-            center, velocity = moved, ahead
-            x = np.broadcast_to(center, x.shape)
+        fresh = set()
+        for number, (due, part) in enumerate(dues):
+            if (step + 1) % period == due % period:
+                deltas[number] = center[part] - x[:, part].mean(axis=0)
+            if (step - delay + 1) % period == due % period and number in deltas:
+                velocity[part], center[part] = moved(part, deltas.pop(number))
+                x[:, part] = mixing * x[:, part] + (1 - mixing) * center[part]
+                fresh |= set() if delay else {number}
+        evaluated = center.copy()
+        for number, (_, part) in enumerate(dues):
+            if number not in fresh:
+                delta = deltas.get(number, center[part] - x[:, part].mean(axis=0))
+                evaluated[part] = moved(part, delta)[1]
         weights.append(x)
-        centers.append(moved)
+        centers.append(evaluated)
     return weights, centers
 
 

@@ -13,7 +13,7 @@ from tests.unit.strategies.harness import NUM_ELEMENTS, RATE, Job, Left, PlainCo
 from tests.unit.strategies.test_definitions import distance, gradient, start
 
 NUM_STEPS = 11
-codecs = pytest.mark.parametrize("codec", ["bf16", "int8"])
+codecs = pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
 
 
 def config(codec: str, collective: str = "ring", **settings: Any) -> StrategyConfig:
@@ -76,7 +76,7 @@ def test_what_is_left_out_is_not_lost(codec: str, collective: str) -> None:
     assert abs(missing.sum() - residuals) <= tolerance
 
 
-@pytest.mark.parametrize(("codec", "tolerance"), [("bf16", 0.01), ("int8", 0.02)])
+@pytest.mark.parametrize(("codec", "tolerance"), [("bf16", 0.01), ("int8", 0.02), ("int4", 0.15)])
 def test_close_to_what_is_not_compressed(codec: str, tolerance: float) -> None:
     plain, found = (on_shm(job(name), 3)[0].center for name in ("none", codec))
     assert 0 < distance(found, plain) < tolerance
@@ -99,10 +99,13 @@ def test_a_state_of_another_codec_gives_its_center_alone(codec: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"compress": "top-k"}, "--compress top-k: .* many exchanges late, .* choose bf16 or int8$"),
+        ({"compress": "top-k"}, "--compress top-k: .* many exchanges late, .* choose bf16, int8 or int4$"),
         ({"compress": "1-bit"}, "--compress 1-bit: .* many exchanges late"),
         ({"compress": "bf16", "variant": "broadcast"}, "--compress bf16: --variant broadcast sends weights"),
-        ({"name": "local-sgd", "compress": "bf16"}, "--compress is not a setting of .* choose sync or sync-easgd$"),
+        (
+            {"name": "local-sgd", "compress": "bf16"},
+            "--compress is not a setting of .* choose sync or diloco or sync-easgd$",
+        ),
     ],
 )
 def test_refusals_say_why(settings: dict[str, Any], message: str) -> None:

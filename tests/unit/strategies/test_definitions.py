@@ -14,6 +14,7 @@ from samovar.core.errors import InputError
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.fragments import cut
 from samovar.transports.base import Region
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 from tests.unit.strategies import references
@@ -34,6 +35,7 @@ NUM_STEPS = 11  # no multiple of any period below
 TOLERANCE = 1e-6
 WORLD_SIZES = (1, 2, 3, 4)
 ELASTIC = StrategyConfig("sync-easgd", "ring", sync_period_steps=3, moving_rate=0.2)
+DILOCO = StrategyConfig("diloco", "ring", sync_period_steps=4, outer_rate=0.6, outer_momentum=0.8)
 CONFIGS = {
     "sync": StrategyConfig("sync", "tree"),
     "sync in the background": StrategyConfig("sync", "tree", 64, overlap="backward"),
@@ -43,14 +45,27 @@ CONFIGS = {
     "sync with one owner": StrategyConfig("sync", "tree", 64, overlap="full", owner="root"),
     "local-sgd": StrategyConfig("local-sgd", "ring", sync_period_steps=3),
     "local-sgd each step": StrategyConfig("local-sgd", "tree", sync_period_steps=1),
-    "diloco": StrategyConfig("diloco", "ring", sync_period_steps=4, outer_rate=0.6, outer_momentum=0.8),
+    "diloco": DILOCO,
+    "diloco in fragments": replace(DILOCO, fragments=3),
+    "diloco delayed": replace(DILOCO, collective="halving-doubling", delay_steps=3),
+    "diloco mixed": replace(DILOCO, fragments=2, mixing=0.25),
+    "diloco streaming": replace(DILOCO, collective="tree", sync_period_steps=5, fragments=4, delay_steps=2),
     "sync-easgd none": replace(ELASTIC, overlap="none"),
     "sync-easgd step": replace(ELASTIC, overlap="step"),
     "sync-easgd period": replace(ELASTIC, overlap="period"),
     "sync-easgd step of one": replace(ELASTIC, overlap="step", sync_period_steps=1),
     "sync-easgd broadcast": replace(ELASTIC, variant="broadcast"),
 }
+STREAMING = [name for name in CONFIGS if name.startswith("diloco ")]
 SPREADS = [name for name in CONFIGS if name.startswith("sync-easgd ") and "broadcast" not in name]
+
+# A begin and, later, an end for each fragment in each period.
+DUE = {
+    "diloco in fragments": [0, 1, 3, 4, 5, 7, 8, 9, 11],
+    "diloco delayed": [3, 6, 7, 10, 11],
+    "diloco mixed": [1, 3, 5, 7, 9, 11],
+    "diloco streaming": [*range(12)],
+}
 
 
 @cache
@@ -83,15 +98,24 @@ def reference(config: StrategyConfig, world_size: int) -> references.Traces:
     loops: dict[str, Any] = {
         "sync": references.sync,
         "local-sgd": partial(references.local_sgd, period=config.sync_period_steps),
-        "diloco": partial(
-            references.diloco,
-            period=config.sync_period_steps,
-            outer_rate=config.outer_rate,
-            outer_momentum=config.outer_momentum,
-        ),
+        "diloco": _diloco(config),
         "sync-easgd": partial(references.sync_easgd, period=config.sync_period_steps, moving_rate=config.moving_rate),
     }
     return loops[config.name](x, gradients, NUM_STEPS, RATE)
+
+
+def _diloco(config: StrategyConfig) -> Any:
+    period, num_fragments, delay = config.sync_period_steps or 1, config.fragments or 1, config.delay_steps or 0
+    parts = enumerate(cut(NUM_ELEMENTS, num_fragments), 1)
+    return partial(
+        references.diloco,
+        period=period,
+        outer_rate=config.outer_rate,
+        outer_momentum=config.outer_momentum,
+        dues=[(number * period // num_fragments, part) for number, part in parts],
+        delay=delay,
+        mixing=config.mixing if config.mixing is not None else 0.5 * (delay > 0),
+    )
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:
@@ -200,7 +224,7 @@ def test_diloco_is_torchs_nesterov_sgd_on_the_difference() -> None:
     np.testing.assert_allclose(ranks[0].weights, weights.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if "sync-easgd" in name or name == "diloco"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "sync-easgd" in name or "diloco" in name])
 def test_an_empty_state_starts_from_the_weights_and_a_foreign_one_is_refused(name: str) -> None:
     other = replace(job(name), start=start() + 1)
     left = on_shm(replace(other, num_steps=0), 2)
@@ -225,6 +249,9 @@ def test_exchanges_are_due_after_every_period(name: str) -> None:
 
     (found,) = simulate(strategy_on, 1, SimConfig()).results
     period = CONFIGS[name].sync_period_steps
+    if name in STREAMING:
+        assert found == ("weights", DUE[name])
+        return
     assert found == (
         ("gradients", list(range(12))) if period is None else ("weights", [*range(period - 1, 12, period)])
     )
