@@ -14,6 +14,7 @@ from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES
 
 DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How workers share")
+HOSTS = Panel("Several hosts")
 
 _HOLD = "Decode the training set once, into the memory of all workers."
 _WORKERS = "Worker processes; auto: as many as are fastest. Default: 1."
@@ -31,6 +32,7 @@ _CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`.
 _STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
 _RECORD = "Record the order of updates at the center, for --replay."
 _REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
+_ADDRESS = "Name or address of host 0, as the others see it."
 _BUFFER = "The buffer in the box. Default: the net's name."
 
 Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
@@ -40,6 +42,21 @@ Timeout = Annotated[float, WORKERS("SECONDS", _TIMEOUT, hidden=True)]
 Threads = Annotated[int | None, WORKERS("N", "Compute threads of each. Default: cores / workers.")]
 Strategy = Annotated[str, SHARING("NAME", _STRATEGY, choices=STRATEGIES, show_default=False)]
 Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")]
+
+
+Nodes = Annotated[int, HOSTS("N", "Number of hosts. Start this command on each.")]
+NodeRank = Annotated[int | None, HOSTS("K", "Number of this host, from 0.")]
+MasterAddress = Annotated[str | None, HOSTS("HOST", _ADDRESS)]
+MasterPort = Annotated[int | None, HOSTS("PORT", "A free port of host 0.")]
+
+
+class HostFlags(NamedTuple):
+    """Which of several hosts this is."""
+
+    nodes: Nodes = 1
+    node_rank: NodeRank = None
+    master_addr: MasterAddress = None
+    master_port: MasterPort = None
 
 
 class DataFlags(NamedTuple):

@@ -15,6 +15,8 @@ from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.launch.script import Hosts
+from samovar.launcher.hosts import place_of
 from samovar.launcher.job import exit_code_of, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.train import large_batch_of, run_training
@@ -41,6 +43,7 @@ def _train(
     plan: flags.PlanFlags,
     asynchronous: flags.Async,
     boxed: flags.Boxed,
+    hosts: flags.HostFlags,
     out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.")] = None,
     trace: flags.Trace = None,
     quiet: Quiet = False,
@@ -48,13 +51,17 @@ def _train(
     _help_all: HelpAll = False,
 ) -> None:
     """Train a Caffe solver's net on one or several workers."""
+    place = place_of(Hosts.of(*hosts), boxed.key_file)
+    key_file = boxed.key_file if boxed.box is None else None
+    boxed = boxed._replace(key_file=None) if boxed.box is None else boxed
     calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     sharing = asked_for(strategy, plan.collective, settings)
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
     config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
     config = replace(config, trace=flags.trace_of(trace), timeout_s=timeout)
-    result = run_training(config, *on, snapshot, out, quiet=quiet, output=sys.stderr if as_json else sys.stdout)
+    output = sys.stderr if as_json else sys.stdout
+    result = run_training(config, *on, snapshot, out, quiet=quiet, output=output, place=place, key_file=key_file)
     if as_json:
         print_json(result)
     raise typer.Exit(exit_code_of(result))
@@ -68,6 +75,7 @@ _GROUPS = {
     "plan": flags.PlanFlags,
     "asynchronous": flags.Async,
     "boxed": flags.Boxed,
+    "hosts": flags.HostFlags,
 }
 
 
