@@ -33,6 +33,8 @@ _STOP = f"By whose steps a run ends, if workers do not wait for each other: {', 
 _RECORD = "Record the order of updates at the center, for --replay."
 _REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
 _ADDRESS = "Name or address of host 0, as the others see it."
+_FILE = "Start the command on these hosts over ssh: a name on each line, this host first."
+_SSH = "The program of ssh, and its flags."
 _BUFFER = "The buffer in the box. Default: the net's name."
 
 Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
@@ -57,6 +59,8 @@ class HostFlags(NamedTuple):
     node_rank: NodeRank = None
     master_addr: MasterAddress = None
     master_port: MasterPort = None
+    hosts: Annotated[Path | None, HOSTS("FILE", _FILE)] = None
+    ssh: Annotated[str, HOSTS("COMMAND", _SSH, hidden=True)] = "ssh"
 
 
 class DataFlags(NamedTuple):

@@ -1,7 +1,8 @@
 """`samovar train` and `samovar test`."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,13 @@ from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import DEFAULT_TIMEOUT_S, RunConfig, parse_weights
 from samovar.core.device import CPU, FP32
+from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.launch.meeting import HostPlace
 from samovar.launch.script import Hosts
 from samovar.launcher.hosts import place_of
 from samovar.launcher.job import exit_code_of, run_without_folder
+from samovar.launcher.over_ssh import started_over_ssh
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
@@ -51,7 +55,6 @@ def _train(
     _help_all: HelpAll = False,
 ) -> None:
     """Train a Caffe solver's net on one or several workers."""
-    place = place_of(Hosts.of(*hosts), boxed.key_file)
     key_file = boxed.key_file if boxed.box is None else None
     boxed = boxed._replace(key_file=None) if boxed.box is None else boxed
     calibration = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
@@ -61,10 +64,24 @@ def _train(
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
     config = replace(config, trace=flags.trace_of(trace), timeout_s=timeout)
     output = sys.stderr if as_json else sys.stdout
-    result = run_training(config, *on, snapshot, out, quiet=quiet, output=output, place=place, key_file=key_file)
+    with _place(hosts, on.workers, key_file) as (workers, place):
+        on = on._replace(workers=workers)
+        result = run_training(config, *on, snapshot, out, quiet=quiet, output=output, place=place, key_file=key_file)
     if as_json:
         print_json(result)
     raise typer.Exit(exit_code_of(result))
+
+
+@contextmanager
+def _place(given: flags.HostFlags, workers: str, key_file: Path | None) -> Iterator[tuple[str, HostPlace | None]]:
+    """The number of workers here, and this host's place in a run on several."""
+    if given.hosts is None:
+        yield workers, place_of(Hosts.of(*given[:4]), key_file)
+        return
+    if given.nodes != 1 or given.node_rank is not None or given.master_port is not None:
+        raise InputError("--hosts: gives every host its place; leave --nodes, --node-rank and --master-port out")
+    with started_over_ssh(given.hosts, given.ssh, sys.argv[1:], workers, given.master_addr, key_file) as found:
+        yield found
 
 
 _GROUPS = {

@@ -118,6 +118,13 @@ class PlannedCollectives:
         self._all_reduce_name = all_reduce_name
 
     @property
+    def num_hosts(self) -> int:
+        """The hosts of the ranks."""
+        if isinstance(self.host_size, int):
+            return -(-self.group.world_size // self.host_size)
+        return len(self.host_size)
+
+    @property
     def group(self) -> Group:
         return self.transport.group
 

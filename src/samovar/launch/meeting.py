@@ -3,7 +3,7 @@
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ class HostPlace:
     """The number of this host, where host 0 is met, and when all have come: `num_hosts` hosts, or `num_ranks` ranks.
 
     With `num_ranks`, numbers only give the order of hosts. With `store`, a launcher's store is at the address, and host
-    0 tells under this key where it listens.
+    0 tells under this key where it listens. Host 0 may listen already. `watch()` says why another host cannot come.
     """
 
     number: int
@@ -38,6 +38,8 @@ class HostPlace:
     num_ranks: int | None = None
     key_file: Path | None = None
     store: str | None = None
+    listening: socket.socket | None = None
+    watch: Callable[[], str | None] = lambda: None
 
     @property
     def leads(self) -> bool:
@@ -130,7 +132,7 @@ class _Host0:
 
     def _gathered(self, key: Any, closing: ExitStack) -> tuple[dict[int, HostHello], dict[int, HostLink]]:
         place, deadline = self._place, Deadline.after(self._timeout_s)
-        listener = listen_at(place.address, 0 if place.store else place.port)
+        listener = place.listening or listen_at(place.address, 0 if place.store else place.port)
         if listener is None:
             raise InputError(
                 f"{self._who}: port {place.port} of {place.address} is taken, perhaps by another run; give all hosts "
@@ -145,6 +147,8 @@ class _Host0:
             while not self._is_complete(hellos):
                 if deadline.passed():
                     self._refuse(links, DeadlineExceeded(self._absent(hellos)))
+                if (why := place.watch()) is not None:
+                    self._refuse(links, InputError(f"{self._who}: {why}"))
                 look = Deadline(min(deadline.at_s, Deadline.after(_LOOK_S).at_s))
                 if (came := next_link(listener, key, look)) is not None:
                     self._take(*came, hellos, links, closing)

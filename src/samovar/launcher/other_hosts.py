@@ -250,7 +250,8 @@ class Host0(_Launcher):
             case "gave up":
                 error = ERRORS.get(message["kind"], RankFailed)(message["why"])
                 error.exit_code = message["exit_code"]
-                self._failure, _ = self._failure or error, self._over.add(number)
+                self._failure = self._failure or error
+                self._over.add(number)
             case "ended":
                 self._over.add(number)
                 self.kill_signal = self.kill_signal or message["kill"]
@@ -286,7 +287,7 @@ class OtherHost(_Launcher):
         self._lost: str | None = None
         self._outcome: Mapping[str, Any] | None = None
         self._begin: Mapping[str, Any] | None = None
-        self._part: bytes | None = None
+        self._parts: list[bytes] = []
         self._num_snapshots = 0
 
     def begun(self) -> tuple[dict[str, Any], dict[str, int]]:
@@ -299,11 +300,10 @@ class OtherHost(_Launcher):
         """Copy file `number` of host 0 to `place`."""
         with place.open("wb") as file:
             while (offset := file.tell()) < size:
-                self._part = None
                 self._send(0, {"is": "want", "file": number, "offset": offset})
-                while self._part is None:
+                while not self._parts:
                     self._next("sent no file")
-                file.write(self._part)
+                file.write(self._parts.pop())
 
     def ready(self) -> None:
         """Tell host 0 that this host's ranks may start."""
@@ -376,7 +376,7 @@ class OtherHost(_Launcher):
             case "begin":
                 self._begin = message
             case "part":
-                self._part = content
+                self._parts.append(content)
             case "kill":
                 self._must_end = True
             case "outcome":

@@ -99,7 +99,7 @@ class _Plain:
         self._receiving.close()
 
     def _lost(self, error: OSError) -> ConnectionLost:
-        return ConnectionLost(f"{self._peer} is gone: connection {(error.strerror or str(error)).lower()}")
+        return ConnectionLost(f"{self._peer} is gone ({(error.strerror or str(error)).lower()})")
 
 
 class NotOurs(SamovarError):

@@ -82,7 +82,7 @@ class Started:
             command=lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))],
             board=RunBoard(self.segment, len(programs)),
             inherited=[self.segment, *inherited],
-            log_paths=self.logs,
+            log_paths=dict(enumerate(self.logs)),
             threads_per_worker=threads_per_worker,
             on_output=on_output or self.take,
         )
