@@ -44,7 +44,8 @@ def consecutive_sizes(hosts: Sequence[Host]) -> tuple[int, ...] | None:
 class JobHosts:
     """The hosts of a job with several, and the address and port at which each rank listens.
 
-    `job` tells jobs apart that have the same key. Each worker has `threads` and `spare` cores beside them, at least.
+    `job` tells jobs apart that have the same key. Each worker has at least
+    `threads` cores for computing, and `spare` more.
     """
 
     job: str

@@ -63,7 +63,7 @@ def tell(others: list[socket.socket], outcome: Mapping[str, Any]) -> None:
 
 
 def await_first(identity: Identity, timeout_s: float) -> Mapping[str, Any]:
-    """What the first process of this host says when the run is over there.
+    """The outcome of the run, from the first process of this host.
 
     Signals are for that one, which the launcher signals too. Raises RankFailed if it ends without a word.
     """

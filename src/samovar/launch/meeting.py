@@ -51,8 +51,8 @@ class HostPlace:
 class HostHello:
     """A host's description of itself: its workers, where they listen, and what must be the same on all hosts.
 
-    `threads` and `spare` are cores of each worker, for its threads and beside them. `versions` are those of packages.
-    `settings` are the flags of the run, `nets` a hash of the solver and its nets.
+    `threads` are the cores on which each worker computes, and `spare` its further ones. `versions` are those of
+    packages. `settings` are the flags of the run, `nets` a hash of the solver and its nets.
     """
 
     number: int
@@ -263,12 +263,13 @@ def _hello_of(message: Mapping[str, Any]) -> HostHello:
 
 
 def _misfit(own: HostHello, message: Mapping[str, Any], place: HostPlace) -> str | None:
-    """What another host has otherwise than host 0; None if it fits."""
+    """The first difference of another host from host 0, as text; None if it fits."""
     versions = message.get("versions")
     number, name = message.get("number"), message.get("name")
     who = f"host {number} ({name})"
     if message.get("is") != "hello" or not isinstance(versions, Mapping):
-        return f"what came is no host of this version of Samovar ({str(message)[:_SHOWN]}); install the same everywhere"
+        shown = str(message)[:_SHOWN]
+        return f"a message does not come from this version of Samovar ({shown}); install the same on all hosts"
     for package in sorted({*own.versions, *versions}):
         here, there = own.versions.get(package), versions.get(package)
         if here != there:

@@ -94,7 +94,7 @@ def _version_of(package: str) -> str:
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
-    """What all hosts must have alike, as JSON has it."""
+    """The settings that must be the same on all hosts, as JSON has them."""
     values = {name: value for name, value in config.to_json().items() if name not in _OWN}
     strategy = values.pop("strategy")
     assert isinstance(strategy, dict)
@@ -143,7 +143,7 @@ def _open_notice(met: Met) -> str:
 
 
 def _files_of(config: RunConfig) -> dict[str, Path]:
-    """What other hosts need of host 0's files, by a name under which it is kept there."""
+    """The files of host 0 that the others need, by the name that each gets there."""
     files = {f"weights/{number}/{path.name}": path for number, path in enumerate(config.weights)}
     snapshot = config.snapshot
     if snapshot is not None and snapshot.is_dir():

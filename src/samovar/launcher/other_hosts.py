@@ -1,7 +1,7 @@
-"""A run on several hosts, as one of their launchers sees it: host 0 shows and decides, the others tell it all.
+"""A run on several hosts, as one of their launchers sees it: host 0 shows and decides, the others report to it.
 
-A rank's end is told to host 0. There the first failure ends the run on every host, as soon as it is clear which rank
-caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
+Each host reports the ends of its ranks to host 0. There the first failure ends the run on every host, as soon as it is
+clear which rank caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
 """
 
 import json
@@ -43,7 +43,7 @@ class RankState:
 
 @dataclass(slots=True)
 class HostDuties:
-    """What a launcher does here with what other hosts tell: see `samovar.launcher.job`.
+    """The running job, for messages of other hosts; see `samovar.launcher.job`.
 
     `take` gets a record of a rank, `state` says how far a rank of this host is.
     """
@@ -63,7 +63,7 @@ class HostsPolicy(InStepPolicy):
         self._others = others
 
     def consequence(self, end: RankEnd) -> Consequence:
-        """The end is told to host 0."""
+        """Report the end to host 0."""
         self._others.rank_ended(end)
         return super().consequence(end)
 
@@ -83,7 +83,7 @@ def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
 
 
 class _Launcher:
-    """What both kinds have. `job` is None until the ranks are about to start."""
+    """The common part of both kinds. `job` is None until the ranks are about to start."""
 
     def __init__(self, met: Met, timeout_s: float) -> None:
         self.met = met
@@ -135,7 +135,7 @@ class _Launcher:
         return bool(found)
 
     def _send(self, number: int, message: Mapping[str, Any], content: bytes = b"") -> None:
-        """What cannot be sent is of no use any more: the host is lost, and its thread says so."""
+        """Send a message, if the host is still there; the thread that listens to it notices if it is not."""
         try:
             self.met.links[number].send(message, Deadline.after(self.timeout_s), content)
         except SamovarError:
@@ -188,7 +188,7 @@ class Host0(_Launcher):
         return False
 
     def patience_s(self, policy: HostsPolicy) -> float:
-        """How long this host's ranks may go on, by what the others told."""
+        """How long this host's ranks may continue after the reports of the others."""
         if self._lost or self._failure or self.kill_signal:
             return 0.0
         return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
@@ -329,7 +329,7 @@ class OtherHost(_Launcher):
         return True
 
     def patience_s(self, _policy: HostsPolicy) -> float:
-        """How long this host's ranks may go on, by what host 0 told."""
+        """How long this host's ranks may continue after the messages of host 0."""
         return 0.0 if self._must_end or self._lost or self._outcome else math.inf
 
     def outcome(self, signals: Signals) -> RunResult | None:

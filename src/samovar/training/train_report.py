@@ -76,7 +76,7 @@ def announce(
 
 
 def _transport(config: RunConfig) -> str:
-    """What carries weights and gradients."""
+    """The transports of weights and gradients."""
     if config.hosts is None:
         return "shm"
     return "shm, tcp" if max(config.hosts.sizes) > 1 else "tcp"

@@ -103,7 +103,7 @@ class _Plain:
 
 
 class NotOurs(SamovarError):
-    """What arrived is no message of a launcher of this version."""
+    """A message that no launcher of this version sends."""
 
 
 class HostLink:
