@@ -84,6 +84,7 @@ def test_caffes_recorded_run_is_met(
     for home in homes(tmp_path, shape):
         for path in folder.iterdir():
             (home / path.name).symlink_to(path)
+    (tmp_path / "lmdb").symlink_to(golden_folder / "lmdb")
     flags = ("--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel", "--exact", 4)
     out = train(network, tmp_path, shape, *flags)
     recorded = json.loads((folder / name / "result.json").read_text())
