@@ -264,7 +264,7 @@ from samovar.launch.processes import Launch
 from samovar.transports.shm import RunBoard, create_segment
 
 segment = create_segment(1)
-launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], [Path(sys.argv[1])],
+launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], {{0: Path(sys.argv[1])}},
                 RunBoard(segment, 1), [segment], lambda rank, data: os.write(1, data))
 ends = launch.run()
 print("ends", [end.return_code for end in ends], launch.signals.stop_signal, launch.signals.kill_signal, flush=True)
