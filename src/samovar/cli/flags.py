@@ -32,7 +32,9 @@ _CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`.
 _STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
 _RECORD = "Record the order of updates at the center, for --replay."
 _REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
+_NUMBER, _PORT = "Number of this host, from 0.", "A free port of host 0."
 _ADDRESS = "Name or address of host 0, as the others see it."
+_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
 _FILE = "Start the command on these hosts over ssh: a name on each line, this host first."
 _SSH = "The program of ssh, and its flags."
 _BUFFER = "The buffer in the box. Default: the net's name."
@@ -47,19 +49,22 @@ Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timel
 
 
 Nodes = Annotated[int, HOSTS("N", "Number of hosts. Start this command on each.")]
-NodeRank = Annotated[int | None, HOSTS("K", "Number of this host, from 0.")]
+NodeRank = Annotated[int | None, HOSTS("K", _NUMBER)]
 MasterAddress = Annotated[str | None, HOSTS("HOST", _ADDRESS)]
-MasterPort = Annotated[int | None, HOSTS("PORT", "A free port of host 0.")]
+MasterPort = Annotated[int | None, HOSTS("PORT", _PORT)]
+KeyFile = Annotated[Path | None, HOSTS("FILE", _KEY)]
 
 
 class HostFlags(NamedTuple):
     """Which of several hosts this is."""
 
-    nodes: Nodes = 1
-    node_rank: NodeRank = None
-    master_addr: MasterAddress = None
-    master_port: MasterPort = None
-    hosts: Annotated[Path | None, HOSTS("FILE", _FILE)] = None
+    nodes: Annotated[
+        int, WORKERS("N", "Number of hosts. Start this on each, with --node-rank.", show_default=False)
+    ] = 1
+    node_rank: Annotated[int | None, HOSTS("K", _NUMBER, hidden=True)] = None
+    master_addr: Annotated[str | None, HOSTS("HOST", _ADDRESS, hidden=True)] = None
+    master_port: Annotated[int | None, HOSTS("PORT", _PORT, hidden=True)] = None
+    hosts: Annotated[Path | None, HOSTS("FILE", _FILE, hidden=True)] = None
     ssh: Annotated[str, HOSTS("COMMAND", _SSH, hidden=True)] = "ssh"
 
 

@@ -25,7 +25,6 @@ _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _ALL_LINES = "Show a line that several ranks print once for each."
-_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
 
 
 def run_script(
@@ -40,7 +39,7 @@ def run_script(
     node_rank: flags.NodeRank = None,
     master_addr: flags.MasterAddress = None,
     master_port: flags.MasterPort = None,
-    key_file: Annotated[Path | None, flags.HOSTS("FILE", _KEY)] = None,
+    key_file: flags.KeyFile = None,
     oversubscribe: flags.Oversubscribe = False,
     _help_all: HelpAll = False,
 ) -> None:

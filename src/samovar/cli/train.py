@@ -19,10 +19,11 @@ from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.launch.meeting import HostPlace
 from samovar.launch.script import Hosts
-from samovar.launcher.hosts import place_of
-from samovar.launcher.job import exit_code_of, run_without_folder
+from samovar.launcher.hosts import place_of, run_anywhere
+from samovar.launcher.job import exit_code_of
 from samovar.launcher.over_ssh import started_over_ssh
 from samovar.launcher.placing import on_device, placed
+from samovar.launcher.started import as_started
 from samovar.launcher.train import large_batch_of, run_training
 from samovar.report.console import Console
 from samovar.report.document import AnswerDisplay, print_json
@@ -111,6 +112,11 @@ def test(
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
     timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
+    nodes: flags.Nodes = 1,
+    node_rank: flags.NodeRank = None,
+    master_addr: flags.MasterAddress = None,
+    master_port: flags.MasterPort = None,
+    key_file: flags.KeyFile = None,
     out: Annotated[Path | None, OUTPUT("FOLDER", "Folder for what HDF5Output layers write.")] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the outputs and the loss as JSON.", "--json")] = False,
     _help_all: HelpAll = False,
@@ -119,4 +125,10 @@ def test(
     config = RunConfig("test", model, parse_weights(weights), workers=workers, iterations=iterations)
     config = on_device(replace(config, timeout_s=timeout, hdf5_out=out, precision=precision), device)
     display = AnswerDisplay(Tested, print_json) if as_json else Console(sys.stdout, sys.stderr)
-    run_without_folder(placed(config, workers, threads_per_worker), display)
+    place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
+
+    def run(workers: int | str, place: HostPlace | None) -> None:
+        own = placed(config, int(workers), threads_per_worker)
+        run_anywhere(own, place, display, Console(sys.stderr, sys.stderr))
+
+    as_started(workers, place, key_file, timeout, run)

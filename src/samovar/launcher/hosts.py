@@ -1,9 +1,9 @@
-"""A training run on several hosts: they meet, take the settings of host 0, and each runs its own workers."""
+"""A job on several hosts: they meet, take the settings of host 0, and each runs its own workers."""
 
 import hashlib
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -13,13 +13,13 @@ from typing import Any
 import samovar
 from samovar.config import RunConfig
 from samovar.core.errors import InputError, RankFailed, SamovarError
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver
+from samovar.frontends.caffe.solver import NetSource, load_solver
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
+from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
 from samovar.launch.script import Hosts
-from samovar.launcher.job import run_job
+from samovar.launcher.job import Display, run_job, run_without_folder
 from samovar.launcher.other_hosts import Host0, OtherHost
 from samovar.launcher.passing import passing_folder
-from samovar.launcher.plan import TrainingPlan, plan_training
 from samovar.report.console import Console
 from samovar.report.plain import to_plain
 from samovar.report.records import Notice
@@ -35,7 +35,8 @@ _OWN = (
 _NO_MATTER = re.compile(
     r"^\s*(source|mean_file|root_folder|net|train_net|test_net|snapshot_prefix|weights): .*\n", re.MULTILINE
 )
-Run = Callable[[TrainingPlan, Host0], RunResult]
+# Host 0's settled configuration, and its part of the job.
+Lead = Callable[[RunConfig], tuple[RunConfig, Callable[[Host0], RunResult | None]]]
 
 
 def place_of(hosts: Hosts | None, key_file: Path | None) -> HostPlace | None:
@@ -45,19 +46,34 @@ def place_of(hosts: Hosts | None, key_file: Path | None) -> HostPlace | None:
     return HostPlace(hosts.number, hosts.address, hosts.port, hosts.num_hosts, key_file=key_file)
 
 
-def train_on_hosts(
-    config: RunConfig, place: HostPlace, snapshot: str | None, out: Path | None, console: Console, run: Run
-) -> RunResult:
-    """This host's part of a run, as `config` says of its own workers. Host 0 plans it, and calls `run`.
+def run_on_hosts(config: RunConfig, place: HostPlace, console: Console, lead: Lead) -> RunResult | None:
+    """This host's part of a job, as `config` says of its own workers. On host 0, `lead` plans and runs it.
 
-    Raises InputError if hosts do not fit together, and the run's error on every host.
+    Raises InputError if hosts do not fit together, and the job's error on every host.
     """
     require_possible(config)
     met = meet(place, _hello(config, place), config.timeout_s)
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
     if met.number == 0:
-        return _lead(own, met, snapshot, out, console, run)
+        return _led(own, met, console, lead)
     return _follow(own, met, console)
+
+
+def run_anywhere(
+    config: RunConfig,
+    place: HostPlace | None,
+    display: Display,
+    console: Console,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+) -> RunResult | None:
+    """A job without a run folder, on this host or as this host's part of several; `display` shows it on host 0."""
+    if place is None:
+        return run_without_folder(config, display, effects)
+
+    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0], RunResult | None]]:
+        return config, lambda others: run_without_folder(config, display, effects, others)
+
+    return run_on_hosts(config, place, console, lead)
 
 
 def require_possible(config: RunConfig) -> None:
@@ -69,6 +85,8 @@ def require_possible(config: RunConfig) -> None:
         )
     if config.trace is not None:
         raise InputError("--trace: shows the workers of one host on one clock; leave --nodes or --trace out")
+    if config.hdf5_out is not None and not config.by_caffe:
+        raise InputError(f"--out {config.hdf5_out}: HDF5Output layers write on one host; leave --nodes or --out out")
 
 
 def _hello(config: RunConfig, place: HostPlace) -> HostHello:
@@ -82,7 +100,7 @@ def _hello(config: RunConfig, place: HostPlace) -> HostHello:
         config.oversubscribed,
         {"samovar": samovar.__version__, "torch": _version_of("torch")},
         {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()},
-        _digest(load_solver(config.model)),
+        _digest(config),
     )
 
 
@@ -103,21 +121,24 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return plain
 
 
-def _digest(solver: CaffeSolver) -> str:
+def _digest(config: RunConfig) -> str:
     """Of the solver and its nets, without the places of files."""
-    nets = [solver.net, *(test.source for test in solver.test_nets)]
-    texts = [solver.path.read_text(errors="replace"), *(str(net.read().message) for net in nets)]
+    nets, texts = [NetSource(config.model, "")], []
+    if config.job == "train":
+        solver = load_solver(config.model)
+        nets = [solver.net, *(test.source for test in solver.test_nets)]
+        texts = [solver.path.read_text(errors="replace")]
+    texts += [str(net.read().message) for net in nets]
     return hashlib.sha256("".join(_NO_MATTER.sub("", text) for text in texts).encode()).hexdigest()
 
 
-def _lead(config: RunConfig, met: Met, snapshot: str | None, out: Path | None, console: Console, run: Run) -> RunResult:
+def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult | None:
     others = Host0(met, config.timeout_s)
     try:
-        plan = plan_training(config, snapshot, out)
-        notices = (*plan.notices, *([] if met.is_secret else [_open_notice(met)]))
+        settled, run = lead(config)
         _show_hosts(met, console)
-        others.begin(plan.config.to_json(), _files_of(plan.config))
-        result = run(replace(plan, notices=notices), others)
+        others.begin(settled.to_json(), _files_of(settled))
+        result = run(others)
         others.tell_outcome(result)
         return result
     except SamovarError as error:
@@ -133,13 +154,9 @@ def _lead(config: RunConfig, met: Met, snapshot: str | None, out: Path | None, c
 def _show_hosts(met: Met, console: Console) -> None:
     hosts = ", ".join(map(str, met.hosts.hosts))
     console.show(Notice(level="info", text=f"{len(met.hosts.hosts)} hosts: {hosts}"))
-
-
-def _open_notice(met: Met) -> str:
-    return (
-        f"{len(met.hosts.hosts)} hosts met without a key, so anyone who reaches this port could take part; on a "
-        "network that is not private, give --key-file"
-    )
+    if not met.is_secret:
+        text = "hosts met without a key, so anyone who reaches this port could take part; on a network that is not "
+        console.show(Notice(level="warning", text=f"{text}private, give --key-file"))
 
 
 def _files_of(config: RunConfig) -> dict[str, Path]:
@@ -151,7 +168,7 @@ def _files_of(config: RunConfig) -> dict[str, Path]:
     return files
 
 
-def _follow(config: RunConfig, met: Met, console: Console) -> RunResult:
+def _follow(config: RunConfig, met: Met, console: Console) -> RunResult | None:
     others = OtherHost(met, config.timeout_s)
     try:
         with _told(others):
@@ -161,9 +178,7 @@ def _follow(config: RunConfig, met: Met, console: Console) -> RunResult:
                 given = _fetched(others, files, folder.path)
                 settled = _settled(config, values, given, folder.path)
                 others.ready()
-                result = run_job(settled, folder, _Silent(), others=others)
-        assert result is not None, "host 0 gives a result or an error"
-        return result
+                return run_job(settled, folder, _Silent(), others=others)
     finally:
         others.close()
 
@@ -181,7 +196,7 @@ def _told(others: OtherHost) -> Iterator[None]:
 @contextmanager
 def _kept_on_failure() -> Iterator[RunFolder]:
     """A folder for the logs of this host's workers, which stays if the run fails and they have something in them."""
-    with passing_folder("train") as passing:
+    with passing_folder("hosts") as passing:
         try:
             yield RunFolder(passing.path)
         except BaseException:

@@ -247,13 +247,16 @@ class _RunningJob:
 
 
 def run_without_folder(
-    config: RunConfig, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+    config: RunConfig,
+    display: Display,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+    others: Host0 | OtherHost | None = None,
 ) -> RunResult | None:
     """`run_job` in a folder that is deleted afterwards, unless a rank failed and its log says why."""
     with passing_folder(config.job) as passing:
         folder = RunFolder(passing.path)
         try:
-            return run_job(replace(config, out=folder.path), folder, display, effects)
+            return run_job(replace(config, out=folder.path), folder, display, effects, others)
         except SamovarError as error:
             if error.exit_code == SamovarError.exit_code and _have_content(folder, config.workers):
                 passing.keep()

@@ -13,12 +13,12 @@ from samovar.launcher.other_hosts import ERRORS
 from samovar.report.plain import from_plain, to_plain
 from samovar.report.result import RunResult
 
-Train = Callable[[int | str, HostPlace | None], RunResult]
+Run = Callable[[int | str, HostPlace | None], RunResult | None]
 
 
 def as_started(
-    workers: int | str, place: HostPlace | None, key_file: Path | None, timeout_s: float, run: Train
-) -> RunResult:
+    workers: int | str, place: HostPlace | None, key_file: Path | None, timeout_s: float, run: Run
+) -> RunResult | None:
     """`run(workers, place)`, or what follows from the launcher that started this process, if one did.
 
     Of the processes on a host, the first calls `run` for all of them, and the others return its result or raise its
@@ -39,13 +39,19 @@ def as_started(
             code = getattr(error, "exit_code", SamovarError.exit_code)
             tell(others, {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "exit_code": code})
             raise
-        tell(others, {"result": to_plain(replace(result, run_folder=None))})
+        tell(others, {"result": None if result is None else to_plain(replace(result, run_folder=None))})
         return result
 
 
-def _outcome(told: Mapping[str, Any]) -> RunResult:
+def num_started(workers: int) -> int:
+    """The workers that a launcher such as mpiexec started in all, or else `workers`."""
+    world_size = own_identity().world_size
+    return workers if world_size == 1 else world_size
+
+
+def _outcome(told: Mapping[str, Any]) -> RunResult | None:
     if "result" in told:
-        return from_plain(RunResult, told["result"])
+        return None if told["result"] is None else from_plain(RunResult, told["result"])
     error = ERRORS.get(told["kind"], SamovarError)(told["error"])
     error.exit_code, error.is_shown = told["exit_code"], True
     raise error

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from samovar.core.trace import TraceWindow
 from samovar.frontends.caffe.solver import load_solver
 from samovar.launch.meeting import HostPlace
 from samovar.launch.script import Hosts
-from samovar.launcher.hosts import place_of, train_on_hosts
+from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import remove_if_unused, run_job
 from samovar.launcher.other_hosts import Host0
 from samovar.launcher.placing import on_device, placed
@@ -128,7 +128,9 @@ def run_training(
             config, workers, threads_per_worker, oversubscribe, snapshot, out, quiet=quiet, output=output, place=place
         )
 
-    return as_started(workers, place, key_file, config.timeout_s, run)
+    result = as_started(workers, place, key_file, config.timeout_s, run)
+    assert result is not None, "a training run has a result"
+    return result
 
 
 def _on_this_host(
@@ -154,14 +156,25 @@ def _on_this_host(
         if num_workers is not None:
             config = placed(config, num_workers, num_threads, oversubscribe)
             if place is not None:
-                run = partial(_run, output=output, errors=errors)
-                return train_on_hosts(config, place, snapshot, out, Console(output, errors), run)
+                return _on_hosts(config, place, snapshot, out, output, errors)
         elif place is not None:
             raise InputError("--workers auto: times the workers of one host; give a number with --nodes")
         else:
             found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
             config = with_fastest_workers(config, num_threads, found, Console(output, errors))
         return _run(plan_training(config, snapshot, out), output=output, errors=errors)
+
+
+def _on_hosts(
+    config: RunConfig, place: HostPlace, snapshot: str | None, out: Path | None, output: TextIO, errors: TextIO
+) -> RunResult:
+    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0], RunResult]]:
+        plan = plan_training(config, snapshot, out)
+        return plan.config, partial(_run, plan, output=output, errors=errors)
+
+    result = run_on_hosts(config, place, Console(output, errors), lead)
+    assert result is not None, "host 0 gives a result or an error"
+    return result
 
 
 def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, errors: TextIO) -> RunResult:
