@@ -59,7 +59,7 @@ class HostFlags(NamedTuple):
     """Which of several hosts this is."""
 
     nodes: Annotated[
-        int, WORKERS("N", "Number of hosts. Start this on each, with --node-rank.", show_default=False)
+        int, WORKERS("N", "Hosts. Start this on each, numbered.", show_default=False)
     ] = 1
     node_rank: Annotated[int | None, HOSTS("K", _NUMBER, hidden=True)] = None
     master_addr: Annotated[str | None, HOSTS("HOST", _ADDRESS, hidden=True)] = None
