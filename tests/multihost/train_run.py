@@ -17,6 +17,7 @@ class HostsRun:
 
     out: Path
     commands: list[Command]
+    port: int
 
     def wait(self) -> list[Ended]:
         """How each launcher ended."""
@@ -39,13 +40,14 @@ def started(
     address: str = "127.0.0.1",
     timeout_s: float = TIMEOUT_S,
     out: str = "out",
+    port: int | None = None,
 ) -> Iterator[HostsRun]:
     """A run with so many workers on each host; `arguments` are those of all, `own` those of each host.
 
     Each host has a working folder of its own. `prefixes` are the words that run a command on it.
     """
     with ExitStack() as stack:
-        port = stack.enter_context(reserved_port())
+        port = port or stack.enter_context(reserved_port())
         commands = []
         for number, count in enumerate(workers):
             home = folder / f"{out}-host{number}"
@@ -56,4 +58,4 @@ def started(
             given += tuple(own[number]) if own else ()
             prefix = tuple(prefixes[number]) if prefixes else ()
             commands.append(stack.enter_context(Command(*given, folder=home, prefix=prefix)))
-        yield HostsRun(folder / out, commands)
+        yield HostsRun(folder / out, commands, port)

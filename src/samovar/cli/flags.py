@@ -58,9 +58,7 @@ KeyFile = Annotated[Path | None, HOSTS("FILE", _KEY)]
 class HostFlags(NamedTuple):
     """Which of several hosts this is."""
 
-    nodes: Annotated[
-        int, WORKERS("N", "Hosts. Start this on each, numbered.", show_default=False)
-    ] = 1
+    nodes: Annotated[int, WORKERS("N", "Hosts. Start this on each, numbered.", show_default=False)] = 1
     node_rank: Annotated[int | None, HOSTS("K", _NUMBER, hidden=True)] = None
     master_addr: Annotated[str | None, HOSTS("HOST", _ADDRESS, hidden=True)] = None
     master_port: Annotated[int | None, HOSTS("PORT", _PORT, hidden=True)] = None

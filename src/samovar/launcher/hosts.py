@@ -52,6 +52,9 @@ def run_on_hosts(config: RunConfig, place: HostPlace, console: Console, lead: Le
     Raises InputError if hosts do not fit together, and the job's error on every host.
     """
     require_possible(config)
+    if place.leads:
+        text = f"host 0 waits for the other hosts at {place.address}, port {place.port}"
+        console.show(Notice(level="info", text=text))
     met = meet(place, _hello(config, place), config.timeout_s)
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
     if met.number == 0:

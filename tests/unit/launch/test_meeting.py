@@ -153,9 +153,9 @@ def test_who_does_not_come_is_told_to_all() -> None:
 
 
 def test_a_taken_port_and_an_unknown_name() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(InputError, match=r"port \d+ of 127.0.0.1 is taken, perhaps by another run"):
-            meet(replace(PLACE, port=taken.getsockname()[1]), HELLO, 1.0)
+    error = r"port \d+ of 127.0.0.1 is taken, perhaps by another run"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match=error):
+        meet(replace(PLACE, port=taken.getsockname()[1]), HELLO, 1.0)
     with pytest.raises(InputError, match="is not a known host"):
         meet(replace(PLACE, number=1, address="no.such.host.invalid", port=1), hellos(1, 1)[1], 1.0)
 
