@@ -127,10 +127,16 @@ def _ignoring() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def require_no_workers(identity: Identity, workers: int | str) -> None:
-    """Raise InputError if a number of workers was given too: the launcher has said it."""
-    if workers not in (1, "1"):
+def is_one_per_host(identity: Identity, workers: int | str) -> bool:
+    """Whether the launcher started one process a host, for so many `workers` each.
+
+    Raises InputError if workers were given, but the launcher started one process for each.
+    """
+    if workers in (1, "1"):
+        return False
+    if num_local(identity) > 1 or identity.local_rank is None:
         raise InputError(
             f"--workers {workers}: {identity.launcher} started {identity.world_size} processes, and each is a worker; "
-            "leave --workers out"
+            "leave --workers out, or start one process on each host"
         )
+    return True

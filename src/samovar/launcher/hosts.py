@@ -46,8 +46,12 @@ def place_of(hosts: Hosts | None, key_file: Path | None) -> HostPlace | None:
     return HostPlace(hosts.number, hosts.address, hosts.port, hosts.num_hosts, key_file=key_file)
 
 
-def run_on_hosts(config: RunConfig, place: HostPlace, console: Console, lead: Lead) -> RunResult | None:
+def run_on_hosts(
+    config: RunConfig, place: HostPlace, console: Console, lead: Lead, *, has_snapshot: bool = False
+) -> RunResult | None:
     """This host's part of a job, as `config` says of its own workers. On host 0, `lead` plans and runs it.
+
+    `has_snapshot` says whether a snapshot was asked for, which host 0 finds.
 
     Raises InputError if hosts do not fit together, and the job's error on every host.
     """
@@ -55,7 +59,7 @@ def run_on_hosts(config: RunConfig, place: HostPlace, console: Console, lead: Le
     if place.leads:
         text = f"host 0 waits for the other hosts at {place.address}, port {place.port}"
         console.show(Notice(level="info", text=text))
-    met = meet(place, _hello(config, place), config.timeout_s)
+    met = meet(place, _hello(config, place, has_snapshot), config.timeout_s)
     own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
     if met.number == 0:
         return _led(own, met, console, lead)
@@ -92,7 +96,9 @@ def require_possible(config: RunConfig) -> None:
         raise InputError(f"--out {config.hdf5_out}: HDF5Output layers write on one host; leave --nodes or --out out")
 
 
-def _hello(config: RunConfig, place: HostPlace) -> HostHello:
+def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello:
+    settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
+    settings |= {"--snapshot": "yes" if has_snapshot else "no", "--weights": counted(len(config.weights), "file")}
     spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
     return HostHello(
         place.number,
@@ -102,7 +108,7 @@ def _hello(config: RunConfig, place: HostPlace) -> HostHello:
         max(0, spare),
         config.oversubscribed,
         {"samovar": samovar.__version__, "torch": _version_of("torch")},
-        {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()},
+        settings,
         _digest(config),
     )
 

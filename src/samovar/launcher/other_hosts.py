@@ -206,7 +206,8 @@ class Host0(_Launcher):
             pass
         failures = self.duties.failures
         together = sorted([*ends, *self._ends], key=lambda end: (end.return_code == 0, not is_cause(end, failures)))
-        if not (together and together[0].return_code and is_cause(together[0], failures)):
+        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures)
+        if not (is_known or signals.kill_signal or self.kill_signal):
             self._require_all()
             if missing := self._missing():
                 raise DeadlineExceeded(f"{self._name(missing[0])} did not end with the others; see its console")

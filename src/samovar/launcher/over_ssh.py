@@ -18,7 +18,7 @@ _LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4}
 _ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
 # What host 0 alone has, or what follows from FILE; the second says whether a value follows.
 _DROPPED = {
-    **dict.fromkeys(("--hosts", "--ssh", "--workers", "--out", "--snapshot", "--weights", "--master-addr"), True),
+    **dict.fromkeys(("--hosts", "--ssh", "--workers", "--out", "--master-addr"), True),
     **dict.fromkeys(("--quiet", "--json"), False),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from samovar.core.errors import InputError, SamovarError
 from samovar.launch.identity import Identity, own_identity
-from samovar.launch.local_group import await_first, leads_host, local_group, num_local, require_no_workers, tell
+from samovar.launch.local_group import await_first, is_one_per_host, leads_host, local_group, num_local, tell
 from samovar.launch.meeting import HostPlace
 from samovar.launcher.other_hosts import ERRORS
 from samovar.report.plain import from_plain, to_plain
@@ -22,14 +22,17 @@ def as_started(
     """`run(workers, place)`, or what follows from the launcher that started this process, if one did.
 
     Of the processes on a host, the first calls `run` for all of them, and the others return its result or raise its
-    error. Raises InputError if `workers` are given as well.
+    error. If there is one process a host, `workers` may be given. Raises InputError if there are several and they are.
     """
     identity = own_identity() if place is None else Identity()
     if identity.world_size == 1:
         if place is None and key_file is not None:
             raise InputError("--key-file: needs a box or several hosts; give --box or --nodes too, or leave it out")
         return run(workers, place)
-    require_no_workers(identity, workers)
+    if is_one_per_host(identity, workers):
+        place = _place(identity, key_file)
+        assert place is not None, "several processes, one a host"
+        return run(workers, replace(place, num_hosts=identity.world_size, num_ranks=None))
     if not leads_host(identity):
         return _outcome(await_first(identity, timeout_s))
     with local_group(identity, timeout_s) as others:

@@ -172,7 +172,7 @@ def _on_hosts(
         plan = plan_training(config, snapshot, out)
         return plan.config, partial(_run, plan, output=output, errors=errors)
 
-    result = run_on_hosts(config, place, Console(output, errors), lead)
+    result = run_on_hosts(config, place, Console(output, errors), lead, has_snapshot=snapshot is not None)
     assert result is not None, "host 0 gives a result or an error"
     return result
 
