@@ -158,7 +158,4 @@ def test_workers_are_the_launchers_matter(solver: Path, tmp_path: Path) -> None:
     )
     code, _, errors = ended(process)
     assert code == 2
-    assert (
-        "--workers 2: torchrun started 2 processes, and each is a worker; leave --workers out, or start one process on each host"
-        in errors
-    )
+    assert "--workers 2: torchrun started 2 processes, and each is a worker; leave --workers out, or start" in errors
