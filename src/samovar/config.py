@@ -4,9 +4,11 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from samovar.core.device import CPU, CUDA, DEVICES, FP32, PRECISIONS, is_device
 from samovar.core.errors import InputError
+from samovar.core.group import Host, JobHosts
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
@@ -38,7 +40,8 @@ class RunConfig:
     `stop_rule`, `record` and `replay` are for workers that do not wait for each other. `box` is the place of their
     center: None is the launcher's, else a name, or HOST:PORT with a `key_file`. `buffer` is the center's name there;
     with `join` it exists already. `device` is where nets compute. With `cuda`, worker i takes device i modulo their
-    number. A `stop_rule` or `buffer` of None and a `device` of `auto` are settled before ranks start.
+    number. `hosts` has the hosts of a run on several; `cpus` are then those of one host's workers. A `stop_rule` or
+    `buffer` of None and a `device` of `auto` are settled before ranks start.
     """
 
     job: str
@@ -78,6 +81,7 @@ class RunConfig:
     key_file: Path | None = None
     buffer: str | None = None
     device: str = CPU
+    hosts: JobHosts | None = None
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -171,6 +175,10 @@ class RunConfig:
         if strategy.collective != AUTO:
             raise InputError(f"--exact {num_slices}: has a plan of its own; leave --collective out")
 
+    def host_of(self, rank: int) -> Host:
+        """The host of `rank`, with its workers."""
+        return Host("this host", tuple(range(self.workers))) if self.hosts is None else self.hosts.of(rank)
+
     @property
     def needs_cpu(self) -> str | None:
         """The flag that only the CPU can fulfil: the same bits again, or the time of each layer."""
@@ -200,26 +208,38 @@ class RunConfig:
         file for its ranks.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if imports and (source := values["strategy"].get("source")) is not None:
-                declared_as(source)
-            if (name := values["strategy"]["name"]) not in KINDS:
-                raise ValueError(f"strategy {name!r} is not known here")
-            for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
-                values[name] = None if values[name] is None else Path(values[name])
-            values["weights"] = tuple(map(Path, values["weights"]))
-            values["stages"] = tuple(values["stages"])
-            if values["large_batch"] is not None:
-                values["large_batch"] = LargeBatch(**values["large_batch"])
-            if values["trace"] is not None:
-                values["trace"] = TraceWindow(**values["trace"])
-            values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
-            values["sweep"] = tuple(SweptSetting(**setting) for setting in values["sweep"])
-            values["strategy"] = StrategyConfig(**values["strategy"])
-            values["calibration"] = CalibrationRecord.from_json(values["calibration"])
-            return cls(**values)
+            return cls._of(json.loads(path.read_text(encoding="utf-8")), imports=imports)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: not a configuration of this version ({error}); start the run again") from error
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RunConfig":
+        """The configuration that another host's launcher sent; it names no strategy that this host does not know."""
+        try:
+            return cls._of(values, imports=False)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"host 0 sent no configuration of this version ({error})") from error
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], *, imports: bool) -> "RunConfig":
+        if imports and (source := values["strategy"].get("source")) is not None:
+            declared_as(source)
+        if (name := values["strategy"]["name"]) not in KINDS:
+            raise ValueError(f"strategy {name!r} is not known here")
+        for name in ("model", "snapshot", "out", "hdf5_out", "replay", "key_file"):
+            values[name] = None if values[name] is None else Path(values[name])
+        values["weights"] = tuple(map(Path, values["weights"]))
+        values["stages"] = tuple(values["stages"])
+        if values["large_batch"] is not None:
+            values["large_batch"] = LargeBatch(**values["large_batch"])
+        if values["trace"] is not None:
+            values["trace"] = TraceWindow(**values["trace"])
+        values["cpus"] = tuple(tuple(cpus) for cpus in values["cpus"])
+        values["sweep"] = tuple(SweptSetting(**setting) for setting in values["sweep"])
+        values["strategy"] = StrategyConfig(**values["strategy"])
+        values["hosts"] = None if values["hosts"] is None else JobHosts.from_json(values["hosts"])
+        values["calibration"] = CalibrationRecord.from_json(values["calibration"])
+        return cls(**values)
 
 
 def parse_weights(written: str | None) -> tuple[Path, ...]:

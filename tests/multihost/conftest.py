@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.multihost.namespaces import NamespaceHost, left_over, reason_against, two_hosts
+from tests.multiproc.digits import digits
 
+__all__ = ["digits"]
 PROGRAM = Path(__file__).with_name("rank_program.py")
 PORT = 29_400
 OPERATION_TIMEOUT_S = 3.0  # of ranks that go on without end

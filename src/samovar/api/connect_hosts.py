@@ -5,29 +5,28 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
+from socket import socket
 
 import torch
 
 from samovar.api.rendezvous import Gathering, RankHello
-from samovar.collectives.cost import choose_between
+from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
-from samovar.core.group import Group, Host
+from samovar.core.group import Group, Host, JobHosts, consecutive_sizes
 from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity
 from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO
-from samovar.transports.hosts import HostsTransport
+from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
 from samovar.transports.rendezvous import address_of, addresses_towards, interface_of, is_loopback
 from samovar.transports.shm import ShmTransport
-from samovar.transports.tcp import TcpTransport, meet
+from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
-from samovar.transports.tcp_service import TcpConfig
 
 
 def connected_leaders(
@@ -107,35 +106,32 @@ def connected_by_tcp(
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
-    _require_messages(collective)
-    host_size = _host_size(gathering.hosts)
-    if collective == "two-level" and host_size is None:
+    require_messages(collective)
+    identity, host_sizes = gathering.identity, consecutive_sizes(gathering.hosts)
+    if collective == "two-level" and host_sizes is None:
         raise InputError(
-            f"{gathering.who}: two-level needs the same number of consecutive ranks on each host, and they run on "
+            f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
             f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
         )
-    tcp = _tcp_transport(gathering, addresses, key_file, local is not None, timeout_s)
-    closing.callback(tcp.close)
-    transport = tcp if local is None else HostsTransport(local, tcp, gathering.host.ranks)
-    world_size = gathering.identity.world_size
-    return PlannedCollectives(transport, _choice(collective, host_size, world_size), host_size)
-
-
-def _tcp_transport(
-    gathering: Gathering, addresses: Sequence[str], key_file: Path | None, is_shared: bool, timeout_s: float
-) -> TcpTransport:
-    """The connections of all ranks. Each rank listens only at the address of its host."""
-    identity = gathering.identity
     key = _key(gathering, key_file)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
-    listening = listen(addresses[gathering.host_number])
+    listening, job = _met(gathering, addresses[gathering.host_number])
+    transport = open_hosts(identity.rank, job, local, listening, key, timeout_s)
+    closing.callback(transport.close)
+    choice: Callable[[int], str] = lambda _num_bytes: collective  # noqa: E731
+    if collective == AUTO:
+        choice = chosen_between(NOMINAL, host_sizes, identity.world_size)
+    return PlannedCollectives(transport, choice, host_sizes)
+
+
+def _met(gathering: Gathering, own_address: str) -> tuple[socket, JobHosts]:
+    """A socket at which this rank listens, only at the address of its host, and where all ranks do."""
+    identity = gathering.identity
+    listening = listen(own_address)
     group = Group(identity.rank, identity.world_size)
     reached = meet(gathering.rendezvous, group, listening_address(listening), gathering.deadline)
     job = gathering.tell_and_hear("job", secrets.token_hex(16) if identity.rank == 0 else None, [0])[0]
-    hosts = {rank: host.name for host in gathering.hosts for rank in host.ranks}
-    names = [f"rank {rank} on {hosts[rank]}" for rank in range(identity.world_size)]
-    config = TcpConfig(job, timeout_s)
-    return TcpTransport(group, config, key, listening, reached, names=names, needs_memory=is_shared)
+    return listening, JobHosts(job, gathering.hosts, tuple(reached))
 
 
 def _key(gathering: Gathering, key_file: Path | None) -> Key:
@@ -153,28 +149,6 @@ def _key(gathering: Gathering, key_file: Path | None) -> Key:
         return read_key(key_path(descriptor))
     finally:
         os.close(descriptor)
-
-
-def _require_messages(collective: str) -> None:
-    if collective == "direct":
-        raise InputError("collective: direct needs memory that all ranks map; over tcp choose another, or auto")
-
-
-def _host_size(hosts: Sequence[Host]) -> int | None:
-    """The number of consecutive ranks that share a host; the last host may have fewer. None if hosts differ."""
-    size = len(hosts[0].ranks)
-    ranks = [rank for host in hosts for rank in host.ranks]
-    is_regular = ranks == sorted(ranks) and all(len(host.ranks) == size for host in hosts[:-1])
-    return size if is_regular and len(hosts[-1].ranks) <= size else None
-
-
-def _choice(collective: str, host_size: int | None, world_size: int) -> Callable[[int], str]:
-    """The plan for a number of bytes. If hosts have several ranks each, it sends little between hosts."""
-    if collective != AUTO:
-        return lambda _num_bytes: collective
-    if host_size is not None and host_size > 1:
-        return lambda _num_bytes: "two-level"
-    return cache(lambda num_bytes: choose_between(NOMINAL, world_size, num_bytes))
 
 
 def host_addresses(gathering: Gathering) -> list[str]:

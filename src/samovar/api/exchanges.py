@@ -66,7 +66,7 @@ def _links(collectives: Collectives) -> Links:
         num_ranks = max(len(host.ranks) for host in collectives.hosts)
         return Links(len(collectives.hosts), (len(collectives.hosts) - 1) * num_ranks)
     assert isinstance(collectives, PlannedCollectives), collectives
-    return Links(-(-world_size // collectives.host_size), world_size - 1)
+    return Links(collectives.num_hosts, world_size - 1)
 
 
 Apply = Callable[[], Any]

@@ -17,10 +17,15 @@ from samovar.core.errors import InputError
 from samovar.formats.caffe.text import read_text
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.frontends.caffe.solver_checks import FOREIGN_FIELDS
+from samovar.launch.meeting import HostPlace
 from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
-from samovar.launcher.job import exit_code_of, remove_unfinished, run_without_folder
+from samovar.launcher.hosts import run_anywhere
+from samovar.launcher.job import exit_code_of, remove_unfinished
 from samovar.launcher.placing import on_device, placed
+from samovar.launcher.started import as_started, num_started
 from samovar.report.caffe_log import CaffeLog
+from samovar.report.console import Console
+from samovar.report.result import RunResult
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.defaults import resolved
 from samovar.strategies.sync import BUCKET
@@ -70,7 +75,7 @@ def _train(given: CaffeFlags, log: CaffeLog) -> int:
     solver = load_solver(path)
     _require_place_for_snapshots(solver)
     settings = {BUCKET.name: "model", **given.settings}
-    sharing = resolved(asked_for(given.strategy, AUTO, settings), given.workers)
+    sharing = resolved(asked_for(given.strategy, AUTO, settings), num_started(given.workers))
     config = RunConfig("train", path, given.weights, given.snapshot, workers=given.workers, strategy=sharing)
     if config.is_async:
         raise InputError(
@@ -118,7 +123,14 @@ def _run(
 ) -> int:
     """The job, in the state and on the cores that the flags ask for."""
     config = replace(config, level=given.level, stages=given.stage, by_caffe=True)
-    return exit_code_of(run_without_folder(placed(config, config.workers, given.threads_per_worker), log, effects))
+
+    def run(workers: int | str, place: HostPlace | None) -> RunResult | None:
+        own = placed(config, int(workers), given.threads_per_worker)
+        return run_anywhere(own, place, log, Console(sys.stderr, sys.stderr), effects)
+
+    if config.job == "time":
+        return exit_code_of(run(config.workers, None))
+    return exit_code_of(as_started(config.workers, None, None, config.timeout_s, run))
 
 
 def _on_device(config: RunConfig, given: CaffeFlags, log: CaffeLog, solver_mode: str = "CPU") -> RunConfig:

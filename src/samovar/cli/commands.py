@@ -113,7 +113,7 @@ def run(words: Sequence[str], on_loaded: Callable[[], None]) -> int:
             _told(InputError(f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"))
         return InputError.exit_code
     except SamovarError as error:
-        return _told(error)
+        return error.exit_code if error.is_shown else _told(error)
     except ModuleNotFoundError as error:
         if missing := explained(error):
             return _told(missing)

@@ -14,6 +14,7 @@ from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES
 
 DATA, WORKERS, SHARING = Panel("Data and files"), Panel("Workers"), Panel("How workers share")
+HOSTS = Panel("Several hosts")
 
 _HOLD = "Decode the training set once, into the memory of all workers."
 _WORKERS = "Worker processes; auto: as many as are fastest. Default: 1."
@@ -31,6 +32,11 @@ _CALIBRATION = "The machine by which auto decides, from `samovar doctor --save`.
 _STOP = f"By whose steps a run ends, if workers do not wait for each other: {', '.join(STOP_RULES)}. Default: {MEAN}."
 _RECORD = "Record the order of updates at the center, for --replay."
 _REPLAY = "Repeat the run in this run folder, made with --record, with the same bits."
+_NUMBER, _PORT = "Number of this host, from 0.", "A free port of host 0."
+_ADDRESS = "Name or address of host 0, as the others see it."
+_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
+_FILE = "Start the command on these hosts over ssh: a name on each line, this host first."
+_SSH = "The program of ssh, and its flags."
 _BUFFER = "The buffer in the box. Default: the net's name."
 
 Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
@@ -40,6 +46,24 @@ Timeout = Annotated[float, WORKERS("SECONDS", _TIMEOUT, hidden=True)]
 Threads = Annotated[int | None, WORKERS("N", "Compute threads of each. Default: cores / workers.")]
 Strategy = Annotated[str, SHARING("NAME", _STRATEGY, choices=STRATEGIES, show_default=False)]
 Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")]
+
+
+Nodes = Annotated[int, HOSTS("N", "Number of hosts. Start this command on each.")]
+NodeRank = Annotated[int | None, HOSTS("K", _NUMBER)]
+MasterAddress = Annotated[str | None, HOSTS("HOST", _ADDRESS)]
+MasterPort = Annotated[int | None, HOSTS("PORT", _PORT)]
+KeyFile = Annotated[Path | None, HOSTS("FILE", _KEY)]
+
+
+class HostFlags(NamedTuple):
+    """Which of several hosts this is."""
+
+    nodes: Annotated[int, WORKERS("N", "Hosts. Start this on each, numbered.", show_default=False)] = 1
+    node_rank: Annotated[int | None, HOSTS("K", _NUMBER, hidden=True)] = None
+    master_addr: Annotated[str | None, HOSTS("HOST", _ADDRESS, hidden=True)] = None
+    master_port: Annotated[int | None, HOSTS("PORT", _PORT, hidden=True)] = None
+    hosts: Annotated[Path | None, HOSTS("FILE", _FILE, hidden=True)] = None
+    ssh: Annotated[str, HOSTS("COMMAND", _SSH, hidden=True)] = "ssh"
 
 
 class DataFlags(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from samovar.cli.flags import Oversubscribe
-from samovar.cli.output_flags import OPTIONS, HelpAll, Panel
+from samovar.cli import flags
+from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
@@ -20,15 +20,11 @@ from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch, describe_route
 from samovar.report.script_output import ScriptOutput, end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
-_MAX_PORT = 65_535
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _ALL_LINES = "Show a line that several ranks print once for each."
-_ADDRESS = "Name or address of host 0, as the others see it."
-_KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
-_HOSTS = Panel("Several hosts")
 
 
 def run_script(
@@ -39,12 +35,12 @@ def run_script(
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
     max_restarts: Annotated[int, OPTIONS("N", _RESTARTS)] = 0,
     all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
-    nodes: Annotated[int, _HOSTS("N", "Number of hosts. Start this command on each.")] = 1,
-    node_rank: Annotated[int | None, _HOSTS("K", "Number of this host, from 0.")] = None,
-    master_addr: Annotated[str | None, _HOSTS("HOST", _ADDRESS)] = None,
-    master_port: Annotated[int | None, _HOSTS("PORT", "A free port of host 0.")] = None,
-    key_file: Annotated[Path | None, _HOSTS("FILE", _KEY)] = None,
-    oversubscribe: Oversubscribe = False,
+    nodes: flags.Nodes = 1,
+    node_rank: flags.NodeRank = None,
+    master_addr: flags.MasterAddress = None,
+    master_port: flags.MasterPort = None,
+    key_file: flags.KeyFile = None,
+    oversubscribe: flags.Oversubscribe = False,
     _help_all: HelpAll = False,
 ) -> None:
     """Run a script on several ranks of this host, or of several hosts.
@@ -54,7 +50,7 @@ def run_script(
     _require_script(command[0], module)
     num_ranks = _num_ranks(workers)
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
-    hosts = _hosts(nodes, node_rank, master_addr, master_port)
+    hosts = Hosts.of(nodes, node_rank, master_addr, master_port)
     _require_restarts(max_restarts, hosts)
     settings = _settings(transport, key_file)
     output = ScriptOutput(with_doubles=all_lines)
@@ -116,25 +112,6 @@ def _num_ranks(workers: str) -> int:
     if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
         raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
     return int(workers)
-
-
-def _hosts(num_hosts: int, number: int | None, address: str | None, port: int | None) -> Hosts | None:
-    if num_hosts < 1:
-        raise InputError(f"--nodes {num_hosts}: give the number of hosts, from 1")
-    given = {"--node-rank": number, "--master-addr": address, "--master-port": port}
-    if num_hosts == 1:
-        extra = [flag for flag, value in given.items() if value not in (None, 0)]
-        if extra:
-            raise InputError(f"{extra[0]} is for several hosts: give --nodes too; on one, a free port is found")
-        return None
-    missing = [flag for flag, value in given.items() if value is None]
-    if number is None or address is None or port is None:
-        raise InputError(f"--nodes {num_hosts} needs {', '.join(missing)} too; the same on every host, but --node-rank")
-    if not 0 <= number < num_hosts:
-        raise InputError(f"--node-rank {number}: hosts are numbered from 0 to {num_hosts - 1}")
-    if not 0 < port <= _MAX_PORT:
-        raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
-    return Hosts(num_hosts, number, address, port)
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:

@@ -8,9 +8,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from samovar.collectives.plan import Combine, Notify, Plan, Put, Reduce, Wait
 from samovar.collectives.plans import ALL_REDUCES
+from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord, TransportFigures
 
 # The order in which equals are preferred.
@@ -73,6 +75,23 @@ def choose_all_reduce(
 def choose_between(record: CalibrationRecord, world_size: int, num_bytes: int, transport: str = "tcp") -> str:
     """The same between hosts, by `predicted_between_s`. Cost: O(P^2 log P) per plan."""
     return min(_BETWEEN_HOSTS, key=lambda name: predicted_between_s(record, name, world_size, num_bytes, transport))
+
+
+def require_messages(collective: str) -> None:
+    """Raise InputError for a plan that cannot run between hosts."""
+    if collective in _NEED_MAPPED_MEMORY:
+        raise InputError(f"collective: {collective} needs memory that all ranks map; over tcp choose another, or auto")
+
+
+def chosen_between(
+    record: CalibrationRecord, host_sizes: Sequence[int] | None, world_size: int
+) -> Callable[[int], str]:
+    """The plan for a number of bytes where ranks are on several hosts: two-level if a host has several ranks, else the
+    best for each size. `host_sizes` is None if hosts do not have consecutive ranks.
+    """
+    if host_sizes is not None and max(host_sizes) > 1:
+        return lambda _num_bytes: "two-level"
+    return cache(lambda num_bytes: choose_between(record, world_size, num_bytes))
 
 
 def predicted_s(record: CalibrationRecord, name: str, world_size: int, num_bytes: int, oversubscribed: bool) -> float:

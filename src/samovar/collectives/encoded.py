@@ -11,7 +11,7 @@ import numpy.typing as npt
 from samovar import _native
 from samovar.collectives.execute import LINE_BYTES, PlanRunner, StepByStep
 from samovar.collectives.plan import Combine, Notify, Operation, Plan, PlanFunction, Put, Reduce, Span, Wait
-from samovar.collectives.plans import all_reduce, direct_in_messages
+from samovar.collectives.plans import HostSizes, all_reduce, direct_in_messages
 from samovar.core.clock import Deadline
 from samovar.core.layout import rounded_up
 from samovar.transports.base import Array, Modelled, NativeCollectives, Pending, Region, Transport
@@ -113,7 +113,7 @@ class EncodedRunner(PlanRunner, Protocol):
         """buffer += residual, each where it was missing; residual = 0. Before a run that is not encoded."""
 
 
-def encodable(name: str, host_size: int) -> PlanFunction:
+def encodable(name: str, host_size: HostSizes) -> PlanFunction:
     """The plan function of a value of `--collective`, in a form that moves messages alone."""
     return direct_in_messages if name == "direct" else all_reduce(name, host_size=host_size)
 

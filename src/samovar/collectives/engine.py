@@ -10,7 +10,7 @@ import numpy.typing as npt
 from samovar.collectives.encoded import Codec, EncodedChannel, EncodedRunner, encodable
 from samovar.collectives.execute import PlanRunner, open_channel
 from samovar.collectives.plan import Plan, rooted
-from samovar.collectives.plans import REDUCE_SCATTERS, all_reduce, gather_parts, ring_all_gather
+from samovar.collectives.plans import REDUCE_SCATTERS, HostSizes, all_reduce, gather_parts, ring_all_gather
 from samovar.collectives.tree import tree_broadcast, tree_reduce
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
@@ -106,16 +106,23 @@ def float32_region(collectives: Collectives, name: str, num_elements: int) -> Re
 class PlannedCollectives:
     """Samovar's own plans on one transport.
 
-    `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank. `host_size` ranks in
-    a row share a host, where plans care; None: all do.
+    `all_reduce_name(num_bytes)` gives the plan for a buffer of that size; the same on every rank. `host_size`
+    are the ranks of a host, where plans care; None: all share one.
     """
 
     def __init__(
-        self, transport: Transport, all_reduce_name: Callable[[int], str], host_size: int | None = None
+        self, transport: Transport, all_reduce_name: Callable[[int], str], host_size: HostSizes | None = None
     ) -> None:
         self.transport = transport
         self.host_size = host_size or transport.group.world_size
         self._all_reduce_name = all_reduce_name
+
+    @property
+    def num_hosts(self) -> int:
+        """The hosts of the ranks."""
+        if isinstance(self.host_size, int):
+            return -(-self.group.world_size // self.host_size)
+        return len(self.host_size)
 
     @property
     def group(self) -> Group:
@@ -309,8 +316,14 @@ class TracedEncodedRunner(TracedRunner):
 class TracedCollectives(PlannedCollectives):
     """Samovar's own plans, each run of them in `trace`."""
 
-    def __init__(self, transport: Transport, all_reduce_name: Callable[[int], str], trace: Trace) -> None:
-        super().__init__(transport, all_reduce_name)
+    def __init__(
+        self,
+        transport: Transport,
+        all_reduce_name: Callable[[int], str],
+        trace: Trace,
+        host_size: HostSizes | None = None,
+    ) -> None:
+        super().__init__(transport, all_reduce_name, host_size)
         self._trace = trace
         self._in_flight: list[TracedRunner] = []
 

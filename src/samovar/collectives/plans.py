@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
+from typing import TypeAlias
 
 from samovar.collectives.plan import (
     Combine,
@@ -264,17 +266,23 @@ def _spans(levels: int) -> tuple[Span, ...]:
     return tuple((first, size) for size in sizes for first in range(0, 1 << levels, size))
 
 
-def two_level(host_size: int, between: PlanFunction = ring_all_reduce) -> PlanFunction:
+# The consecutive ranks of each host, or their number if all hosts have as many; then the last one may have fewer.
+HostSizes: TypeAlias = int | tuple[int, ...]
+
+
+def two_level(host_size: HostSizes, between: PlanFunction = ring_all_reduce) -> PlanFunction:
     """The plan function of `two_level_all_reduce` for these settings."""
     return partial(two_level_all_reduce, host_size=host_size, between=between)
 
 
-def two_level_all_reduce(rank: int, world_size: int, host_size: int, between: PlanFunction = ring_all_reduce) -> Plan:
+def two_level_all_reduce(
+    rank: int, world_size: int, host_size: HostSizes, between: PlanFunction = ring_all_reduce
+) -> Plan:
     """Sum of all buffers on every rank: to each host's first rank, all-reduce `between` those, and back.
 
-    Host h is ranks h*G to h*G + G-1; the last one may be smaller. Inside a host the sum goes up a k-ary tree and
-    comes down the same tree, with k as chosen for G ranks. The order is that tree's, then that of `between`
-    over the H hosts' sums.
+    For a `host_size` of G, host h is ranks h*G to h*G + G-1; the last one may be smaller. A tuple has the size of each
+    host, and G is the largest. Inside a host the sum goes up a k-ary tree and comes down the same tree, with k as
+    chosen for G ranks. The order is that tree's, then that of `between` over the H hosts' sums.
 
     Cost: at most (k+1) L more steps than `between` takes among H ranks, L being the levels of the tree of G
     ranks. Inside the hosts 2(P-H)N elements are sent in all; a host's first rank sends those of `between` too.
@@ -284,10 +292,11 @@ def two_level_all_reduce(rank: int, world_size: int, host_size: int, between: Pl
     Reference: Karonis et al., Exploiting hierarchy in parallel computer networks to optimize collective operation
     performance, 2000.
     """
-    host, place = divmod(rank, host_size)
-    members = range(host * host_size, min((host + 1) * host_size, world_size))
-    leaders = range(0, world_size, host_size)
-    arity = chosen_arity(min(host_size, world_size))
+    hosts = _hosts(world_size, host_size)
+    host = next(number for number, members in enumerate(hosts) if rank in members)
+    members, leaders = hosts[host], [members.start for members in hosts]
+    place = rank - members.start
+    arity = chosen_arity(max(map(len, hosts)))
     # A rank that leads no host still needs the counts, which are equal on every rank.
     leading = between(host, len(leaders))
     return sequence(
@@ -298,6 +307,15 @@ def two_level_all_reduce(rank: int, world_size: int, host_size: int, between: Pl
             renumbered(kary_tree_down(place, len(members), arity), members),
         ],
     )
+
+
+def _hosts(world_size: int, host_size: HostSizes) -> list[range]:
+    """The ranks of each host."""
+    if isinstance(host_size, int):
+        return [range(first, min(first + host_size, world_size)) for first in range(0, world_size, host_size)]
+    assert sum(host_size) == world_size, (host_size, world_size)
+    stops = list(accumulate(host_size))
+    return [range(stop - size, stop) for stop, size in zip(stops, host_size, strict=True)]
 
 
 def dissemination_barrier(rank: int, world_size: int) -> Plan:
@@ -336,7 +354,7 @@ OTHERS: dict[str, PlanFunction] = {
 ALL_REDUCE_NAMES = (*ALL_REDUCES, "two-level")
 
 
-def all_reduce(name: str, *, host_size: int, num_segments: int = 1) -> PlanFunction:
+def all_reduce(name: str, *, host_size: HostSizes, num_segments: int = 1) -> PlanFunction:
     """The plan function behind a value of `--collective`; only two-level looks at `host_size`, the ranks of a host."""
     function = two_level(host_size) if name == "two-level" else ALL_REDUCES[name]
     return segmented(function, num_segments) if num_segments > 1 else function

@@ -18,13 +18,14 @@ _TAIL_LENGTH: Final = 300
 
 
 class SamovarError(Exception):
-    """Root of the tree; `exit_code` is the process's exit status.
+    """Root of the tree; `exit_code` is the process's exit status. One that `is_shown` need not be shown again.
 
     Its text is one line that a terminal can show. Line ends and control characters, from names of files for example,
     become escapes. Of more than 1,000 characters the middle is left out.
     """
 
     exit_code = 3
+    is_shown = False  # by another process of this host
 
     def __str__(self) -> str:
         text = super().__str__()

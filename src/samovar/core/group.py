@@ -1,6 +1,8 @@
 """The ordered set of ranks that train together."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +26,46 @@ class Host:
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.ranks))
         return f"{self.name} (rank{'s' if len(self.ranks) > 1 else ''} {numbers})"
+
+
+def rank_names(hosts: Sequence[Host]) -> list[str]:
+    """Each rank's name in errors, in the order of ranks."""
+    of_rank = {rank: host.name for host in hosts for rank in host.ranks}
+    return [f"rank {rank} on {of_rank[rank]}" for rank in sorted(of_rank)]
+
+
+def consecutive_sizes(hosts: Sequence[Host]) -> tuple[int, ...] | None:
+    """The number of ranks of each host, if each host has consecutive ranks in the order of hosts."""
+    ranks = [rank for host in hosts for rank in host.ranks]
+    return tuple(len(host.ranks) for host in hosts) if ranks == sorted(ranks) else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobHosts:
+    """The hosts of a job with several, and the address and port at which each rank listens.
+
+    `job` tells jobs apart that have the same key. Each worker has at least
+    `threads` cores for computing, and `spare` more.
+    """
+
+    job: str
+    hosts: tuple[Host, ...]
+    addresses: tuple[tuple[str, int], ...]
+    threads: int = 1
+    spare: int = 0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "JobHosts":
+        """The job that JSON's values hold. Raises KeyError, TypeError or ValueError if they hold none."""
+        hosts = tuple(Host(str(host["name"]), tuple(map(int, host["ranks"]))) for host in values["hosts"])
+        addresses = tuple((str(address), int(port)) for address, port in values["addresses"])
+        return cls(str(values["job"]), hosts, addresses, int(values["threads"]), int(values["spare"]))
+
+    def of(self, rank: int) -> Host:
+        """The host of `rank`."""
+        return next(host for host in self.hosts if rank in host.ranks)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of ranks of each host."""
+        return tuple(len(host.ranks) for host in self.hosts)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from samovar.core.errors import InputError
-from samovar.launch.watch import EndPolicy, RankEnd, RankProcess, RankWatch
+from samovar.launch.watch import EndPolicy, Inbox, RankEnd, RankProcess, RankWatch
 from samovar.transports.shm import BoardWord, RunBoard
 
 __all__ = ["DEFAULT_EFFECTS", "Launch", "RankEnd", "SignalEffect", "Signals"]
@@ -40,6 +40,7 @@ class Signals:
     stop_signal: int = 0
     kill_signal: int = 0
     num_snapshots: int = 0
+    has_stopped: bool = False
 
     def take(self, number: int, board: RunBoard) -> bool:
         """Act on a signal: the first asks ranks to stop, another one ends them; True if they are to be ended."""
@@ -48,13 +49,22 @@ class Signals:
             return False
         if effect is SignalEffect.SNAPSHOT:
             self.num_snapshots += 1
-        elif self.stop_signal == 0 and effect is not SignalEffect.END:
-            self.stop_signal = number
+        elif not self.has_stopped and effect is not SignalEffect.END:
+            self.stop_signal, self.has_stopped = self.stop_signal or number, True
         else:
             self.kill_signal = number
+        self._post(board)
+        return self.kill_signal != 0
+
+    def hear(self, stop_signal: int, num_snapshots: int, board: RunBoard) -> None:
+        """Act on what other hosts ask for; it never ends ranks at once."""
+        self.stop_signal = self.stop_signal or stop_signal
+        self.num_snapshots = max(self.num_snapshots, num_snapshots)
+        self._post(board)
+
+    def _post(self, board: RunBoard) -> None:
         board.post(board.launcher_row, BoardWord.STOP_SIGNAL, self.stop_signal)
         board.post(board.launcher_row, BoardWord.SNAPSHOT_REQUESTS, self.num_snapshots)
-        return self.kill_signal != 0
 
 
 class Launch:
@@ -67,15 +77,19 @@ class Launch:
     def __init__(
         self,
         command: Callable[[int, int], Sequence[str]],
-        log_paths: Sequence[Path],
+        log_paths: Mapping[int, Path],
         board: RunBoard,
         inherited: Sequence[int],
         on_output: Callable[[int, bytes], None],
         threads_per_worker: int = 1,
         policy: EndPolicy | None = None,
         effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+        own: Mapping[int, int] | None = None,
+        inbox: Inbox | None = None,
+        on_signal: Callable[[int], None] = lambda _number: None,
     ) -> None:
         self._command = command
+        self._own = own or {}
         self._inherited = inherited
         self._log_paths = log_paths
         self._threads_per_worker = threads_per_worker
@@ -83,9 +97,11 @@ class Launch:
         self.signals = Signals(effects)
 
         def act(number: int) -> bool:
-            return self.signals.take(number, board)
+            is_end = self.signals.take(number, board)
+            on_signal(number)
+            return is_end
 
-        self._watch = RankWatch(self._start, len(log_paths), _SIGNALS, act, policy or EndPolicy())
+        self._watch = RankWatch(self._start, list(log_paths), _SIGNALS, act, policy or EndPolicy(), inbox=inbox)
 
     def run(self) -> list[RankEnd]:
         """How each rank ended, in the order of their ends; the first failure ended the others.
@@ -103,7 +119,7 @@ class Launch:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[*self._inherited, write_end],
+                    pass_fds=[*self._inherited, *filter(None, [self._own.get(rank)]), write_end],
                     env=_CUBLAS | os.environ | _thread_variables(self._threads_per_worker),
                     start_new_session=True,
                 )

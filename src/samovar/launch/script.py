@@ -24,6 +24,7 @@ LOOPBACK = "127.0.0.1"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _PASSED_ON = (*_ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LISTEN_BACKLOG = 128
+_MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,28 @@ class Hosts:
     number: int
     address: str
     port: int
+
+    @classmethod
+    def of(cls, num_hosts: int, number: int | None, address: str | None, port: int | None) -> "Hosts | None":
+        """The place that --nodes and its companions give this host; None for a single one. Raises InputError."""
+        if num_hosts < 1:
+            raise InputError(f"--nodes {num_hosts}: give the number of hosts, from 1")
+        given = {"--node-rank": number, "--master-addr": address, "--master-port": port}
+        if num_hosts == 1:
+            extra = [flag for flag, value in given.items() if value not in (None, 0)]
+            if extra:
+                raise InputError(f"{extra[0]} is for several hosts: give --nodes too; on one, a free port is found")
+            return None
+        missing = [flag for flag, value in given.items() if value is None]
+        if number is None or address is None or port is None:
+            raise InputError(
+                f"--nodes {num_hosts} needs {', '.join(missing)} too; the same on every host, but --node-rank"
+            )
+        if not 0 <= number < num_hosts:
+            raise InputError(f"--node-rank {number}: hosts are numbered from 0 to {num_hosts - 1}")
+        if not 0 < port <= _MAX_PORT:
+            raise InputError(f"--master-port {port}: a port is a number from 1 to {_MAX_PORT}")
+        return cls(num_hosts, number, address, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +124,7 @@ class ScriptLaunch(EndPolicy):
         self._guard: Guard | None = None
         self._signals: list[int] = []
         self._kill_signal = 0
-        self._watch = RankWatch(self._start, num_ranks, _unignored(_PASSED_ON), self._pass_on, self, outlet)
+        self._watch = RankWatch(self._start, range(num_ranks), _unignored(_PASSED_ON), self._pass_on, self, outlet)
 
     @property
     def first_rank(self) -> int:

@@ -83,6 +83,10 @@ class EndPolicy:
         """How long others may take to end by themselves after the first failure; called again at every event."""
         return 0.0
 
+    def others_patience_s(self) -> float:
+        """The same for what became of ranks on other hosts; called again at every event."""
+        return math.inf
+
     def starts_again(self, _ends: Sequence[RankEnd]) -> bool:
         """Called when no rank is left: whether all ranks are started once more. `_ends` are as `run` gives them."""
         return False
@@ -91,24 +95,36 @@ class EndPolicy:
         """The rank was stopped for `stopped_s`, and is about to be ended."""
 
 
+class Inbox(Protocol):
+    """Where messages of other hosts arrive."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when there are some."""
+
+    def pump(self) -> None:
+        """Act on them without waiting."""
+
+
 class RankWatch:
     """Runs one process per rank until all are done or one fails, as `policy` says; then none is left.
 
     `start(rank)` starts a rank. `on_signal(number)` acts on a signal to the launcher, and returns whether to end the
-    ranks at once. Only the main thread gets signals.
+    ranks at once. Only the main thread gets signals. Messages of other hosts come to `inbox`.
     """
 
     def __init__(
         self,
         start: Callable[[int], RankProcess],
-        num_ranks: int,
+        numbers: Sequence[int],
         signals: Sequence[int],
         on_signal: Callable[[int], bool],
         policy: EndPolicy,
         outlet: Outlet | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         self._start = start
-        self._num_ranks = num_ranks
+        self._numbers = numbers
+        self._inbox = inbox
         self._signals = signals
         self._on_signal = on_signal
         self._policy = policy
@@ -126,6 +142,8 @@ class RankWatch:
         """
         with self._selector, _wakeup_on_signals(self._signals, self._waiting) as wakeup:
             self._selector.register(wakeup, selectors.EVENT_READ, wakeup)
+            if self._inbox is not None:
+                self._selector.register(self._inbox.fileno(), selectors.EVENT_READ, self._inbox)
             while True:
                 ends = self._run_once()
                 if not self._policy.starts_again(ends):
@@ -133,7 +151,7 @@ class RankWatch:
 
     def _run_once(self) -> list[RankEnd]:
         try:
-            for rank in range(self._num_ranks):
+            for rank in self._numbers:
                 self._add(self._start(rank))
             return self._watch()
         finally:
@@ -148,7 +166,7 @@ class RankWatch:
         ends: list[RankEnd] = []
         waiting_for: Deadline | None = None
         to_end = False
-        while len(ends) < self._num_ranks and not to_end:
+        while len(ends) < len(self._numbers) and not to_end:
             self._hold_back()
             ends += self._next_ends(self._stopped.next_look_s(waiting_for))
             for rank in self._stopped.too_long(self.ranks):
@@ -156,7 +174,8 @@ class RankWatch:
                 self._kill([rank])
             to_end = any([self._on_signal(number) for number in self._taken_signals()])
             failed = next((end for end in ends if end.return_code != 0), None)
-            patience_s = math.inf if failed is None else self._policy.patience_s(failed)
+            patience_s = self._policy.others_patience_s()
+            patience_s = patience_s if failed is None else min(patience_s, self._policy.patience_s(failed))
             if math.isfinite(patience_s) and (waiting_for is None or patience_s < waiting_for.remaining_s()):
                 waiting_for = Deadline.after(patience_s)
             to_end = to_end or (waiting_for is not None and waiting_for.passed())
@@ -174,6 +193,8 @@ class RankWatch:
         for key, _ in self._selector.select(timeout_s):
             if isinstance(key.data, socket.socket):
                 key.data.recv(_PIPE_READ_BYTES)
+            elif key.data is self._inbox and self._inbox is not None:
+                self._inbox.pump()
             elif key.data is None:
                 assert self._outlet is not None
                 self._outlet.pump()

@@ -56,7 +56,7 @@ def _measure(cpus: Sequence[int], copy_bytes: int) -> list[dict[str, Any]]:
             return arguments.to_command(sys.executable)
 
         board = RunBoard(all_ranks, world_size)
-        launch = Launch(command, logs, board, segments, lambda rank, data: output[rank].extend(data))
+        launch = Launch(command, dict(enumerate(logs)), board, segments, lambda rank, data: output[rank].extend(data))
         ends = launch.run()
         if number := launch.signals.stop_signal:
             raise EndedBySignal(f"measuring: ended by {signal.Signals(number).name}", number)

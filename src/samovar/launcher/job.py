@@ -1,15 +1,12 @@
 """The launcher's part of a job: the run folder, the ranks, their reports, and the result or the error."""
 
-import fcntl
 import glob
 import os
 import shutil
 import signal
-import stat
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -17,13 +14,15 @@ from typing import NoReturn, Protocol
 from samovar.box.board import create_board
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, SamovarError
 from samovar.core.host import create_empty
 from samovar.core.requirements import require_packages
 from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
+from samovar.launcher.other_hosts import ERRORS, Host0, HostDuties, HostsPolicy, OtherHost, RankState
+from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
 from samovar.report.result import RunResult, write_result
@@ -32,7 +31,6 @@ from samovar.report.wording import counted
 from samovar.transports.shm import BoardWord, RunBoard, create_segment
 
 _PREEMPTING = ("SIGTERM", "SIGUSR1")
-_ERRORS = {error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)}
 
 
 class EndedBySignal(SamovarError):
@@ -78,19 +76,23 @@ class Display(Protocol):
 
 
 def run_job(
-    config: RunConfig, folder: RunFolder, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+    config: RunConfig,
+    folder: RunFolder,
+    display: Display,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+    others: Host0 | OtherHost | None = None,
 ) -> RunResult | None:
     """Start the ranks of `config` with their files in `folder`, show their reports, and return the run's result.
 
-    Pinned ranks get the cores that other runs leave. `effects` are those of signals that do not stop the job. Raises
-    the error of the first rank that failed, with its exit code, RankFailed, or EndedBySignal. Raises InputError if
-    PyTorch is not installed.
+    With `others`, only this host's ranks; host 0 shows the reports of all. Pinned ranks get the cores that other runs
+    leave. `effects` are those of signals that do not stop the job. Raises the error of the first rank that failed, with
+    its exit code, RankFailed, or EndedBySignal. Raises InputError if PyTorch is not installed.
     """
     require_packages()
     with ExitStack() as stack:
         config = replace(config, cpus=stack.enter_context(apart(config.cpus)))
         write_json_atomic(folder.config, config.to_json())
-        return _RunningJob(config, folder, display, _memory(config, stack)).run(effects)
+        return _RunningJob(config, folder, display, _memory(config, stack, others), others).run(effects)
 
 
 def exit_code_of(result: RunResult | None) -> int:
@@ -98,13 +100,15 @@ def exit_code_of(result: RunResult | None) -> int:
     return EXIT_PREEMPTED if result is not None and result.stopped_by in _PREEMPTING else 0
 
 
-def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
+def _memory(config: RunConfig, stack: ExitStack, others: Host0 | OtherHost | None) -> dict[str, int]:
     """Descriptors of the memory that ranks share, by their names on a rank's command line; `stack` closes them.
 
     The launcher keeps the memory. A restarted rank finds it, and nothing is left when the launcher ends.
     """
-    memory = {"segment": create_segment(config.workers)}
+    memory = {"segment": create_segment(config.workers if others is None else len(others.host.ranks))}
     stack.callback(os.close, memory["segment"])
+    if others is not None:
+        return memory | {"key": others.met.key}
     if config.strategy.needs_center and config.box is None:
         memory |= {"board": create_board(config.workers), "center": create_empty()}
         stack.callback(os.close, memory["board"])
@@ -115,18 +119,29 @@ def _memory(config: RunConfig, stack: ExitStack) -> dict[str, int]:
 class _RunningJob:
     """Ranks that share `memory`, their reports, and the effect of their ends."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, memory: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display,
+        memory: Mapping[str, int],
+        others: Host0 | OtherHost | None,
+    ) -> None:
         self._config = config
         self._folder = folder
         self._display = display
         self._memory = memory
+        self._others = others
+        self._ranks = tuple(range(config.workers)) if others is None else others.host.ranks
         self._told = Told(snapshot=config.snapshot)
-        self._board = RunBoard(memory["segment"], config.workers)
+        self._board = RunBoard(memory["segment"], len(self._ranks))
         self._policy = self._policy_of(config)
-        self._readers = [RecordReader() for _ in range(config.workers)]
+        self._readers = {rank: RecordReader() for rank in self._ranks}
 
     def _policy_of(self, config: RunConfig) -> InStepPolicy:
         failures, timeout_s = self._told.failures, config.timeout_s
+        if self._others is not None:
+            return HostsPolicy(failures, timeout_s, self._others)
         if not config.is_async:
             return InStepPolicy(failures, timeout_s)
         # A rank cannot come back alone where the data held by all wait for it, or one order.
@@ -135,16 +150,17 @@ class _RunningJob:
         return RestartPolicy(config.workers, may_restart, failures, self._board, show, group_size, timeout_s)
 
     def run(self, effects: Mapping[int, SignalEffect]) -> RunResult | None:
-        config, told = self._config, self._told
-        logs = [self._folder.rank_log(rank) for rank in range(config.workers)]
-        inherited = list(self._memory.values())
-        launch = Launch(
-            self._command, logs, self._board, inherited, self._take, config.threads_per_worker, self._policy, effects
-        )
+        config, told, others = self._config, self._told, self._others
+        launch = self._launch(effects)
         if (placement := _placement(config)) is not None:
             self._display.show(placement)
         ends = launch.run()
         _remove_unfinished(self._folder)
+        if isinstance(others, OtherHost):
+            return others.outcome(launch.signals)
+        if others is not None:
+            ends = others.settled(ends, launch.signals)
+            launch.signals.kill_signal = launch.signals.kill_signal or others.kill_signal
         if launch.signals.kill_signal:
             raise _killed_by(launch.signals)
         if told.result is None and ends[0].return_code != 0:
@@ -155,16 +171,48 @@ class _RunningJob:
             return None
         return self._finished(told.result)
 
+    def _launch(self, effects: Mapping[int, SignalEffect]) -> Launch:
+        others, logs = self._others, {rank: self._folder.rank_log(rank) for rank in self._ranks}
+        inherited, num_threads = list(self._memory.values()), self._config.threads_per_worker
+        common = (self._command, logs, self._board, inherited, self._take, num_threads, self._policy, effects)
+        if others is None:
+            return Launch(*common)
+        launch = Launch(*common, self._listening(), others, others.signalled)
+        others.attach(HostDuties(launch.signals, self._board, self._told.failures, self._keep, self._state))
+        return launch
+
+    def _listening(self) -> dict[int, int]:
+        """The descriptor at which each rank listens for those of other hosts."""
+        if self._others is None:
+            return {}
+        return {rank: each.fileno() for rank, each in zip(self._ranks, self._others.met.listening, strict=True)}
+
     def _command(self, rank: int, pipe: int) -> list[str]:
         life, parent = self._policy.life(rank), os.getpid()
-        config = self._folder.config
-        given = RankArguments(rank=rank, pipe=pipe, parent=parent, config=config, life=life, **self._memory)
+        config, listening = self._folder.config, self._listening().get(rank, -1)
+        given = RankArguments(
+            rank=rank, pipe=pipe, parent=parent, config=config, life=life, listening=listening, **self._memory
+        )
         return given.to_command(sys.executable)
 
     def _take(self, rank: int, data: bytes) -> None:
         for record in self._readers[rank].feed(data):
-            if self._told.take(rank, record):
-                self._display.show(record)
+            if self._others is not None and self._others.forward(rank, record):
+                self._told.take(rank, record)
+            else:
+                self._keep(rank, record)
+
+    def _keep(self, rank: int, record: Record) -> None:
+        if self._told.take(rank, record):
+            self._display.show(record)
+
+    def _state(self, rank: int) -> RankState:
+        """How far a rank is, on this host or as another one told."""
+        if rank in self._ranks:
+            step = self._board.read(self._ranks.index(rank), BoardWord.STEPS_DONE)
+            return RankState(step, str(self._folder.rank_log(rank)))
+        assert isinstance(self._others, Host0)
+        return self._others.states[rank]
 
     def _finished(self, told: RunResult) -> RunResult:
         result = self._policy.counted(told)
@@ -174,7 +222,10 @@ class _RunningJob:
 
     def _fail(self, ends: Sequence[RankEnd]) -> NoReturn:
         rank = ends[0].rank
-        step, log = self._board.read(rank, BoardWord.STEPS_DONE), self._folder.rank_log(rank)
+        state = self._state(rank)
+        step, log = state.step, state.log
+        if rank not in self._ranks:
+            log = f"{log} on {self._config.host_of(rank).name}"
         failure = self._told.failures.get(rank)
         if failure is None:
             raise RankFailed(
@@ -189,20 +240,23 @@ class _RunningJob:
         elif failure.kind == NotFinite.__name__:
             sentence = f"rank {rank}: {reason}; {_last_snapshot(self._told.snapshot)}"
         elif failure.kind == DeadlineExceeded.__name__:
-            sentence = _silent(ends, self._board.launcher_row) + sentence
-        error = _ERRORS.get(failure.kind, RankFailed)(sentence)
+            sentence = _silent(ends, self._config.workers) + sentence
+        error = ERRORS.get(failure.kind, RankFailed)(sentence)
         error.exit_code = failure.exit_code
         raise error
 
 
 def run_without_folder(
-    config: RunConfig, display: Display, effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS
+    config: RunConfig,
+    display: Display,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+    others: Host0 | OtherHost | None = None,
 ) -> RunResult | None:
     """`run_job` in a folder that is deleted afterwards, unless a rank failed and its log says why."""
     with passing_folder(config.job) as passing:
         folder = RunFolder(passing.path)
         try:
-            return run_job(replace(config, out=folder.path), folder, display, effects)
+            return run_job(replace(config, out=folder.path), folder, display, effects, others)
         except SamovarError as error:
             if error.exit_code == SamovarError.exit_code and _have_content(folder, config.workers):
                 passing.keep()
@@ -293,53 +347,3 @@ def _oversubscribed(config: RunConfig) -> str:
         f"{config.workers} workers x {config.threads_per_worker} threads are {threads} threads on "
         f"{len(config.cpus[0])} cores: ranks share cores, and speed figures mean little"
     )
-
-
-_PREFIX, _LOCK = "samovar-", ".running"
-
-
-class PassingFolder:
-    """A new folder in the temporary one; `keep` it, or it is deleted at the end of the `with` block."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_kept = False
-
-    def keep(self) -> None:
-        self.is_kept = True
-
-
-@contextmanager
-def passing_folder(name: str) -> Iterator[PassingFolder]:
-    """A folder whose name begins with `name`. Its owner locks a file in it; any death opens the lock."""
-    remove_abandoned(Path(tempfile.gettempdir()))
-    folder = PassingFolder(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{name}-")))
-    lock = os.open(folder.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
-    finally:
-        if folder.is_kept:
-            (folder.path / _LOCK).unlink(missing_ok=True)
-        else:
-            shutil.rmtree(folder.path, ignore_errors=True)
-        os.close(lock)
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Delete this user's folders whose owners died. A folder that was kept has no lock, and stays."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_abandoned(path / _LOCK):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_abandoned(lock: Path) -> bool:
-    """Raises OSError if there is no lock, or another process holds it."""
-    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    finally:
-        os.close(descriptor)
-    return True

@@ -33,6 +33,11 @@ class InStepPolicy(EndPolicy):
         failure = self._failures.get(end.rank)
         if failure is None or failure.kind != DeadlineExceeded.__name__:
             return 0.0
+        return self.waiting_s
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the others may take to give up too."""
         return max(_LEAST_PATIENCE_S, 0.1 * self._timeout_s)
 
     def how(self, end: RankEnd) -> str:

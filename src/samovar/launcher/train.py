@@ -1,52 +1,37 @@
 """`samovar.train`, which the command calls too: the checks before a run, then the run and its result."""
 
-import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO, Unpack
+from typing import Any, Literal, TextIO, Unpack
 
-from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig, parse_weights
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.large_batch import LargeBatch
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.core.trace import TraceWindow
-from samovar.frontends.caffe.solver import load_solver, solver_config
-from samovar.frontends.caffe.spec import is_there
+from samovar.frontends.caffe.solver import load_solver
+from samovar.launch.meeting import HostPlace
+from samovar.launch.script import Hosts
+from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import remove_if_unused, run_job
-from samovar.launcher.momentum import with_momentum
+from samovar.launcher.other_hosts import Host0
 from samovar.launcher.placing import on_device, placed
+from samovar.launcher.plan import TrainingPlan, find_snapshot, plan_training
+from samovar.launcher.started import as_started
 from samovar.launcher.sweep import sweep_lines, with_fastest_workers
-from samovar.report.console import Console, LogFile, local_now
+from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
-from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
-from samovar.strategies.box_terms import MEAN
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import StrategyConfig, in_python
-from samovar.strategies.defaults import resolved
 from samovar.strategies.ours import Settings
 from samovar.strategies.own import declared_as
 from samovar.strategies.traits import AUTO, declared_settings
-
-LATEST: Final = "latest"
-# Where a run computes, and what it leaves behind, does not change what it computes.
-_NO_MATTER_TO_REPLAY = (
-    "replay",
-    "record",
-    "out",
-    "cpus",
-    "num_taken_cpus",
-    "oversubscribed",
-    "sweep",
-    "timeout_s",
-    "stop_rule",
-)
 
 
 class TrainSettings(Settings, total=False):
@@ -73,6 +58,10 @@ class TrainSettings(Settings, total=False):
     key_file: str | Path | None
     buffer: str | None
     timeout_s: float | None
+    nodes: int | None
+    node_rank: int | None
+    master_addr: str | None
+    master_port: int | None
 
 
 def train(
@@ -107,9 +96,12 @@ def train(
         if ":" in strategy:
             declared_as(strategy)  # its settings are arguments, too
         oversubscribe = bool(given.pop("oversubscribe", False))
+        place = _place(given)
         config = _config(Path(solver), strategy, given | {"iterations": iterations, "seed": seed, "weights": weights})
         written, folder = None if snapshot is None else str(snapshot), None if out is None else Path(out)
-        return run_training(config, workers, threads_per_worker, oversubscribe, written, folder, quiet=quiet)
+        return run_training(
+            config, workers, threads_per_worker, oversubscribe, written, folder, quiet=quiet, place=place
+        )
 
 
 def run_training(
@@ -122,11 +114,37 @@ def run_training(
     *,
     quiet: bool = False,
     output: TextIO | None = None,
+    place: HostPlace | None = None,
+    key_file: Path | None = None,
 ) -> RunResult:
     """Train as `config` says, on this number of workers and threads, or "auto"; see `train`.
 
-    Progress goes to `output`; None is stdout.
+    Progress goes to `output`; None is stdout. `place` is this host's in a run on several; workers are those here.
+    `key_file` is the key of hosts that a launcher such as torchrun tells.
     """
+
+    def run(workers: int | str, place: HostPlace | None) -> RunResult:
+        return _on_this_host(
+            config, workers, threads_per_worker, oversubscribe, snapshot, out, quiet=quiet, output=output, place=place
+        )
+
+    result = as_started(workers, place, key_file, config.timeout_s, run)
+    assert result is not None, "a training run has a result"
+    return result
+
+
+def _on_this_host(
+    config: RunConfig,
+    workers: int | str,
+    threads_per_worker: int | str | None,
+    oversubscribe: bool,
+    snapshot: str | None,
+    out: Path | None,
+    *,
+    quiet: bool,
+    output: TextIO | None,
+    place: HostPlace | None,
+) -> RunResult:
     with ExitStack() as stack:
         output, errors = output or sys.stdout, sys.stderr
         if quiet:
@@ -137,16 +155,32 @@ def run_training(
             num_threads = 1  # a number that follows from that of workers would change the bits with it
         if num_workers is not None:
             config = placed(config, num_workers, num_threads, oversubscribe)
+            if place is not None:
+                return _on_hosts(config, place, snapshot, out, output, errors)
+        elif place is not None:
+            raise InputError("--workers auto: times the workers of one host; give a number with --nodes")
         else:
             found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
             config = with_fastest_workers(config, num_threads, found, Console(output, errors))
-        return _run(plan_training(config, snapshot, out), output, errors)
+        return _run(plan_training(config, snapshot, out), output=output, errors=errors)
 
 
-def _run(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
+def _on_hosts(
+    config: RunConfig, place: HostPlace, snapshot: str | None, out: Path | None, output: TextIO, errors: TextIO
+) -> RunResult:
+    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0], RunResult]]:
+        plan = plan_training(config, snapshot, out)
+        return plan.config, partial(_run, plan, output=output, errors=errors)
+
+    result = run_on_hosts(config, place, Console(output, errors), lead, has_snapshot=snapshot is not None)
+    assert result is not None, "host 0 gives a result or an error"
+    return result
+
+
+def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, errors: TextIO) -> RunResult:
     """If no training began because of wrong input, delete the new folder."""
     try:
-        return _shown(plan, output, errors)
+        return _shown(plan, others, output, errors)
     except BaseException as error:
         is_input = getattr(error, "exit_code", InputError.exit_code) == InputError.exit_code
         if is_input and plan.is_new and not plan.folder.metrics.exists():
@@ -154,7 +188,7 @@ def _run(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
         raise
 
 
-def _shown(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
+def _shown(plan: TrainingPlan, others: Host0 | None, output: TextIO, errors: TextIO) -> RunResult:
     log = LogFile(plan.folder.log)
     console = Console(output, errors, log=log, display_steps=max(1, plan.display_steps))
     try:
@@ -162,7 +196,7 @@ def _shown(plan: "TrainingPlan", output: TextIO, errors: TextIO) -> RunResult:
             log.write(text)
         for text in plan.notices:
             console.show(Notice(level="warning", text=text))
-        result = run_job(plan.config, plan.folder, console)
+        result = run_job(plan.config, plan.folder, console, others=others)
         assert result is not None
         return result
     except SamovarError as error:
@@ -182,6 +216,14 @@ def count_of(name: str, given: int | str | None) -> int | None:
     if not isinstance(given, str) or not given.isdecimal() or not given.isascii():
         raise InputError(f"{name}: got {given!r}; give a number or 'auto'")
     return int(given)
+
+
+def _place(given: dict[str, Any]) -> HostPlace | None:
+    """This host's place in a run on several, whose arguments are taken out of `given`."""
+    _require_kinds({name: given[name] for name in _PLACE if name in given})
+    nodes = given.pop("nodes", 1)
+    hosts = Hosts.of(nodes, *(given.pop(name, None) for name in _PLACE[1:]))
+    return None if hosts is None else place_of(hosts, given.pop("key_file", None))
 
 
 def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
@@ -212,7 +254,8 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
 
 
 # Of `train` itself; what is not among them is a setting of the strategy.
-_WHOLE = ("iterations", "seed", "exact", "large_batch", "warm_up_steps")
+_PLACE = ("nodes", "node_rank", "master_addr", "master_port")
+_WHOLE = ("iterations", "seed", "exact", "large_batch", "warm_up_steps", "nodes", "node_rank", "master_port")
 _YES_OR_NO = ("shuffle", "hold_data", "record", "join")
 _OWN = {
     *("workers", "threads_per_worker", "iterations", "snapshot", "weights", "out", "seed"),
@@ -269,98 +312,3 @@ def _errors_in_python() -> Iterator[None]:
 def _argument(found: re.Match[str]) -> str:
     written = found[0]
     return written if written.startswith("`") else _NAMES.get(written, in_python(written))
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """A checked configuration and its folder; `is_new` if the folder was made for it."""
-
-    config: RunConfig
-    folder: RunFolder
-    is_new: bool
-    display_steps: int
-    notices: tuple[str, ...]
-
-
-def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
-    """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
-    solver = load_solver(config.model)
-    sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
-    config = replace(config, strategy=resolved(sharing, config.workers))
-    if config.is_async:
-        config = replace(config, stop_rule=config.stop_rule or MEAN)
-    if config.replay is not None:
-        _require_same(config, config.replay)
-    net_name = solver.net.name()
-    if config.box is not None:
-        # Only now: it imports what encrypts, and most runs have a box of their own.
-        config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
-    if snapshot == LATEST:
-        out = out or _last_run(net_name)
-    found, notices = find_snapshot(net_name, snapshot, out)
-    config = replace(config, snapshot=found)
-    _require_not_ended(out, found)
-    is_new = out is None or not is_there(out)
-    folder = create_run_folder(out, net_name, config.strategy.name, local_now())
-    # Ranks know how often a solver for larger steps is to be shown.
-    display_steps = solver.display if config.large_batch is None else 1
-    return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
-
-
-def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
-    """A finished run is not overwritten; but it may resume from its own snapshot."""
-    if out is None or not is_there(out) or not RunFolder(out).result.exists():
-        return
-    if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
-        raise InputError(
-            f"--out {out}: has a finished run (result.json); give another folder, or continue with that run: "
-            "--snapshot latest"
-        )
-
-
-def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The snapshot of --snapshot, and sentences about damaged ones; InputError if there is none."""
-    if snapshot == LATEST:
-        return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
-    return (None if snapshot is None else _existing(Path(snapshot))), ()
-
-
-def _flat(config: RunConfig) -> dict[str, object]:
-    """By name; the strategy's settings among the others, its name as "strategy"."""
-    values = config.to_json()
-    strategy = values.pop("strategy")
-    assert isinstance(strategy, dict)
-    return {**values, **{("strategy" if name == "name" else name): value for name, value in strategy.items()}}
-
-
-def _require_same(config: RunConfig, replay: Path) -> None:
-    """Refuse to repeat a run with other settings than its own."""
-    recorded = RunFolder(replay)
-    if not recorded.order(0).is_file():
-        raise InputError(f"--replay {replay}: is not the folder of a run with --record; give one")
-    here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
-    different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
-    if different:
-        name = different[0]
-        raise InputError(
-            f"--replay {replay}: was recorded with {name} {there[name]}, this run has {here[name]}; give what that run "
-            "was given"
-        )
-
-
-def _existing(path: Path) -> Path:
-    if not is_there(path):
-        raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
-    return path
-
-
-def _last_run(net_name: str) -> Path:
-    """The run folder of this net under runs/ that a snapshot was last saved into."""
-    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name)]
-    saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
-    if not saved:
-        raise InputError(
-            f"--snapshot latest: no run of net {net_name!r} with a snapshot under {DEFAULT_PARENT}/; "
-            "give the run folder with --out"
-        )
-    return max(saved)[1].parent.parent

@@ -1,8 +1,9 @@
 """The cut of a net into buckets: as --bucket says, or for `auto` by a prediction from machine and net."""
 
 from collections.abc import Sequence
+from functools import partial
 
-from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, predicted_s
+from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, predicted_between_s, predicted_s
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.config import RunConfig
 from samovar.core.layout import Bucket, Layout
@@ -40,13 +41,15 @@ def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, m
     """
     record, workers, oversubscribed = config.calibration, config.workers, config.oversubscribed
     plan = sharing.collective
-    if plan == AUTO:
+    if plan == AUTO and config.hosts is None:
         plan = choose_all_reduce(record, workers, num_bytes, mapped, oversubscribed)
     if sharing.has_owners or plan not in ALL_REDUCES:
         plan = _REDUCE_AND_BROADCAST
-    least_bytes = ELEMENT_BYTES * workers
-    latency_s = predicted_s(record, plan, workers, least_bytes, oversubscribed)
-    added_s = predicted_s(record, plan, workers, num_bytes, oversubscribed) - latency_s
+    predicted = partial(predicted_s, record, plan, workers, oversubscribed=oversubscribed)
+    if config.hosts is not None:  # the links between hosts are what takes long
+        predicted = partial(predicted_between_s, record, plan, len(config.hosts.hosts))
+    latency_s = predicted(num_bytes=ELEMENT_BYTES * workers)
+    added_s = predicted(num_bytes=num_bytes) - latency_s
     bytes_per_s = num_bytes / added_s if num_bytes and added_s > 0 else record.copy_bandwidth_one_bytes_per_s
     return ExchangeModel(latency_s + record.wake_up_s, bytes_per_s, hidden_fraction(config, sharing))
 
@@ -58,7 +61,10 @@ def hidden_fraction(config: RunConfig, sharing: StrategyConfig) -> float:
     """
     if sharing.overlap in (None, "none") or config.oversubscribed:
         return 0.0
-    spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
+    if config.hosts is not None:
+        spare = config.hosts.spare
+    else:
+        spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
     return float(min(1, max(0, spare)))
 
 
@@ -86,7 +92,8 @@ def described(config: RunConfig, buckets: Sequence[Bucket]) -> str:
 def _backward_s(config: RunConfig, layout: Layout, net: CaffeNet, iter_size: int) -> list[float]:
     """Estimated seconds from one parameter's gradient to the next one's, by multiply-adds, in the layout's order."""
     counts = backward_multiply_adds(net)
-    rate = MULTIPLY_ADDS_PER_S * config.threads_per_worker / _batch_share(config, net, iter_size)
+    threads = config.threads_per_worker if config.hosts is None else config.hosts.threads
+    rate = MULTIPLY_ADDS_PER_S * threads / _batch_share(config, net, iter_size)
     return [counts[entry.spec.name] / rate for entry in layout.learned]
 
 

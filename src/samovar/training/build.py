@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from samovar.collectives.engine import PlannedCollectives, TracedCollectives
+from samovar.collectives.plans import HostSizes
 from samovar.config import RunConfig
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
@@ -122,7 +123,7 @@ def build_learner(
     model = Model(net, parameters, weights, gradients, buckets, config.precision, net.device)
     sharing, solver, momentum_notices = _solver(config, caffe, sharing, net, weights, memory)
     _load_start(start, model, solver, config)
-    collectives = _collectives(transport, collective, trace)
+    collectives = _collectives(transport, collective, trace, None if config.hosts is None else config.hosts.sizes)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
     strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, callback)
     _begin(strategy, start, center)
@@ -168,10 +169,12 @@ def _evaluated(
     return EvaluatedWeights(strategy, weights, statistics, collectives, deadline)
 
 
-def _collectives(transport: Transport, name: str, trace: Trace | None) -> PlannedCollectives:
+def _collectives(
+    transport: Transport, name: str, trace: Trace | None, host_size: HostSizes | None
+) -> PlannedCollectives:
     if trace is None:
-        return PlannedCollectives(transport, lambda _num_bytes: name)
-    return TracedCollectives(transport, lambda _num_bytes: name, trace)
+        return PlannedCollectives(transport, lambda _num_bytes: name, host_size)
+    return TracedCollectives(transport, lambda _num_bytes: name, trace, host_size)
 
 
 def _solver(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce
+from samovar.collectives.cost import ELEMENT_BYTES, choose_all_reduce, chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import REDUCE_SCATTERS
 from samovar.collectives.tree import own_nodes
@@ -192,6 +192,10 @@ def chosen_collective(config: RunConfig, memory: RankMemory, buckets: Sequence[B
     if config.exact is not None:
         return "slice-tree"
     if config.strategy.collective != AUTO:
+        if config.hosts is not None:
+            require_messages(config.strategy.collective)
         return config.strategy.collective
     num_bytes = max(bucket.stop - bucket.start for bucket in buckets) * ELEMENT_BYTES
+    if config.hosts is not None:
+        return chosen_between(config.calibration, config.hosts.sizes, config.workers)(num_bytes)
     return choose_all_reduce(config.calibration, config.workers, num_bytes, memory.is_mapped, config.oversubscribed)

@@ -1,5 +1,6 @@
 """The work of a rank process: its part of the job, and a report to the launcher if it cannot continue."""
 
+import socket
 import traceback
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from samovar.config import RunConfig
 from samovar.core import errors
 from samovar.core.errors import SamovarError
-from samovar.core.group import Group
+from samovar.core.group import Group, rank_names
 from samovar.launch.rank_arguments import RankArguments
 from samovar.model.device import use_device
 from samovar.report.records import Failed, RecordWriter
@@ -15,6 +16,9 @@ from samovar.training.context import Boundary, BoxDescriptors, RankContext, Sign
 from samovar.training.evaluate_rank import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing
 from samovar.training.train_rank import run_training
+from samovar.transports.base import Transport
+from samovar.transports.hosts import open_hosts
+from samovar.transports.keys import key_path, read_key
 from samovar.transports.shm import RunBoard, ShmTransport
 
 _JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "probe": run_probe}
@@ -35,17 +39,28 @@ def work(given: RankArguments) -> int:
 
 def _run(given: RankArguments, writer: RecordWriter) -> None:
     config = RunConfig.load(given.config)
-    group = Group(given.rank, config.workers)
-    requests = SignalRequests(RunBoard(given.segment, config.workers), group)
-    use_cpus(config.cpus[given.rank])
+    ranks = config.host_of(given.rank).ranks
+    inside = Group(ranks.index(given.rank), len(ranks))
+    requests = SignalRequests(RunBoard(given.segment, inside.world_size), inside)
+    use_cpus(config.cpus[inside.rank])
     torch.set_num_threads(config.threads_per_worker)
-    is_back = given.life > 0
-    transport = ShmTransport(given.segment, group, oversubscribed=config.oversubscribed, is_back=is_back)
+    transport = _transport(given, config, inside)
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
     device = use_device(config.device, given.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
     context = RankContext(config, transport, writer, boundary.at, requests.is_gone, box, device, given.life)
     _JOBS[config.job](context)
+
+
+def _transport(given: RankArguments, config: RunConfig, inside: Group) -> Transport:
+    """The windows of all ranks: in the memory of this host, and over TCP to other hosts."""
+    hosts, is_back = config.hosts, given.life > 0
+    names = None if hosts is None else [rank_names(hosts.hosts)[rank] for rank in hosts.of(given.rank).ranks]
+    local = ShmTransport(given.segment, inside, oversubscribed=config.oversubscribed, names=names, is_back=is_back)
+    if hosts is None:
+        return local
+    key, listening = read_key(key_path(given.key)), socket.socket(fileno=given.listening)
+    return open_hosts(given.rank, hosts, local, listening, key, config.timeout_s)
 
 
 def _tell(writer: RecordWriter, rank: int, message: str, exit_code: int, error: Exception) -> int:

@@ -21,6 +21,7 @@ from samovar.frontends.caffe.solver import CaffeSolver, SnapshotFormat
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.training.build import Learner
 from samovar.training.evaluated import CenterWeights
+from samovar.training.parts import PartsOfOthers
 from samovar.training.resume import RANK_PART
 from samovar.transports.base import Transport
 
@@ -97,6 +98,10 @@ class FolderSaver:
         self._config = config
         self._group = transport.group
         self._stagings = RecordExchange(transport, 1) if learner.has_private_state else None
+        others = () if config.hosts is None else tuple(r for host in config.hosts.hosts[1:] for r in host.ranks)
+        self._others: PartsOfOthers | None = None
+        if others and self._stagings is not None:
+            self._others = PartsOfOthers(self._store, transport, others, self._deadline)
         if self._group.rank == 0:
             self._store.clean()
 
@@ -110,10 +115,17 @@ class FolderSaver:
 
     def _stage(self, stagings: RecordExchange, steps_done: int) -> tuple[StagedPart, ...]:
         """Write this rank's part, and wait until every rank has written its own."""
-        self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
+        own = self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
+        came = {} if self._others is None else self._others.collect(own)
         stagings.post([os.getpid()])
-        process_ids = stagings.collect(Deadline.after(self._config.timeout_s))[:, 0]
-        return tuple(StagedPart(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids))
+        process_ids = stagings.collect(self._deadline())[:, 0]
+        parts = [StagedPart(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids)]
+        return tuple(came.get(rank, part) for rank, part in enumerate(parts))
+
+    def _deadline(self) -> Deadline:
+        """For a wait between ranks; with other hosts, their parts travel meanwhile, one after the other."""
+        hosts = self._config.hosts
+        return Deadline.after(self._config.timeout_s * (1 if hosts is None else self._group.world_size))
 
     def _write(self, steps_done: int, staged: tuple[StagedPart, ...]) -> Path:
         learner = self._learner

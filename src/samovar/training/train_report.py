@@ -59,7 +59,7 @@ def announce(
         lr_policy=caffe.lr_policy,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
-        transport="shm" if config.box is None else f"box {config.box}",
+        transport=_transport(config) if config.box is None else f"box {config.box}",
         iterations=schedule.num_steps,
         start_step=schedule.first_step,
         joined=config.join,
@@ -73,6 +73,13 @@ def announce(
         notices = (*caffe.only_for_caffe, *notices)
     for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
         context.writer.write(Notice(level="warning", text=text))
+
+
+def _transport(config: RunConfig) -> str:
+    """The transports of weights and gradients."""
+    if config.hosts is None:
+        return "shm"
+    return "shm, tcp" if max(config.hosts.sizes) > 1 else "tcp"
 
 
 def _shown_collective(config: RunConfig, learner: build.Learner) -> str:
@@ -159,7 +166,7 @@ def result_of(
         net_parameters=learner.num_parameters,
         strategy=config.strategy.name,
         collective=_shown_collective(config, learner),
-        transport="shm",
+        transport=_transport(config),
         workers=config.workers,
         threads_per_worker=config.threads_per_worker,
         effective_batch=opened.global_batch * opened.caffe.iter_size,

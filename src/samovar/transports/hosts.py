@@ -1,16 +1,20 @@
 """Windows over several hosts: ranks of one host reach each other in shared memory, all others over TCP."""
 
 from collections.abc import Callable, Sequence
+from socket import socket
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import Deadline
+from samovar.core.group import Group, JobHosts, rank_names
 from samovar.transports.base import Array, Notification, Pending
+from samovar.transports.keys import Key
 from samovar.transports.shm import ShmTransport, ShmWindow
 from samovar.transports.tcp import TcpTransport, TcpWindow
 from samovar.transports.tcp_memory import SharedMemory
+from samovar.transports.tcp_service import TcpConfig
 
 
 class HostsTransport:
@@ -45,6 +49,10 @@ class HostsTransport:
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """See `TcpTransport.spawn`."""
         return self._tcp.spawn(what, work)
+
+    def close(self) -> None:
+        """Close the connections to other hosts; `local` is closed by its owner."""
+        self._tcp.close()
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "HostsWindow":
         """Cost and errors: those of `ShmTransport.open_window`."""
@@ -89,3 +97,16 @@ class HostsWindow:
         """The window that leads to the peer, and the peer's number there."""
         place = self._places.get(peer)
         return (self._remote, peer) if place is None else (self._shared, place)
+
+
+def open_hosts(
+    rank: int, job: JobHosts, local: ShmTransport | None, listening: socket, key: Key, timeout_s: float
+) -> HostsTransport | TcpTransport:
+    """The windows of `rank` in a job over several hosts; without `local`, over TCP alone.
+
+    Owns `listening`, where others reach this rank. Errors name ranks with their hosts.
+    """
+    group = Group(rank, len(job.addresses))
+    names, config = rank_names(job.hosts), TcpConfig(job.job, timeout_s)
+    tcp = TcpTransport(group, config, key, listening, job.addresses, names=names, needs_memory=local is not None)
+    return tcp if local is None else HostsTransport(local, tcp, job.of(rank).ranks)

@@ -52,12 +52,18 @@ def make_key(path: Path) -> None:
         raise InputError(f"key file {path}: cannot be made ({error.strerror}); name another with --key-file") from error
 
 
-def make_key_in_memory() -> int:
-    """The descriptor of a new key that no file has; `key_path` is where to read it."""
+def make_key_in_memory(text: bytes | None = None) -> int:
+    """The descriptor of a key that no file has, `text` or a new one; `key_path` is where to read it."""
     descriptor = os.memfd_create("samovar-key", os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
-    os.write(descriptor, _new_key())
+    os.write(descriptor, text or _new_key())
     return descriptor
+
+
+def copy_in_memory(path: Path) -> int:
+    """The same with the key in `path`. Raises as `read_key`."""
+    with _opened(path) as descriptor:
+        return make_key_in_memory(os.read(descriptor, _MOST_BYTES))
 
 
 def key_path(descriptor: int) -> Path:

@@ -183,6 +183,11 @@ class SecureChannel:
             self._receive_piece(part, deadline)
 
     @property
+    def own_address(self) -> str:
+        """The numeric address of this host, as the other side sees it."""
+        return str(self._receiving.getsockname()[0])
+
+    @property
     def others_address(self) -> str:
         """The numeric address of the other side's host."""
         try:
@@ -304,16 +309,32 @@ def _connect_once(address: Address, key: Key, peer: str, deadline: Deadline) -> 
         prepare(connection)
         handshake = Handshake(key, is_server=False)
         connection.sendall(handshake.advance(b""))
-        while not handshake.is_over:
-            connection.settimeout(deadline.timeout_s())
-            received = connection.recv(_RECEIVE_BYTES)
-            if not received:
-                raise ConnectionResetError("closed before it was open")
-            connection.sendall(handshake.advance(received))
+        _complete(connection, handshake, deadline)
         return SecureChannel(connection, handshake, peer)
     except BaseException:
         connection.close()
         raise
+
+
+def accepted(connection: socket.socket, key: Key, peer: str, deadline: Deadline) -> SecureChannel:
+    """A channel on a connection that came in from `peer`. Raises ssl.SSLError if it has another key, OSError."""
+    handshake = Handshake(key, is_server=True)
+    try:
+        _complete(connection, handshake, deadline)
+    except ssl.SSLError:
+        with suppress(OSError):
+            connection.sendall(handshake.last_words())
+        raise
+    return SecureChannel(connection, handshake, peer)
+
+
+def _complete(connection: socket.socket, handshake: Handshake, deadline: Deadline) -> None:
+    while not handshake.is_over:
+        connection.settimeout(deadline.timeout_s())
+        received = connection.recv(_RECEIVE_BYTES)
+        if not received:
+            raise ConnectionResetError("closed before it was open")
+        connection.sendall(handshake.advance(received))
 
 
 def prepare(connection: socket.socket) -> None:

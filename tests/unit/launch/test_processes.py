@@ -82,7 +82,7 @@ class Started:
             command=lambda rank, pipe: [*python[rank], programs[rank].replace("{pipe}", str(pipe))],
             board=RunBoard(self.segment, len(programs)),
             inherited=[self.segment, *inherited],
-            log_paths=self.logs,
+            log_paths=dict(enumerate(self.logs)),
             threads_per_worker=threads_per_worker,
             on_output=on_output or self.take,
         )
@@ -264,7 +264,7 @@ from samovar.launch.processes import Launch
 from samovar.transports.shm import RunBoard, create_segment
 
 segment = create_segment(1)
-launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], [Path(sys.argv[1])],
+launch = Launch(lambda rank, pipe: [sys.executable, "-c", {rank!r}, str(segment), str(pipe)], {{0: Path(sys.argv[1])}},
                 RunBoard(segment, 1), [segment], lambda rank, data: os.write(1, data))
 ends = launch.run()
 print("ends", [end.return_code for end in ends], launch.signals.stop_signal, launch.signals.kill_signal, flush=True)

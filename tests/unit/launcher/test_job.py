@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from samovar.launcher.job import Told, passing_folder, remove_abandoned
+from samovar.launcher.job import Told
+from samovar.launcher.passing import passing_folder, remove_abandoned
 from samovar.report.records import Notice, SnapshotWritten
 
 
@@ -25,7 +26,7 @@ def test_a_folder_goes_with_its_run_or_with_the_next(tmp_path: Path, monkeypatch
         (kept.path / "rank0.log").write_text("why")
         kept.keep()
     killed = "import os, sys, tempfile; tempfile.tempdir = sys.argv[1]\n" + (
-        "from samovar.launcher.job import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
+        "from samovar.launcher.passing import passing_folder\nwith passing_folder('time'): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
     (abandoned,) = set(tmp_path.iterdir()) - {kept.path}

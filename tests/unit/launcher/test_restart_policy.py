@@ -51,7 +51,7 @@ class Run:
 
         self._launch = Launch(
             command,
-            [folder / f"{rank}.log" for rank in range(world_size)],
+            {rank: folder / f"{rank}.log" for rank in range(world_size)},
             self.board,
             [],
             lambda _rank, _data: None,

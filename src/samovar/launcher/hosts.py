@@ -1,0 +1,250 @@
+"""A job on several hosts: they meet, take the settings of host 0, and each runs its own workers."""
+
+import hashlib
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import samovar
+from samovar.config import RunConfig
+from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.frontends.caffe.solver import NetSource, load_solver
+from samovar.launch.meeting import HostHello, HostPlace, Met, meet
+from samovar.launch.processes import DEFAULT_EFFECTS, SignalEffect
+from samovar.launch.script import Hosts
+from samovar.launcher.job import Display, run_job, run_without_folder
+from samovar.launcher.other_hosts import Host0, OtherHost
+from samovar.launcher.passing import passing_folder
+from samovar.report.console import Console
+from samovar.report.plain import to_plain
+from samovar.report.records import Notice
+from samovar.report.result import RunResult
+from samovar.report.run_folder import RunFolder
+from samovar.report.wording import counted
+
+# A host has its own of these; all others must be the same everywhere.
+_OWN = (
+    *("model", "weights", "snapshot", "out", "key_file", "hosts"),
+    *("workers", "threads_per_worker", "cpus", "num_taken_cpus", "oversubscribed", "sweep"),
+)
+_NO_MATTER = re.compile(
+    r"^\s*(source|mean_file|root_folder|net|train_net|test_net|snapshot_prefix|weights): .*\n", re.MULTILINE
+)
+# Host 0's settled configuration, and its part of the job.
+Lead = Callable[[RunConfig], tuple[RunConfig, Callable[[Host0], RunResult | None]]]
+
+
+def place_of(hosts: Hosts | None, key_file: Path | None) -> HostPlace | None:
+    """This host's place in a run on several; None in a run on one."""
+    if hosts is None:
+        return None
+    return HostPlace(hosts.number, hosts.address, hosts.port, hosts.num_hosts, key_file=key_file)
+
+
+def run_on_hosts(
+    config: RunConfig, place: HostPlace, console: Console, lead: Lead, *, has_snapshot: bool = False
+) -> RunResult | None:
+    """This host's part of a job, as `config` says of its own workers. On host 0, `lead` plans and runs it.
+
+    `has_snapshot` says whether a snapshot was asked for, which host 0 finds.
+
+    Raises InputError if hosts do not fit together, and the job's error on every host.
+    """
+    require_possible(config)
+    if place.leads:
+        text = f"host 0 waits for the other hosts at {place.address}, port {place.port}"
+        console.show(Notice(level="info", text=text))
+    met = meet(place, _hello(config, place, has_snapshot), config.timeout_s)
+    own = replace(config, hosts=met.hosts, workers=len(met.hosts.addresses), oversubscribed=met.oversubscribed)
+    if met.number == 0:
+        return _led(own, met, console, lead)
+    return _follow(own, met, console)
+
+
+def run_anywhere(
+    config: RunConfig,
+    place: HostPlace | None,
+    display: Display,
+    console: Console,
+    effects: Mapping[int, SignalEffect] = DEFAULT_EFFECTS,
+) -> RunResult | None:
+    """A job without a run folder, on this host or as this host's part of several; `display` shows it on host 0."""
+    if place is None:
+        return run_without_folder(config, display, effects)
+
+    def lead(config: RunConfig) -> tuple[RunConfig, Callable[[Host0], RunResult | None]]:
+        return config, lambda others: run_without_folder(config, display, effects, others)
+
+    return run_on_hosts(config, place, console, lead)
+
+
+def require_possible(config: RunConfig) -> None:
+    """Raise InputError for what several hosts cannot do yet."""
+    if config.strategy.needs_center:
+        raise InputError(
+            f"--nodes: workers with {config.strategy.name} share a center; serve a box, and let each host join it: "
+            "--box HOST:PORT --key-file FILE --join. Or choose a strategy in step"
+        )
+    if config.trace is not None:
+        raise InputError("--trace: shows the workers of one host on one clock; leave --nodes or --trace out")
+    if config.hdf5_out is not None and not config.by_caffe:
+        raise InputError(f"--out {config.hdf5_out}: HDF5Output layers write on one host; leave --nodes or --out out")
+
+
+def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello:
+    settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
+    settings |= {"--snapshot": "yes" if has_snapshot else "no", "--weights": counted(len(config.weights), "file")}
+    spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
+    return HostHello(
+        place.number,
+        socket.gethostname(),
+        config.workers,
+        config.threads_per_worker,
+        max(0, spare),
+        config.oversubscribed,
+        {"samovar": samovar.__version__, "torch": _version_of("torch")},
+        settings,
+        _digest(config),
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The settings that must be the same on all hosts, as JSON has them."""
+    values = {name: value for name, value in config.to_json().items() if name not in _OWN}
+    strategy = values.pop("strategy")
+    assert isinstance(strategy, dict)
+    values["strategy"] = strategy.pop("name")
+    plain: dict[str, Any] = to_plain({**values, **strategy})
+    return plain
+
+
+def _digest(config: RunConfig) -> str:
+    """Of the solver and its nets, without the places of files."""
+    nets, texts = [NetSource(config.model, "")], []
+    if config.job == "train":
+        solver = load_solver(config.model)
+        nets = [solver.net, *(test.source for test in solver.test_nets)]
+        texts = [solver.path.read_text(errors="replace")]
+    texts += [str(net.read().message) for net in nets]
+    return hashlib.sha256("".join(_NO_MATTER.sub("", text) for text in texts).encode()).hexdigest()
+
+
+def _led(config: RunConfig, met: Met, console: Console, lead: Lead) -> RunResult | None:
+    others = Host0(met, config.timeout_s)
+    try:
+        settled, run = lead(config)
+        _show_hosts(met, console)
+        others.begin(settled.to_json(), _files_of(settled))
+        result = run(others)
+        others.tell_outcome(result)
+        return result
+    except SamovarError as error:
+        others.tell_outcome(error)
+        raise
+    except BaseException as error:
+        others.tell_outcome(RankFailed(f"host 0 was ended ({type(error).__name__})"))
+        raise
+    finally:
+        others.close()
+
+
+def _show_hosts(met: Met, console: Console) -> None:
+    hosts = ", ".join(map(str, met.hosts.hosts))
+    console.show(Notice(level="info", text=f"{len(met.hosts.hosts)} hosts: {hosts}"))
+    if not met.is_secret:
+        text = "hosts met without a key, so anyone who reaches this port could take part; on a network that is not "
+        console.show(Notice(level="warning", text=f"{text}private, give --key-file"))
+
+
+def _files_of(config: RunConfig) -> dict[str, Path]:
+    """The files of host 0 that the others need, by the name that each gets there."""
+    files = {f"weights/{number}/{path.name}": path for number, path in enumerate(config.weights)}
+    snapshot = config.snapshot
+    if snapshot is not None and snapshot.is_dir():
+        files |= {f"snapshot/{snapshot.name}/{path.name}": path for path in sorted(snapshot.iterdir())}
+    return files
+
+
+def _follow(config: RunConfig, met: Met, console: Console) -> RunResult | None:
+    others = OtherHost(met, config.timeout_s)
+    try:
+        with _told(others):
+            values, files = others.begun()
+            _show_own(met, console)
+            with _kept_on_failure() as folder:
+                given = _fetched(others, files, folder.path)
+                settled = _settled(config, values, given, folder.path)
+                others.ready()
+                return run_job(settled, folder, _Silent(), others=others)
+    finally:
+        others.close()
+
+
+@contextmanager
+def _told(others: OtherHost) -> Iterator[None]:
+    """Tell host 0 an error that it cannot know."""
+    try:
+        yield
+    except BaseException as error:
+        others.give_up(error)
+        raise
+
+
+@contextmanager
+def _kept_on_failure() -> Iterator[RunFolder]:
+    """A folder for the logs of this host's workers, which stays if the run fails and they have something in them."""
+    with passing_folder("hosts") as passing:
+        try:
+            yield RunFolder(passing.path)
+        except BaseException:
+            if any(log.stat().st_size for log in passing.path.glob("rank*.log")):
+                passing.keep()
+            raise
+
+
+def _show_own(met: Met, console: Console) -> None:
+    ranks = counted(len(met.host.ranks), "worker")
+    text = f"host {met.number} of {len(met.hosts.hosts)}: {ranks} here; {met.hosts.hosts[0].name} shows the run"
+    console.show(Notice(level="info", text=text))
+
+
+class _Silent:
+    """Host 0 shows everything."""
+
+    def show(self, _record: object) -> None:
+        """Nothing."""
+
+
+def _fetched(others: OtherHost, files: dict[str, int], folder: Path) -> dict[str, Path]:
+    """Host 0's files, copied into `folder`, by name."""
+    fetched = {}
+    for number, (name, size) in enumerate(files.items()):
+        parts = Path(name).parts
+        if Path(name).is_absolute() or ".." in parts:
+            raise InputError(f"host 0 sent a file with the name {name!r}; is it of this version?")
+        fetched[name] = folder / "given" / name
+        fetched[name].parent.mkdir(parents=True, exist_ok=True)
+        others.fetch(number, size, fetched[name])
+    return fetched
+
+
+def _settled(config: RunConfig, values: dict[str, Any], given: dict[str, Path], folder: Path) -> RunConfig:
+    """Host 0's configuration with what is this host's own."""
+    theirs = RunConfig.from_json(values)
+    weights = tuple(path for name, path in given.items() if name.startswith("weights/"))
+    snapshots = {path.parent for name, path in given.items() if name.startswith("snapshot/")}
+    own: dict[str, Any] = {name: getattr(config, name) for name in _OWN}
+    snapshot = snapshots.pop() if snapshots else theirs.snapshot
+    return replace(theirs, **own | {"weights": weights, "snapshot": snapshot, "out": folder})

@@ -1,0 +1,390 @@
+"""A run on several hosts, as one of their launchers sees it: host 0 shows and decides, the others report to it.
+
+Each host reports the ends of its ranks to host 0. There the first failure ends the run on every host, as soon as it is
+clear which rank caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
+from samovar.core.group import Host
+from samovar.launch.meeting import Met
+from samovar.launch.processes import RankEnd, Signals
+from samovar.launch.watch import Consequence
+from samovar.launcher.restart_policy import InStepPolicy
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.records import Failed, Record, from_json, to_json
+from samovar.report.result import RunResult
+from samovar.transports.links import MOST_BYTES, Inbox
+from samovar.transports.shm import RunBoard
+
+ERRORS: Mapping[str, type[SamovarError]] = {
+    error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)
+}
+_ENDING_S = 15.0  # for ranks that are killed, on a busy machine
+_OUTCOME_S = 30.0  # for host 0 to write the result
+# A rank that fails so waited for another, which may be the cause.
+_WAITED = (DeadlineExceeded.__name__, RankFailed.__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Where a rank of another host ended: its last step, and its log there."""
+
+    step: int
+    log: str
+
+
+@dataclass(slots=True)
+class HostDuties:
+    """The running job, for messages of other hosts; see `samovar.launcher.job`.
+
+    `take` gets a record of a rank, `state` says how far a rank of this host is.
+    """
+
+    signals: Signals
+    board: RunBoard
+    failures: Mapping[int, Failed]
+    take: Callable[[int, Record], None]
+    state: Callable[[int], RankState]
+
+
+class HostsPolicy(InStepPolicy):
+    """The first failure ends the ranks of all hosts, as soon as it is clear which rank caused it."""
+
+    def __init__(self, failures: Mapping[int, Failed], timeout_s: float, others: "Host0 | OtherHost") -> None:
+        super().__init__(failures, timeout_s)
+        self._others = others
+
+    def consequence(self, end: RankEnd) -> Consequence:
+        """Report the end to host 0."""
+        self._others.rank_ended(end)
+        return super().consequence(end)
+
+    def patience_s(self, end: RankEnd) -> float:
+        """A rank that waited for another, or lost its connection, did not cause the failure."""
+        return 0.0 if is_cause(end, self._failures) else self.waiting_s
+
+    def others_patience_s(self) -> float:
+        """The same for ranks of other hosts."""
+        return self._others.patience_s(self)
+
+
+def is_cause(end: RankEnd, failures: Mapping[int, Failed]) -> bool:
+    """Whether the failed rank did not only wait for another one."""
+    failure = failures.get(end.rank)
+    return failure is None or failure.kind not in _WAITED
+
+
+class _Launcher:
+    """The common part of both kinds. `job` is None until the ranks are about to start."""
+
+    def __init__(self, met: Met, timeout_s: float) -> None:
+        self.met = met
+        self.timeout_s = timeout_s
+        self._inbox = Inbox(met.links, timeout_s)
+        self._duties: HostDuties | None = None
+        self._held: list[tuple[int, Mapping[str, Any], bytes]] = []
+
+    @property
+    def host(self) -> Host:
+        """This host."""
+        return self.met.host
+
+    @property
+    def duties(self) -> HostDuties:
+        """Those of the running job."""
+        assert self._duties is not None, "no job runs"
+        return self._duties
+
+    def attach(self, duties: HostDuties) -> None:
+        """A job runs from now on; it hears what came early, too."""
+        self._duties = duties
+        held, self._held = self._held, []
+        for item in held:
+            self._hear(*item)
+
+    def fileno(self) -> int:
+        """See `samovar.launch.watch.Inbox`."""
+        return self._inbox.fileno()
+
+    def pump(self) -> None:
+        """Act on the messages that have come."""
+        for number, message, content in self._inbox.take():
+            self._hear(number, message, content)
+
+    def close(self) -> None:
+        """End the connections. The others hear that this host is gone, unless it has told them how the run ended."""
+        self._inbox.close()
+        self.met.close()
+
+    def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
+        raise NotImplementedError
+
+    def _wait(self, deadline: Deadline) -> bool:
+        """Wait for messages, and act on them; False if none came by the deadline."""
+        found = self._inbox.wait(deadline)
+        for number, message, content in found:
+            self._hear(number, message, content)
+        return bool(found)
+
+    def _send(self, number: int, message: Mapping[str, Any], content: bytes = b"") -> None:
+        """Send a message, if the host is still there; the thread that listens to it notices if it is not."""
+        try:
+            self.met.links[number].send(message, Deadline.after(self.timeout_s), content)
+        except SamovarError:
+            return
+
+
+class Host0(_Launcher):
+    """The launcher of host 0, which has the run's console and folder."""
+
+    def __init__(self, met: Met, timeout_s: float) -> None:
+        super().__init__(met, timeout_s)
+        self.kill_signal = 0
+        self.states: dict[int, RankState] = {}
+        self._ends: list[RankEnd] = []
+        self._over: set[int] = set()
+        self._ready: set[int] = set()
+        self._lost: dict[int, str] = {}
+        self._failure: SamovarError | None = None
+        self._files: Sequence[Path] = ()
+
+    def begin(self, config: Mapping[str, object], files: Mapping[str, Path]) -> None:
+        """Send the others the configuration and, as far as they ask for them, these files by name.
+
+        Returns when all are ready. Raises the error of a host that is not.
+        """
+        self._files = list(files.values())
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        for number in self.met.links:
+            self._send(number, {"is": "begin", "config": config, "files": sizes})
+        while len(self._ready) < len(self.met.links):
+            if not self._wait(Deadline.after(self.timeout_s)):
+                waiting = ", ".join(str(self._name(n)) for n in self.met.links if n not in self._ready)
+                raise DeadlineExceeded(f"{waiting}: not ready to train within {self.timeout_s:.1f} s; see its console")
+            self._require_all()
+
+    def rank_ended(self, _end: RankEnd) -> None:
+        """A rank of this host; see `settled`."""
+
+    def signalled(self, _number: int) -> None:
+        """Tell the others what was asked for here."""
+        signals = self.duties.signals
+        if signals.kill_signal:
+            return
+        for number in self.met.links:
+            message = {"is": "requests", "stop": signals.stop_signal, "snapshots": signals.num_snapshots}
+            self._send(number, message)
+
+    def forward(self, _rank: int, _record: Record) -> bool:
+        """Whether a record of this host's ranks went to another host."""
+        return False
+
+    def patience_s(self, policy: HostsPolicy) -> float:
+        """How long this host's ranks may continue after the reports of the others."""
+        if self._lost or self._failure or self.kill_signal:
+            return 0.0
+        return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
+
+    def settled(self, ends: Sequence[RankEnd], signals: Signals) -> list[RankEnd]:
+        """How the ranks of all hosts ended, the cause of a failure first. Raises the error of a host that is lost."""
+        failed = signals.kill_signal or self.patience_s(HostsPolicy({}, self.timeout_s, self)) < math.inf
+        if failed or any(end.return_code for end in ends) or len(ends) < len(self.host.ranks):
+            for number in self.met.links:
+                self._send(number, {"is": "kill"})
+            deadline = Deadline.after(_ENDING_S)
+        else:
+            deadline = Deadline.after(self.timeout_s)
+        while self._missing() and self._wait(deadline):
+            pass
+        failures = self.duties.failures
+        together = sorted([*ends, *self._ends], key=lambda end: (end.return_code == 0, not is_cause(end, failures)))
+        is_known = bool(together) and together[0].return_code != 0 and is_cause(together[0], failures)
+        if not (is_known or signals.kill_signal or self.kill_signal):
+            self._require_all()
+            if missing := self._missing():
+                raise DeadlineExceeded(f"{self._name(missing[0])} did not end with the others; see its console")
+        return together
+
+    def tell_outcome(self, outcome: RunResult | SamovarError | None) -> None:
+        """Tell the others the result, or the error that ends the run."""
+        message: dict[str, Any] = {"is": "outcome", "result": None, "error": None}
+        if isinstance(outcome, SamovarError):
+            message |= {"error": str(outcome), "kind": type(outcome).__name__, "exit_code": outcome.exit_code}
+        elif outcome is not None:
+            message["result"] = to_plain(replace(outcome, run_folder=None))
+        for number in self.met.links:
+            self._send(number, message)
+
+    def _missing(self) -> list[int]:
+        return [number for number in self.met.links if number not in self._over and number not in self._lost]
+
+    def _require_all(self) -> None:
+        """Raise if a host is lost, or ended by itself."""
+        if self._failure is not None:
+            raise self._failure
+        for number, why in self._lost.items():
+            raise RankFailed(
+                f"{self._name(number)} is lost, and the run was ended on all hosts: {why}. See its console. If there "
+                "is a snapshot, resume with --snapshot latest"
+            )
+
+    def _name(self, number: int) -> str:
+        return f"host {number}, {self.met.hosts.hosts[number]},"[:-1]
+
+    def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
+        match message["is"]:
+            case "lost":
+                if number not in self._over:
+                    self._lost[number] = message["why"]
+            case "want":
+                self._give(number, self._files[message["file"]], message["offset"])
+            case "ready":
+                self._ready.add(number)
+            case "gave up":
+                error = ERRORS.get(message["kind"], RankFailed)(message["why"])
+                error.exit_code = message["exit_code"]
+                self._failure = self._failure or error
+                self._over.add(number)
+            case "ended":
+                self._over.add(number)
+                self.kill_signal = self.kill_signal or message["kill"]
+            case _ if self._duties is None:
+                self._held.append((number, message, content))
+            case _:
+                self._hear_of_ranks(message)
+
+    def _hear_of_ranks(self, message: Mapping[str, Any]) -> None:
+        duties = self.duties
+        match message["is"]:
+            case "record":
+                duties.take(message["rank"], from_json(message["record"]))
+            case "end":
+                self.states[message["rank"]] = RankState(message["step"], message["log"])
+                self._ends.append(RankEnd(message["rank"], message["code"]))
+            case "signal":
+                duties.signals.hear(message["stop"], duties.signals.num_snapshots + message["snapshots"], duties.board)
+                self.signalled(0)
+
+    def _give(self, number: int, path: Path, offset: int) -> None:
+        with path.open("rb") as file:
+            file.seek(offset)
+            self._send(number, {"is": "part"}, file.read(MOST_BYTES))
+
+
+class OtherHost(_Launcher):
+    """The launcher of another host: it tells host 0 what its ranks tell, and ends as host 0 says."""
+
+    def __init__(self, met: Met, timeout_s: float) -> None:
+        super().__init__(met, timeout_s)
+        self._must_end = False
+        self._lost: str | None = None
+        self._outcome: Mapping[str, Any] | None = None
+        self._begin: Mapping[str, Any] | None = None
+        self._parts: list[bytes] = []
+        self._num_snapshots = 0
+
+    def begun(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Host 0's configuration, and the sizes of its files by name."""
+        while self._begin is None:
+            self._next("did not begin")
+        return self._begin["config"], self._begin["files"]
+
+    def fetch(self, number: int, size: int, place: Path) -> None:
+        """Copy file `number` of host 0 to `place`."""
+        with place.open("wb") as file:
+            while (offset := file.tell()) < size:
+                self._send(0, {"is": "want", "file": number, "offset": offset})
+                while not self._parts:
+                    self._next("sent no file")
+                file.write(self._parts.pop())
+
+    def ready(self) -> None:
+        """Tell host 0 that this host's ranks may start."""
+        self._send(0, {"is": "ready"})
+
+    def rank_ended(self, end: RankEnd) -> None:
+        """Tell host 0 of a rank of this host."""
+        state = self.duties.state(end.rank)
+        message = {"is": "end", "rank": end.rank, "code": end.return_code, "step": state.step, "log": state.log}
+        self._send(0, message)
+
+    def signalled(self, _number: int) -> None:
+        """Tell host 0 what was asked for here."""
+        signals = self.duties.signals
+        if signals.kill_signal:
+            return
+        asked, self._num_snapshots = signals.num_snapshots - self._num_snapshots, signals.num_snapshots
+        self._send(0, {"is": "signal", "stop": signals.stop_signal, "snapshots": asked})
+
+    def forward(self, rank: int, record: Record) -> bool:
+        """Send a record of this host's ranks to host 0."""
+        self._send(0, {"is": "record", "rank": rank, "record": json.loads(json.dumps(to_json(record)))})
+        return True
+
+    def patience_s(self, _policy: HostsPolicy) -> float:
+        """How long this host's ranks may continue after the messages of host 0."""
+        return 0.0 if self._must_end or self._lost or self._outcome else math.inf
+
+    def outcome(self, signals: Signals) -> RunResult | None:
+        """The run's result, when it is over on all hosts. Raises the run's error."""
+        self._send(0, {"is": "ended", "kill": signals.kill_signal})
+        deadline = Deadline.after(self.timeout_s + _OUTCOME_S)
+        while self._outcome is None and self._lost is None and self._wait(deadline):
+            pass
+        self._require_host_0()
+        if self._outcome is None:
+            raise DeadlineExceeded(f"{self._name} did not tell how the run ended within {self.timeout_s:.1f} s")
+        if (sentence := self._outcome["error"]) is not None:
+            error = ERRORS.get(self._outcome["kind"], SamovarError)(sentence)
+            error.exit_code = self._outcome["exit_code"]
+            raise error
+        result = self._outcome["result"]
+        return None if result is None else from_plain(RunResult, result)
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell host 0 why this host ends."""
+        code = getattr(error, "exit_code", SamovarError.exit_code)
+        why = f"host {self.met.number} ({self.host.name}): {error or type(error).__name__}"
+        self._send(0, {"is": "gave up", "why": why, "kind": type(error).__name__, "exit_code": code})
+
+    @property
+    def _name(self) -> str:
+        return f"host 0, {self.met.hosts.hosts[0]}"
+
+    def _next(self, what: str) -> None:
+        if not self._wait(Deadline.after(self.timeout_s)):
+            raise DeadlineExceeded(f"{self._name} {what} within {self.timeout_s:.1f} s; see its console")
+        if self._outcome is not None:
+            self.outcome(Signals())
+        self._require_host_0()
+
+    def _require_host_0(self) -> None:
+        if self._lost is not None and self._outcome is None:
+            raise RankFailed(f"{self._name} is lost, and the run was ended on this host: {self._lost}; see its console")
+
+    def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
+        match message["is"]:
+            case "lost":
+                self._lost = message["why"]
+            case "begin":
+                self._begin = message
+            case "part":
+                self._parts.append(content)
+            case "kill":
+                self._must_end = True
+            case "outcome":
+                self._outcome = message
+            case "requests" if self._duties is None:
+                self._held.append((number, message, content))
+            case "requests":
+                signals, board = self.duties.signals, self.duties.board
+                signals.hear(message["stop"], message["snapshots"], board)
+                self._num_snapshots = signals.num_snapshots

@@ -1,0 +1,133 @@
+"""`samovar train --hosts FILE`: the same command is started on the other hosts over ssh."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.launch.meeting import HostPlace
+from samovar.transports.rendezvous import addresses_towards
+from samovar.transports.tcp_listen import address_of, listen
+
+_LINE = re.compile(r"(?P<name>[^\s:#]+)(?:\s+slots\s*=\s*|:)?(?P<workers>\d{1,4})?\s*(?:#.*)?")
+_ENDING_S = 15.0  # the others end by themselves when host 0 has told them how the run ended
+# What host 0 alone has, or what follows from FILE; the second says whether a value follows.
+_DROPPED = {
+    **dict.fromkeys(("--hosts", "--ssh", "--workers", "--out", "--master-addr"), True),
+    **dict.fromkeys(("--quiet", "--json"), False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHost:
+    """A line of FILE: a name for ssh, and the number of workers there, None for that of the command."""
+
+    name: str
+    workers: int | None
+
+
+def read_hosts(path: Path) -> list[NamedHost]:
+    """The hosts in a file of lines NAME, NAME slots=N (as Open MPI has it) or NAME:N (MPICH); this one first."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"--hosts {path}: cannot be read ({error}); give a file with a host on each line") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if found is None or found["name"].startswith("-") or found["workers"] == "0":
+            raise InputError(f"--hosts {path}:{number}: {line.strip()[:80]!r} is not NAME, NAME slots=N or NAME:N")
+        hosts.append(NamedHost(found["name"], None if found["workers"] is None else int(found["workers"])))
+    if len(hosts) < 2:
+        raise InputError(f"--hosts {path}: names {len(hosts)} hosts; name two or more, this one first")
+    return hosts
+
+
+@contextmanager
+def started_over_ssh(
+    path: Path, ssh: str, words: Sequence[str], workers: str, address: str | None, key_file: Path | None
+) -> Iterator[tuple[str, HostPlace]]:
+    """The number of workers here and this host's place, while the others run the command `words` of this one.
+
+    They reach this host at `address`; None: the one from which it reaches them.
+    """
+    hosts = read_hosts(path)
+    own, others = hosts[0], hosts[1:]
+    with ExitStack() as stack:
+        listening = stack.enter_context(listen(address or _address_towards(others[0].name)))
+        place, port = address_of(listening)
+        started: list[tuple[NamedHost, subprocess.Popen[bytes]]] = []
+        stack.callback(_end, started)
+        for number, host in enumerate(others, 1):
+            flags = {"--nodes": len(hosts), "--node-rank": number, "--master-addr": place, "--master-port": port}
+            command = [*_kept(words), "--workers", str(host.workers or workers)]
+            command += [str(word) for item in flags.items() for word in item]
+            started.append((host, _start(ssh, host.name, command)))
+        count = str(own.workers or workers)
+        watch = _watching(started)
+        yield count, HostPlace(0, place, port, len(hosts), key_file=key_file, listening=listening, watch=watch)
+
+
+def _kept(words: Sequence[str]) -> list[str]:
+    """The words that the other hosts get too."""
+    kept: list[str] = []
+    takes_next = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if takes_next:
+            takes_next = False
+        elif flag in _DROPPED:
+            takes_next = _DROPPED[flag] and not equals
+        else:
+            kept.append(word)
+    return kept
+
+
+def _start(ssh: str, name: str, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """In the same working folder, by the same Python."""
+    there = shlex.join([sys.executable, "-P", "-m", "samovar", *words])
+    command = [*shlex.split(ssh), name, f"cd {shlex.quote(str(Path.cwd()))} && exec {there}"]
+    try:
+        # A session of its own: Ctrl-C at this terminal is for this launcher, which tells the others.
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        raise InputError(f"--ssh {ssh}: cannot be started ({error.strerror}); name the program of ssh") from error
+
+
+def _watching(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> Callable[[], str | None]:
+    def ended() -> str | None:
+        for host, process in started:
+            if (code := process.poll()) is not None:
+                return (
+                    f"the command on {host.name} ended with exit code {code} before the run began; see what it says, "
+                    f"and try: ssh {host.name} true"
+                )
+        return None
+
+    return ended
+
+
+def _end(started: Sequence[tuple[NamedHost, "subprocess.Popen[bytes]"]]) -> None:
+    for _, process in started:
+        try:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address_towards(name: str) -> str:
+    try:
+        return addresses_towards(name.rpartition("@")[2])[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"--hosts: no way to {name} is known here ({error}); give --master-addr, an address of this host that the "
+            "others reach"
+        ) from error

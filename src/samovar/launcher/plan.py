@@ -1,0 +1,127 @@
+"""A training run before it starts: its settled configuration, its snapshot, and its folder."""
+
+import importlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from samovar.checkpoint.store import SnapshotStore
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.frontends.caffe.solver import load_solver, solver_config
+from samovar.frontends.caffe.spec import is_there
+from samovar.launcher.momentum import with_momentum
+from samovar.report.console import local_now
+from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
+from samovar.strategies.box_terms import MEAN
+from samovar.strategies.defaults import resolved
+
+LATEST: Final = "latest"
+# Where a run computes, and what it leaves behind, does not change what it computes.
+_NO_MATTER_TO_REPLAY = (
+    "replay",
+    "record",
+    "out",
+    "cpus",
+    "num_taken_cpus",
+    "oversubscribed",
+    "sweep",
+    "timeout_s",
+    "stop_rule",
+    "hosts",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A checked configuration and its folder; `is_new` if the folder was made for it."""
+
+    config: RunConfig
+    folder: RunFolder
+    is_new: bool
+    display_steps: int
+    notices: tuple[str, ...]
+
+
+def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> TrainingPlan:
+    """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
+    solver = load_solver(config.model)
+    sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
+    config = replace(config, strategy=resolved(sharing, config.workers))
+    if config.is_async:
+        config = replace(config, stop_rule=config.stop_rule or MEAN)
+    if config.replay is not None:
+        _require_same(config, config.replay)
+    net_name = solver.net.name()
+    if config.box is not None:
+        # Only now: it imports what encrypts, and most runs have a box of their own.
+        config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
+    if snapshot == LATEST:
+        out = out or _last_run(net_name)
+    found, notices = find_snapshot(net_name, snapshot, out)
+    config = replace(config, snapshot=found)
+    _require_not_ended(out, found)
+    is_new = out is None or not is_there(out)
+    folder = create_run_folder(out, net_name, config.strategy.name, local_now())
+    # Ranks know how often a solver for larger steps is to be shown.
+    display_steps = solver.display if config.large_batch is None else 1
+    return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+
+
+def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
+    """A finished run is not overwritten; but it may resume from its own snapshot."""
+    if out is None or not is_there(out) or not RunFolder(out).result.exists():
+        return
+    if snapshot is None or not snapshot.resolve().is_relative_to(RunFolder(out).snapshots.resolve()):
+        raise InputError(
+            f"--out {out}: has a finished run (result.json); give another folder, or continue with that run: "
+            "--snapshot latest"
+        )
+
+
+def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
+    """The snapshot of --snapshot, and sentences about damaged ones; InputError if there is none."""
+    if snapshot == LATEST:
+        return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
+    return (None if snapshot is None else _existing(Path(snapshot))), ()
+
+
+def _flat(config: RunConfig) -> dict[str, object]:
+    """By name; the strategy's settings among the others, its name as "strategy"."""
+    values = config.to_json()
+    strategy = values.pop("strategy")
+    assert isinstance(strategy, dict)
+    return {**values, **{("strategy" if name == "name" else name): value for name, value in strategy.items()}}
+
+
+def _require_same(config: RunConfig, replay: Path) -> None:
+    """Refuse to repeat a run with other settings than its own."""
+    recorded = RunFolder(replay)
+    if not recorded.order(0).is_file():
+        raise InputError(f"--replay {replay}: is not the folder of a run with --record; give one")
+    here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
+    different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
+    if different:
+        name = different[0]
+        raise InputError(
+            f"--replay {replay}: was recorded with {name} {there[name]}, this run has {here[name]}; give what that run "
+            "was given"
+        )
+
+
+def _existing(path: Path) -> Path:
+    if not is_there(path):
+        raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
+    return path
+
+
+def _last_run(net_name: str) -> Path:
+    """The run folder of this net under runs/ that a snapshot was last saved into."""
+    pointers = [path / "snapshots" / LATEST for path in run_folders_of(net_name)]
+    saved = [(path.stat().st_mtime_ns, path) for path in pointers if path.exists()]
+    if not saved:
+        raise InputError(
+            f"--snapshot latest: no run of net {net_name!r} with a snapshot under {DEFAULT_PARENT}/; "
+            "give the run folder with --out"
+        )
+    return max(saved)[1].parent.parent

@@ -1,0 +1,76 @@
+"""`samovar train` started by torchrun, mpiexec or srun, once for each worker: one process a host launches them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samovar.core.errors import InputError, SamovarError
+from samovar.launch.identity import Identity, own_identity
+from samovar.launch.local_group import await_first, is_one_per_host, leads_host, local_group, num_local, tell
+from samovar.launch.meeting import HostPlace
+from samovar.launcher.other_hosts import ERRORS
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.result import RunResult
+
+Run = Callable[[int | str, HostPlace | None], RunResult | None]
+
+
+def as_started(
+    workers: int | str, place: HostPlace | None, key_file: Path | None, timeout_s: float, run: Run
+) -> RunResult | None:
+    """`run(workers, place)`, or what follows from the launcher that started this process, if one did.
+
+    Of the processes on a host, the first calls `run` for all of them, and the others return its result or raise its
+    error. If there is one process a host, `workers` may be given. Raises InputError if there are several and they are.
+    """
+    identity = own_identity() if place is None else Identity()
+    if identity.world_size == 1:
+        if place is None and key_file is not None:
+            raise InputError("--key-file: needs a box or several hosts; give --box or --nodes too, or leave it out")
+        return run(workers, place)
+    if is_one_per_host(identity, workers):
+        place = _place(identity, key_file)
+        assert place is not None, "several processes, one a host"
+        return run(workers, replace(place, num_hosts=identity.world_size, num_ranks=None))
+    if not leads_host(identity):
+        return _outcome(await_first(identity, timeout_s))
+    with local_group(identity, timeout_s) as others:
+        try:
+            result = run(num_local(identity), _place(identity, key_file))
+        except BaseException as error:
+            code = getattr(error, "exit_code", SamovarError.exit_code)
+            tell(others, {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "exit_code": code})
+            raise
+        tell(others, {"result": None if result is None else to_plain(replace(result, run_folder=None))})
+        return result
+
+
+def num_started(workers: int) -> int:
+    """The workers that a launcher such as mpiexec started in all, or else `workers`."""
+    world_size = own_identity().world_size
+    return workers if world_size == 1 else world_size
+
+
+def _outcome(told: Mapping[str, Any]) -> RunResult | None:
+    if "result" in told:
+        return None if told["result"] is None else from_plain(RunResult, told["result"])
+    error = ERRORS.get(told["kind"], SamovarError)(told["error"])
+    error.exit_code, error.is_shown = told["exit_code"], True
+    raise error
+
+
+def _place(identity: Identity, key_file: Path | None) -> HostPlace | None:
+    """None if all ranks are on this host."""
+    if num_local(identity) == identity.world_size:
+        return None
+    assert identity.address is not None, "ranks of several hosts have an address"
+    assert identity.port is not None, "ranks of several hosts have a port"
+    return HostPlace(
+        identity.rank,
+        identity.address,
+        identity.port,
+        num_ranks=identity.world_size,
+        key_file=key_file or identity.key_file,
+        store=f"{identity.launcher} {identity.attempt}" if identity.agent_store else None,
+    )

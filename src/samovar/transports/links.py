@@ -1,0 +1,282 @@
+"""Messages between the launchers of a run's hosts: objects of JSON, each with bytes behind it if it has any.
+
+With a key, a connection is authenticated and encrypted (`samovar.transports.secure`). Without one it is plain TCP.
+"""
+
+import json
+import queue
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.transports.keys import Key
+from samovar.transports.secure import ConnectionLost, SecureChannel, accepted, connect, prepare
+
+_HEAD: Final = struct.Struct("<8sQQ")  # magic, bytes of JSON, bytes behind it
+_MAGIC: Final = b"samovarL"
+_MOST_JSON_BYTES: Final = 1 << 24
+MOST_BYTES: Final = 1 << 20
+_RETRY_S = 0.05
+_CONNECT_S = 5.0
+_PING: Final = {"is": "ping"}
+_PING_S = 1.0
+_STRANGER_S = 5.0  # what is not of this run gets no more time
+
+
+class _Channel(Protocol):
+    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None: ...
+    def receive(self, num_bytes: int, deadline: Deadline) -> bytes: ...
+    def end(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Sealed:
+    def __init__(self, channel: SecureChannel) -> None:
+        self._channel = channel
+        self.end, self.close = channel.end, channel.close
+
+    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
+        head, *bodies = (np.frombuffer(part, np.uint8) for part in parts)
+        self._channel.send(head.tobytes(), None, deadline)
+        for body in bodies:
+            self._channel.send_body(body, deadline)
+
+    def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
+        if num_bytes == _HEAD.size:
+            return self._channel.receive(deadline)[:num_bytes]
+        body = np.empty(num_bytes, np.uint8)
+        self._channel.receive_body(body, deadline)
+        return body.tobytes()
+
+
+class _Plain:
+    """Raises as `SecureChannel`."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self._receiving, self._sending = connection, connection.dup()
+        self._peer = peer
+
+    def send(self, parts: tuple[bytes, ...], deadline: Deadline) -> None:
+        try:
+            self._sending.settimeout(deadline.timeout_s())
+            self._sending.sendall(b"".join(parts))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self._peer} did not take data in time; is it stopped or cut off?") from error
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def receive(self, num_bytes: int, deadline: Deadline) -> bytes:
+        received = bytearray()
+        try:
+            while len(received) < num_bytes:
+                self._receiving.settimeout(deadline.timeout_s())
+                part = self._receiving.recv(num_bytes - len(received))
+                if not part:
+                    raise ConnectionResetError("closed")
+                received += part
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{self._peer} did not send data in time; is it stopped or cut off?") from error
+        except OSError as error:
+            raise self._lost(error) from error
+        return bytes(received)
+
+    def end(self) -> None:
+        with suppress(OSError):  # the other side was first
+            self._receiving.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.end()
+        self._sending.close()
+        self._receiving.close()
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        return ConnectionLost(f"{self._peer} is gone ({(error.strerror or str(error)).lower()})")
+
+
+class NotOurs(SamovarError):
+    """A message that no launcher of this version sends."""
+
+
+class HostLink:
+    """A connection to the launcher of another host; `own_address` is this host's as the other one sees it.
+
+    One thread may send while another receives. After an error neither works any more.
+    """
+
+    def __init__(self, channel: _Channel, peer: str, own_address: str) -> None:
+        self.peer = peer
+        self.own_address = own_address
+        self._channel = channel
+        self._sending = threading.Lock()
+
+    def send(self, message: Mapping[str, Any], deadline: Deadline, content: bytes = b"") -> None:
+        """Raises DeadlineExceeded, ConnectionLost."""
+        assert len(content) <= MOST_BYTES, len(content)
+        text = json.dumps(message).encode()
+        head = _HEAD.pack(_MAGIC, len(text), len(content))
+        with self._sending:
+            self._channel.send((head, text, content) if content else (head, text), deadline)
+
+    def receive(self, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+        """The next message that is not a sign of life. Raises DeadlineExceeded, ConnectionLost, NotOurs."""
+        while True:
+            found = self.receive_any(deadline)
+            if found[0] != _PING:
+                return found
+
+    def receive_any(self, deadline: Deadline) -> tuple[dict[str, Any], bytes]:
+        """The same with signs of life."""
+        magic, text_bytes, content_bytes = _HEAD.unpack(self._channel.receive(_HEAD.size, deadline))
+        if magic != _MAGIC or text_bytes > _MOST_JSON_BYTES or content_bytes > MOST_BYTES:
+            raise NotOurs(f"{self.peer}: does not speak as a launcher of Samovar")
+        text = self._channel.receive(text_bytes, deadline)
+        content = self._channel.receive(content_bytes, deadline) if content_bytes else b""
+        try:
+            message = json.loads(text)
+        except ValueError as error:
+            raise NotOurs(f"{self.peer}: sent no JSON ({error})") from error
+        if not isinstance(message, dict):
+            raise NotOurs(f"{self.peer}: sent {type(message).__name__}, not an object")
+        return message, content
+
+    def end(self) -> None:
+        """Threads that wait for the other side get ConnectionLost."""
+        self._channel.end()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadline) -> HostLink:
+    """A connection to the listener at `address`, tried again until it connects.
+
+    Raises InputError for an unknown host or another key, DeadlineExceeded.
+    """
+    peer = f"host 0 at {address[0]}:{address[1]}"
+    if key is not None:
+        channel = connect(address, key, who, f"{who}: {peer}", deadline)
+        return HostLink(_Sealed(channel), peer, channel.own_address)
+    waiting_s, reason = deadline.remaining_s(), "no time was given"
+    while not deadline.passed():
+        try:
+            connection = socket.create_connection(address, min(deadline.timeout_s(), _CONNECT_S))
+            prepare(connection)
+            return HostLink(_Plain(connection, peer), peer, str(connection.getsockname()[0]))
+        except socket.gaierror as error:
+            raise InputError(f"{who}: {address[0]!r} is not a known host ({error.strerror})") from error
+        except OSError as error:
+            reason = (error.strerror or str(error) or "closed").lower()
+        time.sleep(min(_RETRY_S, deadline.remaining_s()))
+    raise DeadlineExceeded(f"{who}: {peer} cannot be reached within {waiting_s:.1f} s ({reason})")
+
+
+def next_link(listener: socket.socket, key: Key | None, deadline: Deadline) -> tuple[HostLink, dict[str, Any]] | None:
+    """The next connection at `listener`, and its first message; None if a stranger came, or nobody by the deadline."""
+    listener.settimeout(deadline.timeout_s())
+    try:
+        connection, (host, port, *_) = listener.accept()
+    except OSError:
+        return None
+    peer, limit = f"{host}:{port}", Deadline(min(deadline.at_s, Deadline.after(_STRANGER_S).at_s))
+    own_address = str(connection.getsockname()[0])
+    try:
+        with suppress(OSError):
+            prepare(connection)
+        channel = _Plain(connection, peer) if key is None else _Sealed(accepted(connection, key, peer, limit))
+    except (ssl.SSLError, OSError):
+        connection.close()
+        return None
+    link = HostLink(channel, peer, own_address)
+    try:
+        return link, link.receive(limit)[0]
+    except SamovarError:
+        link.close()
+        return None
+
+
+class Inbox:
+    """Messages of all `links`, each received by a thread; `fileno` becomes readable when there is one.
+
+    If a link says nothing for `silence_s`, or is gone, its last message is {"is": "lost", "why": ...}. Signs of life go
+    out every second.
+    """
+
+    def __init__(self, links: Mapping[int, HostLink], silence_s: float) -> None:
+        self._links = links
+        self._silence_s = silence_s
+        self._messages: queue.SimpleQueue[tuple[int, dict[str, Any], bytes]] = queue.SimpleQueue()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._listen, args=item, name="samovar-link", daemon=True) for item in links.items()
+        ]
+        self._threads += [
+            threading.Thread(target=self._live, args=(link,), name="samovar-life", daemon=True)
+            for link in links.values()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[tuple[int, dict[str, Any], bytes]]:
+        """The messages that have come, each with its host's number."""
+        with suppress(BlockingIOError):
+            self._reader.recv(1 << 12)
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._messages.get_nowait())
+        return found
+
+    def wait(self, deadline: Deadline) -> list[tuple[int, dict[str, Any], bytes]]:
+        """The same, at least one; none if none comes by the deadline."""
+        try:
+            first = self._messages.get(timeout=deadline.timeout_s())
+        except queue.Empty:
+            return []
+        return [first, *self.take()]
+
+    def close(self) -> None:
+        """End the links."""
+        self._closing.set()
+        for link in self._links.values():
+            link.end()
+        for thread in self._threads:
+            thread.join()
+        for link in self._links.values():
+            link.close()
+        self._reader.close()
+        self._writer.close()
+
+    def _listen(self, number: int, link: HostLink) -> None:
+        while True:
+            try:
+                message, content = link.receive_any(Deadline.after(self._silence_s))
+            except SamovarError as error:
+                self._put(number, {"is": "lost", "why": str(error)}, b"")
+                return
+            if message != _PING:
+                self._put(number, message, content)
+
+    def _put(self, number: int, message: dict[str, Any], content: bytes) -> None:
+        self._messages.put((number, message, content))
+        with suppress(OSError):
+            self._writer.send(b".")
+
+    def _live(self, link: HostLink) -> None:
+        """A link that is gone is found by the thread that listens to it."""
+        with suppress(SamovarError):
+            while not self._closing.wait(_PING_S):
+                link.send(_PING, Deadline.after(self._silence_s))

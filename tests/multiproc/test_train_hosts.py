@@ -1,0 +1,200 @@
+"""`samovar train --nodes`: launchers on the loopback of one machine are hosts to each other."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from samovar.transports.keys import make_key
+from tests.multihost.train_run import started
+from tests.multiproc.command import last_step, result_of, run, succeed
+from tests.multiproc.leftovers import living
+from tests.multiproc.nets import write_net, write_solver
+
+ENDLESS = 10_000_000
+
+
+@pytest.fixture
+def solver(tmp_path: Path, digits: Path) -> Path:
+    return write_solver(write_net(tmp_path, digits), 12)
+
+
+@pytest.fixture
+def endless(tmp_path: Path, digits: Path) -> Path:
+    return write_solver(write_net(tmp_path, digits), ENDLESS)
+
+
+def one_host(solver: Path, folder: Path, workers: int, *more: object) -> str:
+    """The weights of the same run on one host."""
+    out = folder / "alone"
+    succeed(
+        *("train", "--solver", solver, "--workers", workers, "--threads-per-worker", 1, "--out", out, *more),
+        folder=folder,
+    )
+    return str(result_of(out)["weights_sha256"])
+
+
+def test_two_hosts_train_as_one(solver: Path, tmp_path: Path) -> None:
+    """Bitwise with the same plan, and one console and one run folder, host 0's."""
+    flags = ("--collective", "ring")
+    with started(tmp_path, (1, 1), "--solver", solver, *flags) as run_:
+        result = run_.succeed()
+        shown = [command.output for command in run_.commands]
+    assert result["weights_sha256"] == one_host(solver, tmp_path, 2, *flags)
+    assert (result["workers"], result["transport"], result["replicas_equal"]) == (2, "tcp", True)
+    assert "step 12/12" in shown[0]
+    assert re.fullmatch(r"host 1 of 2: 1 worker here; .* shows the run\n", shown[1]), shown[1]
+    assert not list(tmp_path.glob("out-host1/**/result.json"))
+    assert sorted(path.name for path in run_.out.glob("rank*.log")) == ["rank0.log"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(2, 2), (1, 1, 1, 1), (3, 1), (1, 2, 1)])
+@pytest.mark.parametrize("flags", [("--exact", 4), ("--collective", "halving-doubling", "--overlap", "full")])
+def test_any_hosts_train_as_one(
+    solver: Path, tmp_path: Path, workers: tuple[int, ...], flags: tuple[object, ...]
+) -> None:
+    with started(tmp_path, workers, "--solver", solver, *flags) as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(solver, tmp_path, 4, *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(("--strategy", "sync", *more) for more in ((), ("--compress", "int8"), ("--hold-data",))),
+        *(("--strategy", name, "--sync-period", 4) for name in ("local-sgd", "diloco", "slowmo", "sync-easgd")),
+    ],
+    ids=lambda flags: "-".join(map(str, flags[1:])),
+)
+def test_every_strategy_in_step(solver: Path, tmp_path: Path, flags: tuple[object, ...]) -> None:
+    """On unequal hosts: two runs give the same bits, and a run that was stopped and resumed gives them too."""
+    with started(tmp_path, (2, 1), "--solver", solver, *flags) as whole:
+        expected = whole.succeed()["weights_sha256"]
+    with started(tmp_path, (2, 1), "--solver", solver, *flags, "--iterations", 8, out="first") as first:
+        first.succeed()
+    more = ("--snapshot", first.out / "snapshots/step_00000008")
+    with started(tmp_path, (2, 1), "--solver", solver, *flags, *more, out="second") as second:
+        assert second.succeed()["weights_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_resume_with_other_hosts(solver: Path, tmp_path: Path) -> None:
+    """The snapshot is on host 0 alone, and goes to the others."""
+    flags = ("--solver", solver, "--exact", 4)
+    with started(tmp_path, (2, 2), *flags, "--iterations", 6, out="first") as first:
+        first.succeed()
+    with started(tmp_path, (1, 2, 1), *flags, "--snapshot", first.out / "snapshots/step_00000006") as second:
+        assert second.succeed()["weights_sha256"] == one_host(solver, tmp_path, 4, "--exact", 4)
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "exit_code"),
+    [
+        (1, signal.SIGTERM, 75),
+        pytest.param(0, signal.SIGTERM, 75, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_on_any_host_stops_all(
+    endless: Path, tmp_path: Path, host: int, number: signal.Signals, exit_code: int
+) -> None:
+    with started(tmp_path, (1, 1), "--solver", endless) as run_:
+        run_.commands[0].wait_for_step(run_.out, 3)
+        run_.commands[host].send(number)
+        ended = run_.wait()
+    assert [each.return_code for each in ended] == [exit_code] * 2, ended
+    result = result_of(run_.out)
+    assert result["stopped_by"] == number.name
+    assert result["steps"] == last_step(run_.out)
+    assert [path.name for path in run_.out.glob("snapshots/step_*")] == [f"step_{result['steps']:08}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_second_signal_ends_all_at_once(endless: Path, tmp_path: Path, host: int) -> None:
+    with started(tmp_path, (1, 2), "--solver", endless) as run_:
+        run_.commands[0].wait_for_step(run_.out, 3)
+        ranks = [rank for command in run_.commands for rank in command.ranks().values()]
+        for rank in ranks:
+            rank.suspend()  # so that none stops after a step
+        run_.commands[host].when_handled(signal.SIGINT)
+        run_.commands[host].send(signal.SIGINT)
+        ended = run_.wait()
+    assert [each.return_code for each in ended] == [130, 130], ended
+    assert all("ended at once by a second signal (SIGINT)" in each.errors for each in ended)
+    assert living(ranks) == []
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_killed_rank_is_named_on_every_host(endless: Path, tmp_path: Path, victim: int) -> None:
+    with started(tmp_path, (1, 2), "--solver", endless) as run_:
+        run_.commands[0].wait_for_step(run_.out, 3)
+        ranks = run_.commands[0].ranks() | run_.commands[1].ranks()
+        ranks[victim].kill()
+        ended = run_.wait()
+    assert [each.return_code for each in ended] == [3, 3], ended
+    for each in ended:
+        assert re.match(rf"rank {victim} was killed by signal 9 \(SIGKILL\)", each.error), each.error
+    assert living(list(ranks.values())) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_killed_launcher_is_named(endless: Path, tmp_path: Path, host: int) -> None:
+    with started(tmp_path, (1, 2), "--solver", endless) as run_:
+        run_.commands[0].wait_for_step(run_.out, 3)
+        ranks = run_.commands[0].ranks() | run_.commands[1].ranks()
+        run_.commands[host].process.kill()
+        ended = run_.commands[1 - host].wait()
+    assert ended.return_code == 3, ended
+    assert re.search(rf"host {host}, .*#{host} \(rank.* is lost", ended.error), ended.error
+    assert living(list(ranks.values())) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (("--seed", 2), "has --seed 2, and host 0 None; give all hosts the same"),
+        pytest.param(("--collective", "tree"), "has --collective tree, and host 0 auto", marks=pytest.mark.slow),
+    ],
+)
+def test_other_settings_are_refused_on_both(
+    solver: Path, tmp_path: Path, own: tuple[object, ...], sentence: str
+) -> None:
+    refused = both(tmp_path, ("--solver", solver), ("--solver", solver, *own))
+    for code, error in refused:
+        assert code == 2, error
+        assert re.search(sentence, error), error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path, digits: Path) -> None:
+    wider = write_solver(write_net(tmp_path, digits, hidden=33), 12)
+    for code, error in both(tmp_path, ("--solver", solver), ("--solver", wider)):
+        assert (code, "has another solver or net than host 0" in error) == (2, True), error
+    make_key(tmp_path / "one.pem")
+    make_key(tmp_path / "two.pem")
+    keys = [("--solver", solver, "--timeout", 10, "--key-file", tmp_path / f"{name}.pem") for name in ("one", "two")]
+    (_, first), (code, second) = both(tmp_path, *keys)
+    assert "host 1 did not come" in first
+    assert (code, "does not hold the same key" in second) == (2, True), second
+
+
+def both(folder: Path, *own: tuple[object, ...]) -> list[tuple[int, str]]:
+    """Exit code and error of two hosts with arguments of their own."""
+    with started(folder, (1, 1), own=own) as run_:
+        return [(each.return_code, each.error) for each in run_.wait()]
+
+
+def test_a_host_that_does_not_come_is_named(solver: Path, tmp_path: Path) -> None:
+    place = ("--nodes", 3, "--master-addr", "127.0.0.1", "--master-port", 29_871, "--timeout", 1)
+    ended = run("train", "--solver", solver, "--node-rank", 0, *place, folder=tmp_path)
+    assert ended.return_code == 3
+    assert re.search(r"hosts 1, 2 did not come to 127.0.0.1:29871 within 1.0 s; start the same command", ended.error)
+    ended = run("train", "--solver", solver, "--node-rank", 1, *place, folder=tmp_path)
+    assert ended.return_code == 3
+    assert re.search(r"host 1 .*: host 0 at 127.0.0.1:29871 cannot be reached within 1.0 s", ended.error)
+    assert not (tmp_path / "runs").exists()

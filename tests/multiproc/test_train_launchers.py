@@ -1,0 +1,161 @@
+"""`samovar train` started by torchrun, mpiexec, srun and over ssh: the weights of the plain command on one host."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc import slurm
+from tests.multiproc.command import SAMOVAR, TIMEOUT_S, last_step, result_of, run, succeed, wait_until
+from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.ports import reserved_port
+
+BIN = Path(sys.executable).parent
+TORCHRUN = BIN / "torchrun"
+MPIEXEC = shutil.which(BIN / "mpiexec") or shutil.which("mpiexec")
+# The words that begin a command on another host: here it is the same one.
+SSH = """#!/bin/sh
+[ "$1" = "-q" ] && [ "$2" = "localhost" ] || { echo "no route to $2" >&2; exit 255; }
+exec sh -c "$3"
+"""
+
+
+@pytest.fixture
+def solver(tmp_path: Path, digits: Path) -> Path:
+    return write_solver(write_net(tmp_path, digits), 12)
+
+
+def flags(solver: Path, out: Path) -> tuple[object, ...]:
+    return ("train", "--solver", solver, "--threads-per-worker", 1, "--collective", "ring", "--out", out)
+
+
+@pytest.fixture
+def expected(solver: Path, tmp_path: Path) -> str:
+    """The weights of two workers by the plain command."""
+    succeed(*flags(solver, tmp_path / "plain"), "--workers", 2, folder=tmp_path)
+    return str(result_of(tmp_path / "plain")["weights_sha256"])
+
+
+def start(words: Sequence[object], folder: Path, **variables: str) -> "subprocess.Popen[str]":
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.Popen([str(word) for word in words], cwd=folder, env=environment, text=True, **pipes)
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, output, errors
+
+
+def assert_trained(process: "subprocess.Popen[str]", out: Path, expected: str) -> None:
+    code, output, errors = ended(process)
+    assert code == 0, errors
+    assert output.count("step 12/12") == 1, output
+    assert result_of(out)["weights_sha256"] == expected
+
+
+@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
+def test_mpiexec(solver: Path, tmp_path: Path, expected: str) -> None:
+    words = (MPIEXEC, "-n", 2, SAMOVAR, *flags(solver, tmp_path / "out"))
+    assert_trained(start(words, tmp_path), tmp_path / "out", expected)
+
+
+@pytest.mark.slow
+def test_torchrun_on_one_host(solver: Path, tmp_path: Path, expected: str) -> None:
+    words = (TORCHRUN, "--standalone", "--nproc-per-node", 2, "-m", "samovar", *flags(solver, tmp_path / "out"))
+    assert_trained(start(words, tmp_path), tmp_path / "out", expected)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_hosts(solver: Path, tmp_path: Path, expected: str) -> None:
+    """The agent's store has the port that all know; the second agent's processes are of another host."""
+    with reserved_port() as port:
+        common = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc-per-node", 1)
+        words = ("-m", "samovar", *flags(solver, tmp_path / "out"))
+        agents = [start((TORCHRUN, *common, "--node-rank", rank, *words), tmp_path) for rank in (0, 1)]
+        assert_trained(agents[0], tmp_path / "out", expected)
+        assert ended(agents[1])[0] == 0
+
+
+@pytest.mark.slow
+def test_variables_by_hand(solver: Path, tmp_path: Path, expected: str) -> None:
+    """Without a local rank, each process is as a host of its own."""
+    with reserved_port() as port:
+        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        words = (SAMOVAR, *flags(solver, tmp_path / "out"))
+        ranks = [start(words, tmp_path, RANK=str(rank), **common) for rank in (0, 1)]
+        assert_trained(ranks[0], tmp_path / "out", expected)
+        assert ended(ranks[1])[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())
+def test_srun(solver: Path, tmp_path: Path, expected: str) -> None:
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with slurm.cluster(folder) as environment:
+        words = ("srun", "--ntasks", 2, SAMOVAR, *flags(solver, tmp_path / "out"))
+        assert_trained(start(words, tmp_path, **environment), tmp_path / "out", expected)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Path:
+    """A program that runs commands on this host as ssh would on another."""
+    program = tmp_path / "reach"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.slow
+def test_over_ssh(solver: Path, tmp_path: Path, expected: str, ssh: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# two of them\nlocalhost slots=1\n\nlocalhost:1  # the second\n")
+    words = (*flags(solver, tmp_path / "out"), "--hosts", hosts, "--ssh", f"{ssh} -q")
+    ended_ = succeed(*words, folder=tmp_path)
+    assert "step 12/12" in ended_.output
+    assert result_of(tmp_path / "out")["weights_sha256"] == expected
+
+
+def test_a_host_that_ssh_does_not_reach(solver: Path, tmp_path: Path, ssh: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost\n127.0.0.2\n")
+    found = run(*flags(solver, tmp_path / "out"), "--hosts", hosts, "--ssh", f"{ssh} -q", folder=tmp_path)
+    assert found.return_code == 2
+    assert "no route to 127.0.0.2" in found.errors
+    assert "the command on 127.0.0.2 ended with exit code 255 before the run began" in found.errors
+    hosts.write_text("localhost\n-oProxyCommand=evil\n")
+    found = run(*flags(solver, tmp_path / "out"), "--hosts", hosts, folder=tmp_path)
+    assert re.search(r"hosts:2: '-oProxyCommand=evil' is not NAME, NAME slots=N or NAME:N", found.error)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
+def test_a_signal_to_mpiexec_stops_the_run(tmp_path: Path, digits: Path) -> None:
+    endless, out = write_solver(write_net(tmp_path, digits), 10_000_000), tmp_path / "out"
+    process = start((MPIEXEC, "-n", 2, SAMOVAR, *flags(endless, out)), tmp_path)
+    wait_until(lambda: last_step(out) >= 3, "step 3")
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    wait_until((out / "result.json").exists, "the result is written")
+    assert result_of(out)["stopped_by"] == "SIGINT"
+
+
+def test_workers_are_the_launchers_matter(solver: Path, tmp_path: Path) -> None:
+    process = start(
+        (SAMOVAR, *flags(solver, tmp_path / "out"), "--workers", 2),
+        tmp_path,
+        RANK="0",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+    )
+    code, _, errors = ended(process)
+    assert code == 2
+    assert "--workers 2: torchrun started 2 processes, and each is a worker; leave --workers out, or start" in errors
