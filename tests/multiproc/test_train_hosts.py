@@ -183,6 +183,21 @@ def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path,
     assert (code, "does not hold the same key" in second) == (2, True), second
 
 
+@pytest.mark.parametrize(
+    ("phase", "found"),
+    [("train", "360 records, and host 0 1,437"), pytest.param("test", "1,437 records", marks=pytest.mark.slow)],
+)
+def test_other_data_is_refused(solver: Path, tmp_path: Path, digits: Path, phase: str, found: str) -> None:
+    """The net may name another path on each host, but the records there must be the same."""
+    text = next(tmp_path.glob("*.prototxt")).read_text()
+    other = {"train": "test", "test": "train"}[phase]
+    net = tmp_path / "other.prototxt"
+    net.write_text(text.replace(f"{digits}/digits_{phase}_lmdb", f"{digits}/digits_{other}_lmdb"))
+    for code, error in both(tmp_path, ("--solver", solver), ("--solver", write_solver(net, 12))):
+        assert code == 2, error
+        assert re.search(rf"rank 1 on .* has {found}.*; copy the data of host 0 there", error), error
+
+
 def both(folder: Path, *own: tuple[object, ...]) -> list[tuple[int, str]]:
     """Exit code and error of two hosts with arguments of their own."""
     with started(folder, (1, 1), own=own) as run_:
