@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
 from tests.multihost.train_run import started
-from tests.multiproc.command import last_step, result_of, run, succeed
+from tests.multiproc.command import TIMEOUT_S, last_step, result_of, run, succeed
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 
@@ -77,6 +79,27 @@ def test_every_strategy_in_step(solver: Path, tmp_path: Path, flags: tuple[objec
     more = ("--snapshot", first.out / "snapshots/step_00000008")
     with started(tmp_path, (2, 1), "--solver", solver, *flags, *more, out="second") as second:
         assert second.succeed()["weights_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_workers_that_take_turns_have_the_bits_of_one_host(solver: Path, tmp_path: Path) -> None:
+    flags = ("--strategy", "round-robin-easgd", "--sync-period", 4)
+    with started(tmp_path, (2, 1), "--solver", solver, *flags) as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(solver, tmp_path, 3, *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if StrategyConfig(name).is_async])
+def test_every_strategy_at_a_center(tmp_path: Path, digits: Path, name: str) -> None:
+    """Host 0 has the center, and the workers of host 1 reach it over the network; it goes with the run."""
+    solver = write_solver(write_net(tmp_path, digits), 60)
+    more = ("--group-size", 2) if name.startswith("hybrid") else ()
+    with started(tmp_path, (2, 2), "--solver", solver, "--strategy", name, *more) as run_:
+        result = run_.succeed()
+    assert (result["workers"], result["transport"], len(result["by_worker"])) == (4, "shm, tcp", 4)
+    assert all(worker["steps"] > 0 for worker in result["by_worker"])
+    assert result["steps"] == 60
+    assert result["seconds"] < TIMEOUT_S
 
 
 @pytest.mark.slow

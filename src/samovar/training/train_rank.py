@@ -222,7 +222,7 @@ class TrainRank:
         segment = create_segment(1)
         self._stack.callback(os.close, segment)
         transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._config.oversubscribed)
-        return replace(self._context, transport=transport)
+        return replace(self._context, transport=transport, config=replace(self._config, hosts=None))
 
     @property
     def _start_notices(self) -> tuple[str, ...]:
