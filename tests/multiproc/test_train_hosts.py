@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
 from tests.multihost.train_run import started
-from tests.multiproc.command import last_step, result_of, run, succeed
+from tests.multiproc.command import TIMEOUT_S, last_step, result_of, run, succeed
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 
@@ -77,6 +79,27 @@ def test_every_strategy_in_step(solver: Path, tmp_path: Path, flags: tuple[objec
     more = ("--snapshot", first.out / "snapshots/step_00000008")
     with started(tmp_path, (2, 1), "--solver", solver, *flags, *more, out="second") as second:
         assert second.succeed()["weights_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_workers_that_take_turns_have_the_bits_of_one_host(solver: Path, tmp_path: Path) -> None:
+    flags = ("--strategy", "round-robin-easgd", "--sync-period", 4)
+    with started(tmp_path, (2, 1), "--solver", solver, *flags) as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(solver, tmp_path, 3, *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if StrategyConfig(name).is_async])
+def test_every_strategy_at_a_center(tmp_path: Path, digits: Path, name: str) -> None:
+    """Host 0 has the center, and the workers of host 1 reach it over the network; it goes with the run."""
+    solver = write_solver(write_net(tmp_path, digits), 60)
+    more = ("--group-size", 2) if name.startswith("hybrid") else ()
+    with started(tmp_path, (2, 2), "--solver", solver, "--strategy", name, *more) as run_:
+        result = run_.succeed()
+    assert (result["workers"], result["transport"], len(result["by_worker"])) == (4, "shm, tcp", 4)
+    assert all(worker["steps"] > 0 for worker in result["by_worker"])
+    assert result["steps"] == 60
+    assert result["seconds"] < TIMEOUT_S
 
 
 @pytest.mark.slow
@@ -181,6 +204,21 @@ def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path,
     (_, first), (code, second) = both(tmp_path, *keys)
     assert "host 1 did not come" in first
     assert (code, "does not hold the same key" in second) == (2, True), second
+
+
+@pytest.mark.parametrize(
+    ("phase", "found"),
+    [("train", "360 records, and host 0 1,437"), pytest.param("test", "1,437 records", marks=pytest.mark.slow)],
+)
+def test_other_data_is_refused(solver: Path, tmp_path: Path, digits: Path, phase: str, found: str) -> None:
+    """The net may name another path on each host, but the records there must be the same."""
+    text = next(tmp_path.glob("*.prototxt")).read_text()
+    other = {"train": "test", "test": "train"}[phase]
+    net = tmp_path / "other.prototxt"
+    net.write_text(text.replace(f"{digits}/digits_{phase}_lmdb", f"{digits}/digits_{other}_lmdb"))
+    for code, error in both(tmp_path, ("--solver", solver), ("--solver", write_solver(net, 12))):
+        assert code == 2, error
+        assert re.search(rf"rank 1 on .* has {found}.*; copy the data of host 0 there", error), error
 
 
 def both(folder: Path, *own: tuple[object, ...]) -> list[tuple[int, str]]:

@@ -128,7 +128,7 @@ def _ignoring() -> Iterator[None]:
 
 
 def is_one_per_host(identity: Identity, workers: int | str) -> bool:
-    """Whether the launcher started one process a host, for so many `workers` each.
+    """Whether the launcher started one process a host, each for `workers` workers.
 
     Raises InputError if workers were given, but the launcher started one process for each.
     """

@@ -85,11 +85,11 @@ def run_anywhere(
 
 def require_possible(config: RunConfig) -> None:
     """Raise InputError for what several hosts cannot do yet."""
-    if config.strategy.needs_center:
-        raise InputError(
-            f"--nodes: workers with {config.strategy.name} share a center; serve a box, and let each host join it: "
-            "--box HOST:PORT --key-file FILE --join. Or choose a strategy in step"
-        )
+    if config.record or config.replay is not None:
+        flag = "--record" if config.record else "--replay"
+        raise InputError(f"{flag}: needs a center in memory that all workers map; leave it or --nodes out")
+    if config.box is not None:
+        raise InputError("--box: the hosts of a run have a center of their own; leave --box or --nodes out")
     if config.trace is not None:
         raise InputError("--trace: shows the workers of one host on one clock; leave --nodes or --trace out")
     if config.hdf5_out is not None and not config.by_caffe:

@@ -51,7 +51,7 @@ class LaunchMembers:
 
     def __init__(
         self,
-        board: Rows,
+        board: "ShownRows",
         member: Member,
         world_size: int,
         first_left: Callable[[], int],
@@ -71,6 +71,37 @@ class LaunchMembers:
 
     def wait_for_others(self, _deadline: Deadline) -> str:
         return ""
+
+
+class SeldomRows:
+    """The rows of a board on another host, read and written every `every_s` at most; a worker's end at once."""
+
+    def __init__(self, board: Rows, every_s: float) -> None:
+        self._board, self._every_s = board, every_s
+        self._looked_s = self._posted_s = float("-inf")
+        self._rows: dict[int, Row] = {}
+
+    def row(self, index: int) -> Row:
+        """As it was a moment ago."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= self._every_s:
+            self._looked_s = now_s
+            self._rows = {row.member.index: row for row in self._board.rows()}
+        return self._rows[index] if index in self._rows else self._board.row(index)
+
+    def post(self, member: Member, progress: MemberProgress) -> None:
+        """Show the progress to the others, if it is time."""
+        now_s = time.monotonic()
+        if progress.finished or now_s - self._posted_s >= self._every_s:
+            self._posted_s = now_s
+            self._board.post(member, progress)
+
+
+class ShownRows(Protocol):
+    """The part of a board's rows that members of one launch need."""
+
+    def row(self, index: int) -> Row: ...
+    def post(self, member: Member, progress: MemberProgress) -> None: ...
 
 
 class RunSteps:

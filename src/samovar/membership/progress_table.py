@@ -1,7 +1,7 @@
 """The progress that asynchronous workers see of each other: numbers on a board, written by each, read by all."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +48,20 @@ class ProgressTable:
     """The progress of the workers of one launch, as worker `rank` sees it; `members` share its center.
 
     Each worker has a row of numbers in a window of `transport`. Others read it at any time without waiting.
-    `is_gone(rank)` says whether the launcher has given up a rank. This life of the worker begins at `first_step`.
+    `is_gone(rank)` says whether the launcher has given up a rank. This life of the worker begins at `first_step`. Ranks
+    of `own_host` have the clock of this one; None: all have.
     """
 
-    def __init__(self, transport: Transport, members: Members, is_gone: Callable[[int], bool], first_step: int) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        members: Members,
+        is_gone: Callable[[int], bool],
+        first_step: int,
+        own_host: Sequence[int] | None = None,
+    ) -> None:
         self.rank, self.world_size = transport.group.rank, transport.group.world_size
+        self._own_host = range(self.world_size) if own_host is None else own_host
         self._members, self._is_gone, self._first_step = members, is_gone, first_step
         num_words = _FIRST_STALENESS + STALENESS_BINS
         self._window = transport.open_window("workers", 8 * num_words, 0)
@@ -85,8 +94,8 @@ class ProgressTable:
         return max(int(self._earlier[_STEPS]), self._first_step, *map(int, earlier))
 
     def begin(self) -> float:
-        """The moment when the first worker of the launch began to train, on this host's clock; now, if none has."""
-        begun_s = [words[_BEGUN_S] for words in map(self._words, range(self.world_size)) if words[_BEGUN_S] > 0]
+        """The moment when the first worker of this host began to train, on this host's clock; now, if none has."""
+        begun_s = [words[_BEGUN_S] for words in map(self._words, self._own_host) if words[_BEGUN_S] > 0]
         if self._row[_BEGUN_S] == 0:
             self._row[_BEGUN_S] = time.monotonic()
             begun_s.append(self._row[_BEGUN_S])

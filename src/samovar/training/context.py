@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -36,7 +37,8 @@ class RankContext:
     """A rank's settings, and its ways to the other ranks and to the launcher.
 
     `is_gone(rank)` says whether the launcher has given up that rank. Strategies with a center have a `box`.
-    The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times.
+    The rank computes on `device`; None: in the memory that ranks share. It was started again `life` times. `key` leads
+    to the key of a run on several hosts.
     """
 
     config: RunConfig
@@ -47,6 +49,7 @@ class RankContext:
     box: BoxDescriptors | None = None
     device: torch.device | None = None
     life: int = 0
+    key: Path | None = None
 
     @property
     def is_first(self) -> bool:

@@ -16,6 +16,7 @@ from samovar.training.caffe_observer import show_values_of_test
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult
 from samovar.training.resume import load_weights
+from samovar.training.same_data import require_same_data
 
 DEFAULT_NUM_BATCHES = 50  # Caffe's
 
@@ -27,6 +28,7 @@ def run_evaluation(context: RankContext) -> None:
     with contextlib.ExitStack() as stack:
         reader = build.open_reader(definition, "TEST", config, 0)
         stack.callback(reader.close)
+        require_same_data(context, reader)
         net = build.net_for(definition, reader, 0, config)
         notices = (*definition.warnings, *load_weights(net, config.weights))
         notices += (*precision_warnings(config.precision, context.device), *_without_data(definition, reader))

@@ -7,6 +7,7 @@ import torch
 
 from samovar.config import RunConfig
 from samovar.core import errors
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.group import Group, rank_names
 from samovar.launch.rank_arguments import RankArguments
@@ -16,11 +17,12 @@ from samovar.training.context import Boundary, BoxDescriptors, RankContext, Sign
 from samovar.training.evaluate_rank import run_evaluation
 from samovar.training.time_rank import run_probe, run_timing
 from samovar.training.train_rank import run_training
-from samovar.transports.base import Transport
-from samovar.transports.hosts import open_hosts
+from samovar.transports.hosts import HostsTransport, open_hosts
 from samovar.transports.keys import key_path, read_key
 from samovar.transports.shm import RunBoard, ShmTransport
+from samovar.transports.tcp import TcpTransport
 
+_PARTING_S = 15.0  # others may still read what this rank shows
 _JOBS = {"train": run_training, "test": run_evaluation, "time": run_timing, "probe": run_probe}
 
 
@@ -48,11 +50,17 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
     device = use_device(config.device, given.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
-    context = RankContext(config, transport, writer, boundary.at, requests.is_gone, box, device, given.life)
+    is_gone, key = requests.is_gone, None
+    if config.hosts is not None:
+        # There the first failure ends the run.
+        is_gone, key = lambda _rank: False, key_path(given.key)
+    context = RankContext(config, transport, writer, boundary.at, is_gone, box, device, given.life, key)
     _JOBS[config.job](context)
+    if not isinstance(transport, ShmTransport):
+        transport.close(Deadline.after(_PARTING_S))
 
 
-def _transport(given: RankArguments, config: RunConfig, inside: Group) -> Transport:
+def _transport(given: RankArguments, config: RunConfig, inside: Group) -> ShmTransport | HostsTransport | TcpTransport:
     """The windows of all ranks: in the memory of this host, and over TCP to other hosts."""
     hosts, is_back = config.hosts, given.life > 0
     names = None if hosts is None else [rank_names(hosts.hosts)[rank] for rank in hosts.of(given.rank).ranks]

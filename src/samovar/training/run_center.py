@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from samovar.box.base import Center
+from samovar.box.board import Board
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import parse_endpoints
 from samovar.core.buffer import FlatBuffer
@@ -15,7 +16,8 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Layout
 from samovar.launcher.box_plan import drop_command, there_already
-from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps
+from samovar.membership.job_center import Home, HostsCenter
+from samovar.membership.members import BoxMembers, Headcount, LaunchMembers, Members, RunSteps, SeldomRows
 from samovar.membership.progress_table import ProgressTable
 from samovar.membership.ranks import LaunchRanks
 from samovar.membership.session import BoxCenter, LaunchCenter, Session
@@ -54,7 +56,7 @@ class RunCenter:
         self._ranks = LaunchRanks(transport, context.is_gone)
         self._terms = Terms.of(config.strategy, layout)
         self._own_first_step = first_step
-        self._place = self._box_center() if config.box else LaunchCenter(*_descriptors(context))
+        self._place = self._center_place()
         self._session = Session(
             self._place,
             self._ranks,
@@ -68,7 +70,8 @@ class RunCenter:
         seat = self._session.seat
         self._center: Center = (order or LiveOrder()).seen(seat.center)
         self._members = self._all_members()
-        self.table = ProgressTable(transport, self._members, context.is_gone, self._session.start_step)
+        own_host = config.host_of(transport.group.rank).ranks
+        self.table = ProgressTable(transport, self._members, context.is_gone, self._session.start_step, own_host)
         self.headcount = Headcount(self._members, transport.group.world_size)
 
     @property
@@ -89,6 +92,8 @@ class RunCenter:
     @property
     def transports(self) -> frozenset[str]:
         """The ways of this rank to the center: "shm" if it maps a box, "tcp" for one over the network."""
+        if isinstance(self._place, HostsCenter):
+            return frozenset({"shm", "tcp"})
         return self._place.places.transports if isinstance(self._place, BoxCenter) else frozenset({"shm"})
 
     def seat(self) -> CenterSeat:
@@ -124,6 +129,15 @@ class RunCenter:
         if self._context.config.box is not None:
             return shape
         return BufferShape(size, self._ranks.world_size, traits.has_velocity, traits.has_locks)
+
+    def _center_place(self) -> BoxCenter | LaunchCenter | HostsCenter:
+        config, transport = self._context.config, self._context.transport
+        if config.box is not None:
+            return self._box_center()
+        if config.hosts is None:
+            return LaunchCenter(*_descriptors(self._context))
+        home = Home(config.hosts.hosts[0].ranks, config.hosts.addresses[0][0], self._context.key)
+        return HostsCenter(home, transport, partial(Deadline.after, config.timeout_s))
 
     def _box_center(self) -> BoxCenter:
         config = self._context.config
@@ -171,7 +185,8 @@ class RunCenter:
         seat, rule = self._session.seat, self._context.config.stop_rule or MEAN
         start_step, ranks = self._session.start_step, self._ranks
         if not isinstance(self._place, BoxCenter):
-            return LaunchMembers(seat.board, seat.member, ranks.world_size, ranks.first_left, rule, start_step)
+            rows = seat.board if isinstance(seat.board, Board) else SeldomRows(seat.board, _LOOK_FAR_EVERY_S)
+            return LaunchMembers(rows, seat.member, ranks.world_size, ranks.first_left, rule, start_step)
         every_s = _LOOK_FAR_EVERY_S if self._place.places.is_far else _LOOK_EVERY_S
         return BoxMembers(seat.board, seat.member, ranks.all, RunSteps(rule, start_step), self._goal, every_s)
 

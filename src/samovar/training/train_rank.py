@@ -32,6 +32,7 @@ from samovar.training.observer import WorkersObserver, worker_figures
 from samovar.training.opening import open_training
 from samovar.training.resume import resume_from
 from samovar.training.run_center import RunCenter
+from samovar.training.same_data import require_same_data
 from samovar.training.schedule import first_step, make_schedule, num_steps_of
 from samovar.training.step import Worker
 from samovar.training.tracing import tracing_of
@@ -56,6 +57,7 @@ class TrainRank:
         self._context, self._config, self._stack = context, config, stack
         self._opened = stack.enter_context(open_training(context))
         caffe, net = self._opened.caffe, self._opened.net
+        require_same_data(context, self._opened.reader)
         self._start = None
         if config.snapshot is not None:
             self._start = resume_from(config.snapshot, net, config, context.transport.group.rank)
@@ -220,7 +222,7 @@ class TrainRank:
         segment = create_segment(1)
         self._stack.callback(os.close, segment)
         transport = ShmTransport(segment, Group(0, 1), oversubscribed=self._config.oversubscribed)
-        return replace(self._context, transport=transport)
+        return replace(self._context, transport=transport, config=replace(self._config, hosts=None))
 
     @property
     def _start_notices(self) -> tuple[str, ...]:

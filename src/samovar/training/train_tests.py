@@ -11,6 +11,7 @@ from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.evaluation import Evaluation, TestResult
 from samovar.training.resume import load_weights, starting_weights
+from samovar.training.same_data import require_same_data
 from samovar.training.step import StepLoss, Worker
 
 
@@ -38,6 +39,7 @@ def _part(
     definition = load_source(test.source)
     reader = build.open_reader(definition, "TEST", config, 0)
     stack.callback(reader.close)
+    require_same_data(context, reader)
     test_net = build.net_for(definition, reader, 0, config)
     if {info.name for info in test_net.parameter_infos} - {info.name for info in net.parameter_infos}:
         load_weights(test_net, starting_weights(config, caffe))  # what only this net has

@@ -50,9 +50,9 @@ class HostsTransport:
         """See `TcpTransport.spawn`."""
         return self._tcp.spawn(what, work)
 
-    def close(self) -> None:
-        """Close the connections to other hosts; `local` is closed by its owner."""
-        self._tcp.close()
+    def close(self, deadline: Deadline | None = None) -> None:
+        """Close the connections to other hosts, as `TcpTransport.close`; `local` is closed by its owner."""
+        self._tcp.close(deadline)
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "HostsWindow":
         """Cost and errors: those of `ShmTransport.open_window`."""
