@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.multiproc.command import Command, Ended, result_of
 from tests.multiproc.ports import reserved_port
@@ -23,7 +24,7 @@ class HostsRun:
         """How each launcher ended."""
         return [command.wait() for command in self.commands]
 
-    def succeed(self) -> dict[str, object]:
+    def succeed(self) -> dict[str, Any]:
         """The result of a run that must end well on all hosts."""
         ended = self.wait()
         assert [each.return_code for each in ended] == [0] * len(ended), [each.errors for each in ended]

@@ -43,9 +43,16 @@ def expected(solver: Path, tmp_path: Path) -> str:
 
 
 def start(words: Sequence[object], folder: Path, **variables: str) -> "subprocess.Popen[str]":
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.Popen([str(word) for word in words], cwd=folder, env=environment, text=True, **pipes)
+    return subprocess.Popen(
+        [str(word) for word in words],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:

@@ -2,6 +2,7 @@
 
 import socket
 import traceback
+from collections.abc import Callable
 
 import torch
 
@@ -50,10 +51,11 @@ def _run(given: RankArguments, writer: RecordWriter) -> None:
     box = BoxDescriptors(given.board, given.center) if given.center >= 0 else None
     device = use_device(config.device, given.rank)
     boundary = Boundary(requests, config.threads_per_worker, writer, given.rank)
-    is_gone, key = requests.is_gone, None
+    is_gone: Callable[[int], bool] = requests.is_gone
+    key = None
     if config.hosts is not None:
         # There the first failure ends the run.
-        is_gone, key = lambda _rank: False, key_path(given.key)
+        is_gone, key = frozenset[int]().__contains__, key_path(given.key)
     context = RankContext(config, transport, writer, boundary.at, is_gone, box, device, given.life, key)
     _JOBS[config.job](context)
     if not isinstance(transport, ShmTransport):

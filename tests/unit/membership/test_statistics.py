@@ -26,10 +26,11 @@ class Memory:
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
         self.segment, self.center = create_segment(workers), create_center(LAYOUT.num_elements, workers)
+        self._dead: list[tuple[ShmTransport, ShownStatistics]] = []
 
     @contextmanager
     def life(self, is_back: bool, rank: int = 0) -> Iterator[tuple[CenterWeights, np.ndarray]]:
-        """A process of a worker, whose layers start with a mean of 7."""
+        """A process of a worker, whose layers start with a mean of 7. It dies: it gives no window back."""
         transport = ShmTransport(self.segment, Group(rank, self.workers), oversubscribed=True, is_back=is_back)
         weights = FlatBuffer.zeros(LAYOUT)
         mean = weights.view("mean").numpy()
@@ -38,9 +39,11 @@ class Memory:
         views, shown = StatisticViews(weights, ["mean"]), ShownStatistics(region, range(self.workers))
         with MappedCenter(self.center) as center:
             yield CenterWeights(center, False, weights, views, shown, lambda: Deadline.after(10)), mean
-        transport.close()
+        self._dead.append((transport, shown))
 
     def close(self) -> None:
+        for transport, _ in self._dead:
+            transport.close()
         os.close(self.segment)
         os.close(self.center)
 
