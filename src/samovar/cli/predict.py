@@ -57,7 +57,7 @@ class ClusterFlags(NamedTuple):
 
 
 class AnswerFlags(NamedTuple):
-    """What to show."""
+    """The parts of the answer."""
 
     layers: Annotated[bool, OUTPUT("", "Advise data or model parallelism for each layer.", "--layers")] = False
     collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
@@ -123,8 +123,9 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
     # What needs torch is imported when it is asked for: a profile does without.
     nets = importlib.import_module("samovar.files.net_profile")
     is_timed = cluster.worker.speed is None
-    made = nets.net_profile(given[0], net.solver is not None, net.batch, threads, is_timed, net.shape or ())
-    timed, samples = made
+    # A batch is what is timed, if workers have it. What is counted grows with it in any case.
+    batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
+    timed, samples = nets.net_profile(given[0], net.solver is not None, batch, threads, is_timed, net.shape or ())
     return profile_of(timed), samples
 
 

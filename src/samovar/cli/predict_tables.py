@@ -46,7 +46,7 @@ class Shown:
 
 
 def show_prediction(shown: Shown) -> None:
-    """What was asked, speed-ups, the figures with most workers, and the verdict."""
+    """The question, speed-ups, the figures with most workers, and the verdict."""
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
     console, question = printer(), shown.question
@@ -64,7 +64,7 @@ def show_prediction(shown: Shown) -> None:
         show_table(console, f"an all-reduce of {size} among {most} workers (simulated)", *_plans(shown.plans))
     if shown.layers:
         show_lines(console, "")
-        show_table(console, "what each layer would send in a step of all workers", *_layers(shown.layers))
+        show_table(console, "bytes of each layer in a step of all workers", *_layers(shown.layers))
 
 
 def _heading(question: Question) -> list[str]:
@@ -121,9 +121,8 @@ def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
     settings = ", ".join(filter(None, (row.settings, _cut(row), f"{row.plan} plan" if row.plan else "")))
     facts = [("fastest", f"{best.strategy}, {best.best_workers} workers: {best.best_speed_up:.1f} times one worker")]
     facts.append(("its settings", settings))
-    facts += [
-        (f"{one.strategy}'s", f"{one.settings}, {_cut(one)}, {one.plan} plan") for one in last if one.num_buckets > 1
-    ]
+    cut = [one for one in last if one.num_buckets > 1 and one.strategy != best.strategy]
+    facts += [(f"{one.strategy}'s", f"{one.settings}, {_cut(one)}, {one.plan} plan") for one in cut]
     for one in shown.verdicts:
         facts.append((one.strategy, _ending(one, shown.question.workers[-1])))
     return facts
@@ -137,7 +136,7 @@ def _ending(verdict: Verdict, most: int) -> str:
     if verdict.ends_at is not None:
         return f"less than half of ideal from {verdict.ends_at} workers on: {verdict.limit}"
     if verdict.limit == COMPUTATION:
-        return f"scales to {most} workers and beyond"
+        return f"no limit up to {most} workers"
     return f"half of ideal or more up to {most} workers; it waits for {verdict.limit}"
 
 

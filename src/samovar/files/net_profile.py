@@ -34,10 +34,14 @@ def net_profile(
     `shapes` are those of inputs whose data is not here, as `samovar inspect` takes them. Raises InputError.
     """
     definition, steps = _definition(path, is_solver)
-    definition, sizes = sized(definition, "TRAIN", dict(map(parse_shape, shapes)), batch_size)
-    batch = next((shape[0] for shape in sizes.values() if shape), 0)
+    given = dict(map(parse_shape, shapes))
+    definition, sizes = sized(definition, "TRAIN", given, None)
+    batch = own_batch = next((shape[0] for shape in sizes.values() if shape), 0)
     if not batch:
         raise InputError(f"{path}: the training net has no input with a batch; give a net with a data or Input layer")
+    if batch_size is not None:
+        definition, sizes = sized(definition, "TRAIN", given, batch_size)
+        batch = batch_size
     net = build_net(definition, "TRAIN", sizes, seed=0)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -45,7 +49,7 @@ def net_profile(
     if is_timed:
         _time(timer, _random_inputs(net, sizes, batch))
     name = net.name or path.stem
-    return _as_record(name, batch, net, timer), None if steps is None else steps * batch
+    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch
 
 
 def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None]:

@@ -31,9 +31,9 @@ class CenterServers:
 class SimulatedCenter:
     """See `samovar.box.base.Center`; one member's side. Arrays stay as they are, and read as zeros.
 
-    Cost: as a box over a network, the center's bytes to the servers for `write` and `accumulate`, from them for `read`,
-    both ways for `exchange`, in parts of about 4 MiB, a quarter of the center at most for an exchange. A server reads
-    and writes 1, 3 or 4 times the bytes, one request after the other.
+    Cost: as of a box over a network. The center's bytes go to the servers for `write` and `accumulate`, come from them
+    for `read`, and go both ways for `exchange`. They travel in parts of about 4 MiB, of an exchange a quarter at most.
+    A server reads and writes 1, 3 or 4 times the bytes, one request after the other.
     """
 
     def __init__(self, transport: SimTransport, servers: CenterServers, num_elements: int) -> None:

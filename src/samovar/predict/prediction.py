@@ -25,10 +25,10 @@ _FEWEST_MESSAGES = "tree"  # any plan takes no time where messages take none
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to predict. `settings` are those of strategies, by name; a strategy that lacks one ignores it.
+    """A net, a cluster and what to try there.
 
-    `batch_size` is that of each worker, or of all together if `shares_batch`. `samples` are those of the whole
-    training, for its time and cost.
+    `settings` are those of strategies, by name; a strategy that lacks one ignores it. `batch_size` is that of each
+    worker, or of all together if `shares_batch`. `samples` are those of the whole training, for its time and cost.
     """
 
     profile: Profile
@@ -198,7 +198,7 @@ def _prediction(
 
 
 def _limit(outcome: SimulatedSteps, slower_s: float) -> str:
-    """What a step waits for most, "computation" if it hardly waits."""
+    """The limit of a step: the part that it waits for most, or "computation" if it hardly waits."""
     if outcome.exposed_s < 0.05 * outcome.step_s:
         return COMPUTATION
     if slower_s > outcome.exposed_s / 2:

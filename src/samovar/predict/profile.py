@@ -179,8 +179,9 @@ _UPDATE_PASSES = 5  # weights, gradients and momentum read; weights and momentum
 def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
     """The computation of one worker of a cluster with that many samples.
 
-    A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward (once for the first layer with
-    products); layers without products move their outputs through its memory. One without has the profile's seconds.
+    A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
+    takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
+    profile's seconds.
     All grow with the batch. An update goes over 5 times the parameters' bytes. Raises InputError if seconds are
     missing.
     """

@@ -78,9 +78,9 @@ class SimulatedSteps:
     """A simulated run. Seconds are means of workers over measured steps; shares are of the measured time.
 
     `compute_s` includes jitter. `exposed_s` is the rest of a step: waiting for the exchange, and for slower workers.
-    `bytes_per_step` is what the busiest worker sends. `busy` is how much of the time the busiest port of each level
-    sends and receives, up to 2 if it does both at once, and how much of it servers' memory works. `staleness` is the
-    mean at a center.
+    `bytes_per_step` is what the busiest worker sends. `busy` has a share of the time for each level: how long its
+    busiest port sent, plus how long it received; and how long servers' memory worked. `staleness` is the mean at a
+    center.
     """
 
     step_s: float
@@ -98,7 +98,7 @@ class SimulatedSteps:
 
 @dataclass(slots=True)
 class _Told:
-    """What a worker found in its measured steps."""
+    """The measured steps of one worker."""
 
     num_steps: int = 0
     from_s: float = 0.0

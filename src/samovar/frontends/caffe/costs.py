@@ -98,7 +98,7 @@ def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """What `LayerCost` counts of one layer."""
+    """The counts of one layer, as in `LayerCost`."""
 
     num_parameters: int = 0
     multiply_adds: int = 0
