@@ -29,22 +29,24 @@ ALL = "all"
 _MOST_WORKERS = 4096
 _BATCH_MODES = ("per-worker", "global")
 _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
-_WORKERS = "1..128 (and all powers of two between), or a list as 2,6,12."
-_STRATEGY = "all, a name, or several with commas; or your own, as FILE.py:NAME."
+_WORKERS = "1..128 (powers of two), or 2,6,12."
+_SHAPE = "Shape of an input whose data is not here. May be repeated."
+_THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
+_STRATEGY = "all, or names with commas."
 
 
 class NetFlags(NamedTuple):
     """The net, its batch, and how long it trains."""
 
-    solver: Annotated[Path | None, flags.DATA("FILE", "Caffe solver (prototxt): its training net.")] = None
+    solver: Annotated[Path | None, flags.DATA("FILE", "Caffe solver (prototxt).")] = None
     net: Annotated[Path | None, flags.DATA("FILE", "Or a net (prototxt).")] = None
-    profile: Annotated[Path | None, flags.DATA("FILE", "Or a profile: of samovar time, or of a torch loop.")] = None
-    shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", "Shape of an input whose data is not here.")] = None
+    profile: Annotated[Path | None, flags.DATA("FILE", "Or a profile of its layers.")] = None
+    shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE, hidden=True)] = None
     batch: Annotated[int | None, flags.DATA("N", "Samples a step. Default: the net's.", min=1)] = None
     batch_mode: Annotated[
-        str, flags.DATA("MODE", "global: all workers share the batch. Default: per-worker.", choices=_BATCH_MODES)
+        str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=_BATCH_MODES)
     ] = _BATCH_MODES[0]
-    epochs: Annotated[float | None, flags.DATA("N", "Train for N epochs. Default: as the solver.", min=0)] = None
+    epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
     epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
 
 
@@ -53,13 +55,13 @@ class ClusterFlags(NamedTuple):
 
     cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names())] = HERE
     workers: Annotated[str, flags.WORKERS("RANGE", _WORKERS)] = "1..16"
-    threads_per_worker: flags.Threads = None
+    threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True)] = None
 
 
 class AnswerFlags(NamedTuple):
     """The parts of the answer."""
 
-    layers: Annotated[bool, OUTPUT("", "Advise data or model parallelism for each layer.", "--layers")] = False
+    layers: Annotated[bool, OUTPUT("", "Compare data and model parallelism.", "--layers")] = False
     collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
     pictures: Annotated[Path | None, OUTPUT("FOLDER", "Draw the prediction, as PNG and SVG.")] = None
     as_json: Annotated[bool, OUTPUT("", "Print the prediction as JSON.", "--json")] = False
