@@ -10,8 +10,10 @@ from samovar.collectives.execute import Channel
 from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import ring_all_reduce
 from samovar.collectives.tree import tree_all_reduce
-from samovar.core.machine import Link, MachineModel, Ports
+from samovar.core.machine import Link, MachineModel, Ports, Racks
 from samovar.transports.base import Notification, Region
+from samovar.transports.sim.network import PortUse
+from samovar.transports.sim.servers import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimConfig, SimTransport, simulate
 
 LATENCY_S, BANDWIDTH, OVERHEAD_S = 3.0, 10.0, 0.5
@@ -76,6 +78,72 @@ def test_ranks_of_a_host_share_its_port_and_have_their_own_inside() -> None:
     assert sorted(outside.values()) == pytest.approx([LATENCY_S + OCCUPIED_S, LATENCY_S + 2 * OCCUPIED_S])
     inside = arrivals(machine, 4, {0: [1], 1: [0]})
     assert list(inside.values()) == pytest.approx([NUM_BYTES / BANDWIDTH] * 2)
+
+
+def test_racks_share_their_uplinks() -> None:
+    uplink = Link(1.0, BANDWIDTH / 2)
+    machine = MachineModel(LINK, racks=Racks(2, uplink))
+    inside = arrivals(machine, 4, {0: [1]})
+    assert inside == {(0, 1): pytest.approx(LATENCY_S + OCCUPIED_S)}
+    # The uplinks are the slower ports: behind them a message comes at their pace.
+    alone = arrivals(machine, 4, {0: [2]})
+    assert alone == {(0, 2): pytest.approx(LATENCY_S + 1.0 + 2 * NUM_BYTES / BANDWIDTH)}
+    both = arrivals(machine, 4, {0: [2], 1: [3]})
+    passing_s = 2 * NUM_BYTES / BANDWIDTH
+    assert sorted(both.values()) == pytest.approx([LATENCY_S + 1.0 + passing_s, LATENCY_S + 1.0 + 2 * passing_s])
+
+
+def test_numbers_of_a_net_are_magnified_and_words_of_a_protocol_are_not() -> None:
+    def program(transport: SimTransport) -> float:
+        window = transport.open_window("data", 64, 2)
+        if transport.group.rank == 0:
+            window.put(1, 0, np.zeros(5, np.float32), Notification(0, 1))
+            return 0.0
+        window.wait(0, 1, 0, transport.deadline(math.inf))
+        begun_s = transport.now_s
+        window.get(0, 0, np.zeros(5, np.int64))
+        return transport.now_s - begun_s
+
+    machine = MachineModel(Link(0.0, BANDWIDTH))
+    run = simulate(program, 2, SimConfig(machine=machine, check=False, magnification=10.0))
+    assert run.bytes_sent == (200, 0)
+    assert run.results[1] == pytest.approx(40 / BANDWIDTH)
+    assert run.seconds == pytest.approx(240 / BANDWIDTH)
+
+
+def test_a_server_serves_one_request_after_the_other() -> None:
+    memory = ServerMemory(2)
+    served: list[float] = []
+
+    def program(transport: SimTransport) -> float:
+        note = lambda: served.append(transport.now_s)  # noqa: E731
+        transport.request([ServerRequest(memory, 20, 5.0, 10, note)])
+        return transport.now_s
+
+    machine = MachineModel(Link(1.0, BANDWIDTH))
+    run = simulate(program, 2, SimConfig(machine=machine, check=False, server_hosts=(2,)))
+    # To the server: 1 s, and 2 s for each of both at its port; back: 1 s, and 1 s each.
+    assert served == pytest.approx([3 + 5, 3 + 5 + 5])
+    assert sorted(run.results) == pytest.approx([8 + 2, 13 + 2])
+    assert memory.busy_s(run.seconds) == 10.0
+
+
+def test_a_port_is_occupied_as_long_as_its_messages_take() -> None:
+    def program(transport: SimTransport) -> PortUse | None:
+        window = transport.open_window("data", NUM_BYTES, 1)
+        if transport.group.rank == 0:
+            for _ in range(2):
+                window.put(1, 0, np.zeros(NUM_BYTES, np.uint8), Notification(0, 1))
+            transport.sleep(OCCUPIED_S)
+            return transport.port_use()
+        window.wait(0, 1, 0, transport.deadline(math.inf))
+        return None
+
+    use = simulate(program, 2, SimConfig(machine=MachineModel(Link(0.0, BANDWIDTH, OVERHEAD_S)), check=False)).results[
+        0
+    ]
+    assert use is not None
+    assert use.hosts_s == pytest.approx((OCCUPIED_S, OCCUPIED_S))
 
 
 def all_reduce_s(function: PlanFunction, world_size: int, size: int, machine: MachineModel) -> float:

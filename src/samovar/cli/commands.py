@@ -45,6 +45,7 @@ COMMANDS = {
     "train": Command("samovar.cli.train", "train", takes_words=True),
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),
+    "predict": Command("samovar.cli.predict", "predict", takes_words=True),
     "inspect": Command("samovar.cli.files", "inspect"),
     "convert": Command("samovar.cli.files", "convert"),
     "caffe": Command("samovar.cli.caffe_command", "caffe", has_help=False),

@@ -12,10 +12,11 @@ from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
-from samovar.launcher.job import run_without_folder
+from samovar.launcher.job import Display, run_without_folder
 from samovar.launcher.placing import on_device, placed
+from samovar.predict.profile import profile_of, save_profile
 from samovar.report.document import AnswerDisplay, print_json
-from samovar.report.records import READING, LayerTime, Timed
+from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.tables import printer, show_table
 
 Row = tuple[str, str, str, str, str]
@@ -24,6 +25,7 @@ Row = tuple[str, str, str, str, str]
 _EFFECTS: Mapping[int, SignalEffect] = dict.fromkeys(
     (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SignalEffect.END
 )
+_PROFILE = "Also save the layers with their times, for `samovar predict --profile`."
 _HEAD: Row = ("layer", "type", "forward ms", "backward ms", "share")
 
 
@@ -35,6 +37,7 @@ def time_net(
     threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
+    profile: Annotated[Path | None, OUTPUT("FILE", _PROFILE)] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the milliseconds as JSON.", "--json")] = False,
 ) -> None:
     """Measure how long each layer of a net takes, forward and backward."""
@@ -44,7 +47,21 @@ def time_net(
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
     answer = print_json if as_json else _print
-    run_without_folder(placed(config, 1, threads_per_worker), AnswerDisplay(Timed, answer), _EFFECTS)
+    display = AnswerDisplay(Timed, answer)
+    kept = display if profile is None else _KeptAsProfile(display, profile)
+    run_without_folder(placed(config, 1, threads_per_worker), kept, _EFFECTS)
+
+
+class _KeptAsProfile:
+    """A display that writes the times into a file, too."""
+
+    def __init__(self, display: Display, path: Path) -> None:
+        self._display, self._path = display, path
+
+    def show(self, record: Record) -> None:
+        if isinstance(record, Timed):
+            save_profile(profile_of(record), self._path)
+        self._display.show(record)
 
 
 def rows(timed: Timed) -> list[Row]:

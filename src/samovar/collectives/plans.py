@@ -1,7 +1,7 @@
 """The plans by name: direct, around a ring, by halving and doubling, and over hosts; those on trees are in `tree`."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -260,6 +260,7 @@ def _level(rank: int, level: int, levels: int) -> tuple[int, int, int]:
     return rank ^ distance, first_chunk + part, first_chunk + (part ^ 1)
 
 
+@cache
 def _spans(levels: int) -> tuple[Span, ...]:
     """The whole, then its halves, its quarters, ...: part i of level l is chunk 2^l - 1 + i."""
     sizes = [1 << (levels - level) for level in range(levels + 1)]

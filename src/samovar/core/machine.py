@@ -10,8 +10,10 @@ each, one message at a time, in the order in which messages come to the port. It
     T = latency_s + overhead_s + n / bandwidth_bytes_per_s
 
 This is the alpha-beta model with alpha = latency_s + overhead_s. Only overhead_s keeps a port from sending the next
-message (LogGP's L and o = g, with 1/G the bandwidth). Not modelled: back-pressure of a busy receiver, routes and
-switches (the network between ports is never the limit), and packets of several messages that alternate on a port.
+message (LogGP's L and o = g, with 1/G the bandwidth). If hosts are in racks, a message to another rack also occupies
+the uplinks of both racks, for overhead_s + n / bandwidth_bytes_per_s of the uplink each. Its bytes then come at the
+pace of the slowest port. Not modelled: back-pressure of a busy receiver, routes between racks, and packets of several
+messages that alternate on a port.
 
 References: Hockney, The communication challenge for MPP, 1994; Alexandrov et al., LogGP, 1995.
 """
@@ -67,11 +69,22 @@ class Ports(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Racks:
+    """Hosts in order in racks of `num_hosts`, each with one port of the speed of `uplink` to all other racks."""
+
+    num_hosts: int
+    uplink: Link
+
+    def __post_init__(self) -> None:
+        assert self.num_hosts > 0, self
+
+
+@dataclass(frozen=True, slots=True)
 class MachineModel:
     """Ranks in order on hosts of `ranks_per_host`.
 
     Messages between hosts go over `link` and share their host's port; messages inside a host go over
-    `host_link` and use a port of their rank's own.
+    `host_link` and use a port of their rank's own. Messages between `racks` share these racks' uplinks, too.
     """
 
     link: Link = field(default_factory=Link)
@@ -80,6 +93,7 @@ class MachineModel:
     ports: Ports = Ports.DUPLEX
     reduce_bytes_per_s: float = math.inf
     compute_factors: tuple[float, ...] = ()
+    racks: Racks | None = None
 
     def __post_init__(self) -> None:
         assert self.ranks_per_host > 0, self
@@ -89,6 +103,10 @@ class MachineModel:
     def host(self, rank: int) -> int:
         """The number of the rank's host."""
         return rank // self.ranks_per_host
+
+    def rack(self, host: int) -> int:
+        """The number of the host's rack; 0 if there are none."""
+        return host // self.racks.num_hosts if self.racks is not None else 0
 
     def compute_s(self, rank: int, nominal_s: float) -> float:
         """Seconds on this rank: `nominal_s` times compute_factors[rank mod their number]."""

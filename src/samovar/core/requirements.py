@@ -16,7 +16,7 @@ _REQUIRED = {
     "PIL": "pillow",
     "safetensors": "safetensors",
 }
-_OPTIONAL = {"greenlet": "'samovar[simulator]'"}
+_OPTIONAL = {"greenlet": "'samovar[simulator]'", "matplotlib": "'samovar[simulator]'"}
 _FOR_TORCH = "; without a GPU, add --index-url https://download.pytorch.org/whl/cpu"
 
 

@@ -106,7 +106,7 @@ def _blob_shapes(path: Path, wanted: Wanted) -> dict[str, Shape]:
 
 
 def _built(path: Path, wanted: Wanted) -> tuple[Net, tuple[str, ...]]:
-    shapes = dict(map(_parse_shape, wanted.shapes))
+    shapes = dict(map(parse_shape, wanted.shapes))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         net = load(path, phase=_phase(wanted), input_shapes=shapes)
@@ -120,7 +120,7 @@ def _phase(wanted: Wanted) -> Phase:
     return found
 
 
-def _parse_shape(written: str) -> tuple[str, Shape]:
+def parse_shape(written: str) -> tuple[str, Shape]:
     name, _, sizes = written.rpartition("=")
     try:
         shape = tuple(int(size) for size in sizes.split(","))

@@ -134,12 +134,19 @@ READING = "Data"  # the type under which reading a batch is told, whatever the d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Mean milliseconds of one layer. Type READING means reading a batch, which is not part of a pass."""
+    """Mean milliseconds of one layer. Type READING means reading a batch, which is not part of a pass.
+
+    `multiply_adds` are those of products with weights in one forward pass, `activation_bytes` the size of its outputs,
+    0 in place. An array that layers share counts at the first of them.
+    """
 
     name: str
     type: str
     forward_ms: float
     backward_ms: float
+    num_parameters: int = 0
+    multiply_adds: int = 0
+    activation_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +154,7 @@ class Timed:
     """Mean milliseconds of a net's layers over `iterations` passes on batches of `batch_size`, and of a whole pass.
 
     `initial_loss` is that of the pass before, None for a net without a loss; `iteration_ms` are the whole passes.
+    After 0 iterations layers were only counted.
     """
 
     net_name: str

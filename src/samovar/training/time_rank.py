@@ -3,11 +3,12 @@
 import math
 import statistics
 import time
+from dataclasses import asdict
 from functools import partial
 
 from samovar.core.device import BF16
 from samovar.data.reader import BatchReader
-from samovar.frontends.caffe.costs import LayerSeconds, NetTimer
+from samovar.frontends.caffe.costs import LayerCounts, LayerSeconds, NetTimer, layer_counts
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source
 from samovar.frontends.caffe.layers.registry import DATA_TYPES
 from samovar.frontends.caffe.net import CaffeNet
@@ -81,6 +82,7 @@ def _timed(
         return 1e3 * total_s / num_iterations
 
     layers = [reading, *seconds.layers] if reading.name else seconds.layers
+    counts = layer_counts(net)
     return Timed(
         net_name=net.name or net.path.stem,
         phase=config.phase,
@@ -94,6 +96,7 @@ def _timed(
                 type=layer.type,
                 forward_ms=mean_ms(layer.forward_s),
                 backward_ms=mean_ms(layer.backward_s),
+                **asdict(counts.get(layer.name, LayerCounts())),
             )
             for layer in layers
         ),

@@ -96,6 +96,32 @@ def multiply_adds_of(layer: Layer, inputs: list[Shape]) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """The counts of one layer, as in `LayerCost`."""
+
+    num_parameters: int = 0
+    multiply_adds: int = 0
+    activation_bytes: int = 0
+
+
+def layer_counts(net: CaffeNet) -> dict[str, LayerCounts]:
+    """The counts of every layer by its name, in file order, for the batch that the net was built for.
+
+    Only learned parameters count.
+    """
+    learned: dict[str, int] = {}
+    for info in net.parameter_infos:
+        if info.parameter.requires_grad:
+            learned[info.layer] = learned.get(info.layer, 0) + info.parameter.numel()
+    products, found = _by_layer(net), {}
+    for step in net.steps:
+        name, tops = step.layer.spec.name, zip(step.tops, step.layer.top_shapes, strict=True)
+        new_bytes = _BYTES_PER_VALUE * sum(prod(shape) for top, shape in tops if top not in step.bottoms)
+        found[name] = LayerCounts(learned.get(name, 0), products[name], new_bytes)
+    return found
+
+
 def backward_multiply_adds(net: CaffeNet) -> dict[str, int]:
     """Multiply-adds of the backward pass up to each learned parameter's gradient since the one before, by name.
 

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeAlias
 
+from samovar.core.clock import Deadline
 from samovar.core.requirements import Missing
 
 try:
@@ -22,6 +24,24 @@ Moment: TypeAlias = tuple[float, float]
 
 class Deadlock(AssertionError):
     """Tasks wait, and nothing is under way that could wake one; the message names each and its wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDeadline(Deadline):
+    """A moment on a simulated clock. A wait in the simulator heeds no other: it would not be the same twice."""
+
+    now_s: Callable[[], float]
+
+    def remaining_s(self) -> float:
+        return max(0.0, self.at_s - self.now_s())
+
+    def passed(self) -> bool:
+        return self.now_s() >= self.at_s
+
+
+def virtual_s(deadline: Deadline) -> float:
+    """The moment of a deadline on the simulated clock; never, for one on another clock."""
+    return deadline.at_s if isinstance(deadline, VirtualDeadline) else math.inf
 
 
 class Task:

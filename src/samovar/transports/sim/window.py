@@ -2,8 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -12,34 +11,35 @@ import numpy.typing as npt
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded
 from samovar.transports.base import Array, Notification
-from samovar.transports.sim.network import Network, SimMessage
+from samovar.transports.sim.network import CallMessage, Network, SimMessage
 from samovar.transports.sim.races import AccessLog, RaceFinder, VectorClock
-from samovar.transports.sim.scheduler import Scheduler, Task
+from samovar.transports.sim.scheduler import Scheduler, Task, virtual_s
+from samovar.transports.sim.servers import SentRequests, ServerRequest
 
 _WORD_BYTES = 8
+_WORDS = frozenset("lLqQd")  # of 64 bits
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualDeadline(Deadline):
-    """A moment on a simulated clock. A wait in the simulator heeds no other: it would not be the same twice."""
-
-    now_s: Callable[[], float]
-
-    def remaining_s(self) -> float:
-        return max(0.0, self.at_s - self.now_s())
-
-    def passed(self) -> bool:
-        return self.now_s() >= self.at_s
-
-
 class Fabric:
-    """The state that all ranks share; without `races` nothing is checked."""
+    """The state that all ranks share; without `races` nothing is checked.
 
-    def __init__(self, scheduler: Scheduler, network: Network, races: RaceFinder | None) -> None:
+    An array of numbers that a net has (float32, and bytes that stand for them) counts `magnification` times its bytes.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, network: Network, races: RaceFinder | None, magnification: float = 1.0
+    ) -> None:
         self.scheduler = scheduler
         self.network = network
         self.races = races
+        self._magnification = magnification
+
+    def num_bytes(self, array: Array) -> int:
+        """The bytes that the array counts; words of a protocol always count as they are."""
+        if self._magnification == 1.0 or array.dtype.char in _WORDS:
+            return array.nbytes
+        return round(array.nbytes * self._magnification)
 
 
 class SimPort:
@@ -94,6 +94,13 @@ class SimPort:
         self.fabric.scheduler.sleep(task, seconds)
         self.task = task
 
+    def request(self, requests: Sequence[ServerRequest]) -> None:
+        """Send all to their servers at once, and wait until all have been answered."""
+        task, fabric = self.task, self.fabric
+        self.bytes_sent += sum(request.num_bytes for request in requests)
+        SentRequests(self.rank, requests, fabric.network, fabric.scheduler, task.resume)
+        self.block("the answers of servers")
+
     def add_window(self, window: "SimWindow") -> None:
         """Register the place of its memory."""
         address = _address(window.local)
@@ -135,7 +142,7 @@ class Spawned:
         if self._is_done:
             return
         self._waiter = self._port.task
-        arrived = self._port.block(f"the end of {self.task.name}", _virtual(deadline))
+        arrived = self._port.block(f"the end of {self.task.name}", virtual_s(deadline))
         self._waiter = None
         if not arrived:
             raise DeadlineExceeded(f"{self.task.name} waits for {self.task.blocked_on}")
@@ -197,19 +204,6 @@ class PutMessage(SimMessage):
         return index, self.offset, self.slot, self.value
 
 
-class CallMessage(SimMessage):
-    """Something to do where it arrives: a question or its answer."""
-
-    __slots__ = ("_function",)
-
-    def __init__(self, source: int, destination: int, num_bytes: int, function: Callable[[], None]) -> None:
-        super().__init__(source, destination, num_bytes)
-        self._function = function
-
-    def arrive(self) -> None:
-        self._function()
-
-
 class SimWindow:
     """One rank's part of a window (see `samovar.transports.base.Window`).
 
@@ -244,9 +238,9 @@ class SimWindow:
         if peer == self._rank:
             part.store(offset, data)
         else:
-            message = PutMessage(self._rank, peer, source.nbytes)
+            message = PutMessage(self._rank, peer, self._fabric.num_bytes(source))
             message.target, message.offset, message.data = part, offset, data
-            self._port.bytes_sent += source.nbytes
+            self._port.bytes_sent += message.num_bytes
             self._fabric.network.send(message)
             self._port.last_put = message
         if notification is not None:
@@ -275,7 +269,7 @@ class SimWindow:
         assert slot >= 0, slot
         if self.slots[slot] < at_least:
             awaited = Awaited(self, range(slot, slot + 1), at_least, peer)
-            if not self._port.wait(awaited, _virtual(deadline)):
+            if not self._port.wait(awaited, virtual_s(deadline)):
                 raise DeadlineExceeded(
                     f"rank {self._rank}: rank {peer} did not notify slot {slot} of window {self.name!r} before "
                     f"{deadline.at_s:.6f} s of virtual time"
@@ -286,7 +280,7 @@ class SimWindow:
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         fired = self._fired(slots)
-        if fired is None and self._port.wait(Awaited(self, slots, 1, None), _virtual(deadline)):
+        if fired is None and self._port.wait(Awaited(self, slots, 1, None), virtual_s(deadline)):
             fired = self._fired(slots)
         if fired is None:
             raise DeadlineExceeded(
@@ -302,7 +296,8 @@ class SimWindow:
         part = self._part(peer, offset, destination.nbytes)
         part.note(self._rank, offset, destination.nbytes, writes=False, verb="get")
         self._port.note(destination, writes=True, verb="get (its destination)")
-        data = self._ask(peer, destination.nbytes, lambda: part.loaded(offset, destination.nbytes))
+        num_bytes = self._fabric.num_bytes(destination)
+        data = self._ask(peer, num_bytes, lambda: part.loaded(offset, destination.nbytes))
         if self.is_real:
             destination.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
 
@@ -388,10 +383,6 @@ class SimWindow:
         network.send(CallMessage(self._rank, peer, 0, asked))
         self._port.block(f"the answer of rank {peer} about window {self.name!r}")
         return answers[0]
-
-
-def _virtual(deadline: Deadline) -> float:
-    return deadline.at_s if isinstance(deadline, VirtualDeadline) else math.inf
 
 
 def _address(array: Array) -> int:

@@ -16,10 +16,11 @@ from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
 from samovar.transports.base import Array, Pending
-from samovar.transports.sim.network import Network
+from samovar.transports.sim.network import Network, PortUse
 from samovar.transports.sim.races import RaceFinder
-from samovar.transports.sim.scheduler import Scheduler, Task
-from samovar.transports.sim.window import Fabric, SimPort, SimWindow, VirtualDeadline
+from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline
+from samovar.transports.sim.servers import ServerRequest
+from samovar.transports.sim.window import Fabric, SimPort, SimWindow
 
 _Result = TypeVar("_Result")
 _ALIGNMENT_BYTES = 64
@@ -30,7 +31,10 @@ class SimConfig:
     """How to simulate.
 
     `seed` decides between events of the same time and draws each message's delay, up to `max_delay_s`. `check` finds
-    races. Windows of more than `counted_above_bytes` count their bytes and hold none (0: every window).
+    races. Windows of more than `counted_above_bytes` count their bytes and hold none (0: every window). An array of
+    float32 or uint8 counts `magnification` times its bytes: a small net then takes the time of a large one.
+    `server_hosts` are the hosts of places behind all ranks, which `SimTransport.request` reaches. `is_logged` makes the
+    event hash.
     """
 
     seed: int = 0
@@ -38,6 +42,9 @@ class SimConfig:
     max_delay_s: float = 0.0
     check: bool = True
     counted_above_bytes: float = math.inf
+    magnification: float = 1.0
+    server_hosts: tuple[int, ...] = ()
+    is_logged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +145,8 @@ class SimTransport:
             self.note(array, writes=False, verb=reading)
         for array in writes:
             self.note(array, writes=True, verb=writing)
-        seconds = self._machine.reduce_s(self.group.rank, sum(array.nbytes for array in (*reads, *writes)))
+        num_bytes = sum(map(self._port.fabric.num_bytes, (*reads, *writes)))
+        seconds = self._machine.reduce_s(self.group.rank, num_bytes)
         if seconds > 0.0:
             self._port.sleep(seconds)
         windows = [self._port.find(array)[0] for array in (*reads, *writes)]
@@ -152,6 +160,14 @@ class SimTransport:
     def note(self, array: Array, writes: bool, verb: str) -> None:
         """Tell the race finder that this rank itself reads or writes `array`, such as a part of `Window.local`."""
         self._port.note(array, writes, verb)
+
+    def request(self, requests: Sequence[ServerRequest]) -> None:
+        """Send all these at once, and wait until all have been answered."""
+        self._port.request(requests)
+
+    def port_use(self) -> PortUse:
+        """How long each port of the network was occupied so far."""
+        return self._port.fabric.network.use()
 
     @property
     def now_s(self) -> float:
@@ -185,8 +201,10 @@ def simulate(
     """
     random = Random(config.seed)
     scheduler = Scheduler(random)
-    network = Network(scheduler, config.machine, world_size, random, config.max_delay_s)
-    fabric = Fabric(scheduler, network, RaceFinder(world_size) if config.check else None)
+    hosts = [*map(config.machine.host, range(world_size)), *config.server_hosts]
+    network = Network(scheduler, config.machine, hosts, random, config.max_delay_s, config.is_logged)
+    races = RaceFinder(world_size) if config.check else None
+    fabric = Fabric(scheduler, network, races, config.magnification)
     tasks = [Task(f"rank {rank}") for rank in range(world_size)]
     ports = [SimPort(rank, fabric, task) for rank, task in enumerate(tasks)]
     windows = Windows(ports, config.counted_above_bytes, window_type)

@@ -1,0 +1,185 @@
+"""`samovar predict`: how a net would train on a described cluster, simulated with the strategies' own code."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from samovar.cli import flags
+from samovar.cli.command import gathered
+from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
+from samovar.cli.predict_tables import Shown, show_prediction
+from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.core.errors import InputError
+from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
+from samovar.predict.plans import Plans, whole_powers
+from samovar.predict.prediction import Question, predicted, verdicts
+from samovar.predict.profile import Profile, load_profile, profile_of
+from samovar.predict.volumes import volumes
+from samovar.report.document import print_json
+from samovar.strategies.catalog import asked_for
+from samovar.strategies.traits import KINDS
+
+ALL = "all"
+_MOST_WORKERS = 4096
+_BATCH_MODES = ("per-worker", "global")
+_CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
+_WORKERS = "1..128 (powers of two), or 2,6,12."
+_SHAPE = "Shape of an input whose data is not here. May be repeated."
+_THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
+_STRATEGY = "all, or names with commas."
+
+
+class NetFlags(NamedTuple):
+    """The net, its batch, and how long it trains."""
+
+    solver: Annotated[Path | None, flags.DATA("FILE", "Caffe solver (prototxt).")] = None
+    net: Annotated[Path | None, flags.DATA("FILE", "Or a net (prototxt).")] = None
+    profile: Annotated[Path | None, flags.DATA("FILE", "Or a profile of its layers.")] = None
+    shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE, hidden=True)] = None
+    batch: Annotated[int | None, flags.DATA("N", "Samples a step. Default: the net's.", min=1)] = None
+    batch_mode: Annotated[
+        str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=_BATCH_MODES)
+    ] = _BATCH_MODES[0]
+    epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
+    epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
+
+
+class ClusterFlags(NamedTuple):
+    """The cluster, and how many of its workers."""
+
+    cluster: Annotated[str, flags.WORKERS("NAME|FILE", _CLUSTER, choices=preset_names())] = HERE
+    workers: Annotated[str, flags.WORKERS("RANGE", _WORKERS)] = "1..16"
+    threads_per_worker: Annotated[int | None, flags.WORKERS("N", _THREADS, hidden=True)] = None
+
+
+class AnswerFlags(NamedTuple):
+    """The parts of the answer."""
+
+    layers: Annotated[bool, OUTPUT("", "Compare data and model parallelism.", "--layers")] = False
+    collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
+    pictures: Annotated[Path | None, OUTPUT("FOLDER", "Draw the prediction, as PNG and SVG.")] = None
+    as_json: Annotated[bool, OUTPUT("", "Print the prediction as JSON.", "--json")] = False
+
+
+def _predict(
+    *,
+    net: NetFlags,
+    on: ClusterFlags,
+    strategy: Annotated[str, flags.SHARING("NAMES", _STRATEGY)] = ALL,
+    settings: Mapping[str, object],
+    plan: flags.PlanFlags,
+    answer: AnswerFlags,
+    quiet: Quiet = False,
+    _help_all: HelpAll = False,
+) -> None:
+    """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
+    question = _question(net, on, _names(strategy), settings, plan)
+    workers, cluster, profile = question.workers, question.cluster, question.profile
+    found = predicted(question, _silent if quiet or answer.as_json else _tell)
+    costs = Plans(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
+    batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
+    layers = volumes(profile, batch) if answer.layers else []
+    shown = Shown(question, found, verdicts(found), costs, layers)
+    if answer.as_json:
+        print_json(shown.as_plain())
+    else:
+        show_prediction(shown)
+    if answer.pictures is not None:
+        # matplotlib is loaded where pictures are asked for: other predictions do without.
+        drawing = importlib.import_module("samovar.predict.pictures")
+        for path in drawing.draw(question, found, answer.pictures):
+            print(f"drawn: {path}", file=sys.stderr if answer.as_json else sys.stdout)
+
+
+def predict(words: Sequence[str]) -> Callable[..., None]:
+    """The command, with a flag for each setting of the known strategies; `words` may bring one more strategy."""
+    own_strategy(words)
+    groups: dict[str, Any] = {"net": NetFlags, "on": ClusterFlags, "plan": flags.PlanFlags, "answer": AnswerFlags}
+    return gathered(_predict, settings=settings_of_strategies(), **groups)
+
+
+def _question(
+    net: NetFlags, on: ClusterFlags, names: tuple[str, ...], settings: Mapping[str, object], plan: flags.PlanFlags
+) -> Question:
+    record = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
+    cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
+    fitting = _checked(names, plan.collective, settings)
+    profile, samples = _profile(net, cluster, on.threads_per_worker)
+    batch, is_shared = net.batch or profile.batch_size, _is_global(net.batch_mode)
+    trained_on = _samples(net, samples)
+    return Question(profile, cluster, workers, names, batch, is_shared, plan.collective, fitting, trained_on)
+
+
+def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Profile, int | None]:
+    given = [path for path in (net.solver, net.net, net.profile) if path is not None]
+    if len(given) != 1:
+        raise InputError("give one of --solver FILE, --net FILE and --profile FILE: the net to predict")
+    if net.profile is not None:
+        return load_profile(net.profile), None
+    # What needs torch is imported when it is asked for: a profile does without.
+    nets = importlib.import_module("samovar.files.net_profile")
+    is_timed = cluster.worker.speed is None
+    # A batch is what is timed, if workers have it. What is counted grows with it in any case.
+    batch = net.batch if is_timed and not _is_global(net.batch_mode) else None
+    timed, samples = nets.net_profile(given[0], net.solver is not None, batch, threads, is_timed, net.shape or ())
+    return profile_of(timed), samples
+
+
+def _samples(net: NetFlags, solvers: int | None) -> float | None:
+    if (net.epochs is None) != (net.epoch_samples is None):
+        raise InputError("--epochs and --epoch-samples go together: how often, and how many samples")
+    if net.epochs is None or net.epoch_samples is None:
+        return None if solvers is None else float(solvers)
+    return net.epochs * net.epoch_samples
+
+
+def _is_global(mode: str) -> bool:
+    if mode not in _BATCH_MODES:
+        raise InputError(f"--batch-mode: got {mode!r}; choose one of: {', '.join(_BATCH_MODES)}")
+    return mode == _BATCH_MODES[1]
+
+
+def _workers(written: str) -> tuple[int, ...]:
+    found = re.fullmatch(r"([0-9]{1,6})\.\.([0-9]{1,6})", written)
+    if found:
+        numbers = list(whole_powers(int(found[1]), int(found[2]))) if 0 < int(found[1]) <= int(found[2]) else []
+    elif re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", written):
+        numbers = sorted({int(number) for number in written.split(",")})
+    else:
+        numbers = []
+    if not numbers or numbers[0] < 1 or numbers[-1] > _MOST_WORKERS:
+        raise InputError(f"--workers: got {written!r}; give 1..128, or a list as 2,6,12, of 1 to {_MOST_WORKERS:,}")
+    return tuple(numbers)
+
+
+def _names(written: str) -> tuple[str, ...]:
+    return tuple(KINDS) if written == ALL else tuple(dict.fromkeys(written.split(",")))
+
+
+def _checked(names: Sequence[str], collective: str, settings: Mapping[str, object]) -> dict[str, Any]:
+    """The settings as strategies take them. Raises InputError if one fits none of them, or its value is wrong."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    found: dict[str, Any] = {}
+    for name in names:
+        kind = KINDS.get(name)
+        own = {key: value for key, value in given.items() if kind is None or kind.traits.setting(key) is not None}
+        config = asked_for(name, collective, own)
+        found |= {key: config[key] for key in own if config[key] is not None}
+    if unused := [key for key in given if not any(KINDS[name].traits.setting(key) for name in names)]:
+        raise InputError(f"--{unused[0].replace('_', '-')}: none of {', '.join(names)} has this setting; leave it out")
+    return found
+
+
+def _tell(strategy: str, num_workers: int) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r\033[Ksimulating {strategy} with {num_workers} workers", nl=False, err=True)
+
+
+def _silent(_strategy: str, _num_workers: int) -> None:
+    """Say nothing."""

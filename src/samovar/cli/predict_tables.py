@@ -1,0 +1,164 @@
+"""The answer of `samovar predict`, as tables and as JSON."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samovar.predict import units
+from samovar.predict.plans import PlanCost
+from samovar.predict.prediction import COMPUTATION, Prediction, Question, Verdict
+from samovar.predict.volumes import DATA, LayerVolume
+from samovar.report.plain import to_plain
+from samovar.report.tables import printer, show_facts, show_lines, show_table
+
+_MOST_COLUMNS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """All that is shown."""
+
+    question: Question
+    rows: Sequence[Prediction]
+    verdicts: Sequence[Verdict]
+    plans: Sequence[PlanCost]
+    layers: Sequence[LayerVolume]
+
+    def as_plain(self) -> dict[str, Any]:
+        """As JSON values; `simulated` says what the figures are."""
+        question, profile = self.question, self.question.profile
+        return {
+            "simulated": True,
+            "net": profile.net,
+            "parameters": profile.num_parameters,
+            "profile": profile.source,
+            "cluster": question.cluster.title,
+            "cluster_source": question.cluster.source,
+            "batch_size": question.batch_size,
+            "shares_batch": question.shares_batch,
+            "samples": question.samples,
+            "predictions": to_plain(list(self.rows)),
+            "verdicts": to_plain(list(self.verdicts)),
+            "plans": to_plain(list(self.plans)),
+            "layers": to_plain(list(self.layers)),
+        }
+
+
+def show_prediction(shown: Shown) -> None:
+    """The question, speed-ups, the figures with most workers, and the verdict."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+    console, question = printer(), shown.question
+    show_lines(console, *_heading(question), "")
+    show_table(console, "speed-up against one worker (simulated)", *_speed_ups(shown))
+    show_lines(console, "")
+    most = question.workers[-1]
+    last = [one for one in _in_order(shown) if one.workers == most]
+    show_table(console, f"a step with {most} workers (simulated)", *_steps(question, last))
+    show_lines(console, "")
+    show_facts(console, "verdict", _verdict(shown, last))
+    if shown.plans:
+        show_lines(console, "")
+        size = units.size(question.profile.parameter_bytes)
+        show_table(console, f"an all-reduce of {size} among {most} workers (simulated)", *_plans(shown.plans))
+    if shown.layers:
+        show_lines(console, "")
+        show_table(console, "bytes of each layer in a step of all workers", *_layers(shown.layers))
+
+
+def _heading(question: Question) -> list[str]:
+    profile, cluster = question.profile, question.cluster
+    shared = "all workers share a batch of" if question.shares_batch else "batch a worker:"
+    lines = [
+        f"{profile.net} · {profile.num_parameters:,} parameters, {units.size(profile.parameter_bytes)} · "
+        f"{shared} {question.batch_size} · layers {profile.source or 'as given'}",
+        f"cluster: {cluster.title}",
+    ]
+    return [*lines, *([f"figures: {cluster.source}"] if cluster.source else [])]
+
+
+def _in_order(shown: Shown) -> list[Prediction]:
+    """The fastest strategy first."""
+    place = {verdict.strategy: index for index, verdict in enumerate(shown.verdicts)}
+    return sorted(shown.rows, key=lambda one: (place[one.strategy], one.workers))
+
+
+def _speed_ups(shown: Shown) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    workers = shown.question.workers[-_MOST_COLUMNS:]
+    cells = {(one.strategy, one.workers): f"{one.speed_up:.1f}" for one in shown.rows}
+    rows = [[one.strategy, *(cells[one.strategy, number] for number in workers)] for one in shown.verdicts]
+    return ["workers", *map(str, workers)], rows, [False, *[True] * len(workers)]
+
+
+def _steps(question: Question, last: Sequence[Prediction]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    head = ["strategy", "samples/s", "of ideal", "step", "compute", "slower", "exchange", "sent"]
+    rows = [
+        [
+            one.strategy,
+            f"{one.samples_per_s:,.0f}",
+            f"{one.efficiency:.0%}",
+            *map(units.seconds, (one.step_s, one.forward_s + one.backward_s + one.update_s, one.slower_s)),
+            units.seconds(one.exchange_s),
+            units.size(one.bytes_per_step),
+        ]
+        for one in last
+    ]
+    if question.samples is not None:
+        head.append("training")
+        rows = [[*row, units.duration(3600 * (one.hours or 0))] for row, one in zip(rows, last, strict=True)]
+    if any(one.price is not None for one in last):
+        head.append(question.cluster.node.currency)
+        rows = [[*row, f"{one.price or 0:,.2f}"] for row, one in zip(rows, last, strict=True)]
+    head.append("waits for")
+    rows = [[*row, one.limit] for row, one in zip(rows, last, strict=True)]
+    return head, rows, [False, *[True] * (len(head) - 2), False]
+
+
+def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
+    best = shown.verdicts[0]
+    row = next(one for one in shown.rows if (one.strategy, one.workers) == (best.strategy, best.best_workers))
+    settings = ", ".join(filter(None, (row.settings, _cut(row), f"{row.plan} plan" if row.plan else "")))
+    facts = [("fastest", f"{best.strategy}, {best.best_workers} workers: {best.best_speed_up:.1f} times one worker")]
+    facts.append(("its settings", settings))
+    cut = [one for one in last if one.num_buckets > 1 and one.strategy != best.strategy]
+    facts += [(f"{one.strategy}'s", f"{one.settings}, {_cut(one)}, {one.plan} plan") for one in cut]
+    for one in shown.verdicts:
+        facts.append((one.strategy, _ending(one, shown.question.workers[-1])))
+    return facts
+
+
+def _cut(row: Prediction) -> str:
+    return f"{row.num_buckets} buckets" if row.num_buckets > 1 else ""
+
+
+def _ending(verdict: Verdict, most: int) -> str:
+    if verdict.ends_at is not None:
+        return f"less than half of ideal from {verdict.ends_at} workers on: {verdict.limit}"
+    if verdict.limit == COMPUTATION:
+        return f"no limit up to {most} workers"
+    return f"half of ideal or more up to {most} workers; it waits for {verdict.limit}"
+
+
+def _plans(plans: Sequence[PlanCost]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    rows = [
+        [one.name, f"{one.steps}", units.size(one.bytes_per_rank), f"{one.num_messages:,}", units.seconds(one.seconds)]
+        for one in plans
+    ]
+    return ["plan", "steps", "sent by one", "messages", "time"], rows, [False, True, True, True, True]
+
+
+def _layers(layers: Sequence[LayerVolume]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    rows = [
+        [
+            one.name,
+            one.type,
+            units.size(one.weight_bytes),
+            units.size(one.data_bytes),
+            f"{one.data_bytes / one.weight_bytes:.3g}",
+            "data parallel" if one.advice == DATA else "model parallel",
+        ]
+        for one in layers
+    ]
+    head = ["layer", "type", "weights |W|", "outputs |D|", "|D|/|W|", "less is sent"]
+    return head, rows, [False, False, True, True, True, False]

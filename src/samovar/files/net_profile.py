@@ -1,0 +1,106 @@
+"""The layers of a Caffe net for `samovar predict`: counted, and timed on random inputs, without its data."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from samovar.core.errors import InputError
+from samovar.data.order import SAMPLE_NUMBERS
+from samovar.files.inspection_nets import parse_shape
+from samovar.frontends.caffe.costs import LayerSeconds, NetTimer, layer_counts
+from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source, sized
+from samovar.frontends.caffe.net import CaffeNet, build_net
+from samovar.frontends.caffe.solver import load_solver
+from samovar.frontends.caffe.spec import Shape
+from samovar.report.records import LayerTime, Timed
+
+_MEASURED_S, _MOST_PASSES = 1.0, 20
+
+
+def net_profile(
+    path: Path,
+    is_solver: bool,
+    batch_size: int | None,
+    threads: int | None,
+    is_timed: bool,
+    shapes: Sequence[str] = (),
+) -> tuple[Timed, int | None]:
+    """The training net's layers for its batch, or `batch_size`; and the samples that the solver trains on, if known.
+
+    Passes are timed as `samovar time` does it, on random numbers, for about a second; without `is_timed` none is made.
+    `shapes` are those of inputs whose data is not here, as `samovar inspect` takes them. Raises InputError.
+    """
+    definition, steps = _definition(path, is_solver)
+    given = dict(map(parse_shape, shapes))
+    definition, sizes = sized(definition, "TRAIN", given, None)
+    batch = own_batch = next((shape[0] for shape in sizes.values() if shape), 0)
+    if not batch:
+        raise InputError(f"{path}: the training net has no input with a batch; give a net with a data or Input layer")
+    if batch_size is not None:
+        definition, sizes = sized(definition, "TRAIN", given, batch_size)
+        batch = batch_size
+    net = build_net(definition, "TRAIN", sizes, seed=0)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    timer = NetTimer(net)
+    if is_timed:
+        _time(timer, _random_inputs(net, sizes, batch))
+    name = net.name or path.stem
+    return _as_record(name, batch, net, timer), None if steps is None else steps * own_batch
+
+
+def _definition(path: Path, is_solver: bool) -> tuple[CaffeNetDefinition, int | None]:
+    if not is_solver:
+        return load_net(path), None
+    solver = load_solver(path)
+    return load_source(solver.net), solver.max_iter * solver.iter_size
+
+
+def _random_inputs(net: CaffeNet, shapes: dict[str, Shape], batch: int) -> dict[str, torch.Tensor]:
+    """Normal numbers; zeros for labels and other inputs with at most one number a sample."""
+    found = {
+        name: torch.randn(shape) if len(shape) > 1 and shape[1:] != (1,) * (len(shape) - 1) else torch.zeros(shape)
+        for name, shape in shapes.items()
+    }
+    return found | {SAMPLE_NUMBERS: torch.arange(batch)} if net.is_random else found
+
+
+def _time(timer: NetTimer, inputs: dict[str, torch.Tensor]) -> None:
+    timer.warm_up(inputs)
+    until_s = time.perf_counter() + _MEASURED_S
+    while len(timer.seconds.passes_s) < _MOST_PASSES:
+        timer.run(inputs)
+        if time.perf_counter() > until_s:
+            return
+
+
+def _as_record(name: str, batch: int, net: CaffeNet, timer: NetTimer) -> Timed:
+    counts, num_passes = layer_counts(net), len(timer.seconds.passes_s)
+
+    def layer_time(layer: LayerSeconds) -> LayerTime:
+        times = (1e3 * seconds / max(1, num_passes) for seconds in (layer.forward_s, layer.backward_s))
+        forward_ms, backward_ms = times
+        return LayerTime(
+            name=layer.name,
+            type=layer.type,
+            forward_ms=forward_ms,
+            backward_ms=backward_ms,
+            **asdict(counts[layer.name]),
+        )
+
+    layers = tuple(layer_time(layer) for layer in timer.seconds.layers)
+    return Timed(
+        net_name=name,
+        phase="TRAIN",
+        batch_size=batch,
+        threads=torch.get_num_threads(),
+        iterations=num_passes,
+        layers=layers,
+        forward_ms=sum(layer.forward_ms for layer in layers),
+        backward_ms=sum(layer.backward_ms for layer in layers),
+        iteration_ms=tuple(1e3 * seconds for seconds in timer.seconds.passes_s),
+        initial_loss=None,
+    )

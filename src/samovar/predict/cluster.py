@@ -1,0 +1,281 @@
+"""A cluster as a TOML file describes it: workers, nodes, network, racks, and the server of a center."""
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from samovar.core.errors import InputError
+from samovar.core.machine import CalibrationRecord, Link, MachineModel, Ports, Racks
+from samovar.formats.caffe.text import nearest
+from samovar.predict import units
+
+HERE = "here"
+_Part = TypeVar("_Part")
+_PORTS = {"duplex": Ports.DUPLEX, "half-duplex": Ports.SHARED, "unlimited": Ports.UNLIMITED}
+FIRST_NODE, OWN_NODES = "first node", "own nodes"
+_MOST_BYTES = 1 << 16  # of a file that describes a machine
+
+
+def _of(kind: str, default: Any, least: float = 0.0) -> Any:
+    """A field that is written with a unit of this kind."""
+    return field(default=default, metadata={"kind": kind, "least": least})
+
+
+def _number(default: Any, least: float, most: float = math.inf) -> Any:
+    return field(default=default, metadata={"least": least, "most": most})
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker. Without a `speed` (sustained flop/s), layers take the times of the profile.
+
+    `memory` is read and written in bytes a second, by additions and updates. Each step takes up to `jitter` longer,
+    drawn evenly. Every `slow_every`-th worker computes `slow_factor` times as long. Without a `spare_core` an exchange
+    behind the computation would slow it, and `--bucket auto` keeps the model whole.
+    """
+
+    speed: float | None = _of(units.SPEED, None, 1.0)
+    memory: float = _of(units.BANDWIDTH, math.inf, 1.0)
+    jitter: float = _of(units.SHARE, 0.0)
+    slow_every: int = _number(0, 0)
+    slow_factor: float = _number(1.0, 1e-3)
+    spare_core: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node: its workers, the link between two of them, and its price in `currency`."""
+
+    workers: int = _number(1, 1)
+    bandwidth: float = _of(units.BANDWIDTH, math.inf, 1.0)
+    latency: float = _of(units.SECONDS, 0.0)
+    overhead: float = _of(units.SECONDS, 0.0)
+    price_per_hour: float | None = _number(None, 0)
+    currency: str = "USD"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """The port of each node. `overhead` keeps it from the next message, `latency` does not."""
+
+    bandwidth: float = _of(units.BANDWIDTH, math.inf, 1.0)
+    latency: float = _of(units.SECONDS, 0.0)
+    overhead: float = _of(units.SECONDS, 0.0)
+    ports: str = _choice("duplex", *_PORTS)
+
+
+@dataclass(frozen=True, slots=True)
+class RackSpec:
+    """Racks of `nodes`, whose uplink has the bandwidth of all its nodes, divided by `oversubscription`."""
+
+    nodes: int = _number(0, 0)
+    oversubscription: float = _number(1.0, 1e-3)
+    latency: float = _of(units.SECONDS, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """The center of strategies that have one, divided over `count` servers with this `memory`."""
+
+    place: str = _choice(FIRST_NODE, FIRST_NODE, OWN_NODES)
+    count: int = _number(1, 1)
+    memory: float = _of(units.BANDWIDTH, 10e9, 1.0)
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "worker": WorkerSpec,
+    "node": NodeSpec,
+    "network": NetworkSpec,
+    "rack": RackSpec,
+    "server": ServerSpec,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A described cluster of any number of equal nodes, which workers fill in order.
+
+    `source` says where its figures come from.
+    """
+
+    title: str
+    source: str = ""
+    worker: WorkerSpec = field(default_factory=WorkerSpec)
+    node: NodeSpec = field(default_factory=NodeSpec)
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    rack: RackSpec = field(default_factory=RackSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+
+    @property
+    def machine(self) -> MachineModel:
+        """The model of the simulator."""
+        node, network, worker = self.node, self.network, self.worker
+        slow = (*[1.0] * (worker.slow_every - 1), worker.slow_factor) if worker.slow_every else ()
+        return MachineModel(
+            Link(network.latency, network.bandwidth, network.overhead),
+            Link(node.latency, node.bandwidth, node.overhead),
+            node.workers,
+            _PORTS[network.ports],
+            worker.memory,
+            slow,
+            self._racks(),
+        )
+
+    def _racks(self) -> Racks | None:
+        if not self.rack.nodes:
+            return None
+        bandwidth = self.rack.nodes * self.network.bandwidth / self.rack.oversubscription
+        return Racks(self.rack.nodes, Link(self.rack.latency, bandwidth))
+
+    @property
+    def ideal(self) -> "Cluster":
+        """The same workers, whose exchanges take no time."""
+        worker = replace(self.worker, memory=math.inf)
+        node = replace(self.node, bandwidth=math.inf, latency=0.0, overhead=0.0)
+        server = replace(self.server, memory=math.inf)
+        return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
+
+    def num_nodes(self, num_workers: int) -> int:
+        """Nodes that this number of workers needs, without those of servers."""
+        return -(-num_workers // self.node.workers)
+
+    def price_per_hour(self, num_workers: int, has_center: bool) -> float | None:
+        """Of all nodes, and of servers on nodes of their own; None if no price is given."""
+        if self.node.price_per_hour is None:
+            return None
+        servers = self.server.count if has_center and self.server.place == OWN_NODES else 0
+        return self.node.price_per_hour * (self.num_nodes(num_workers) + servers)
+
+
+def preset_names() -> tuple[str, ...]:
+    """The clusters that come with the program; `here` is made from a calibration record."""
+    found = (one.name.removesuffix(".toml") for one in _presets().iterdir() if one.name.endswith(".toml"))
+    return (*sorted(found), HERE)
+
+
+def load_cluster(named: str, record: CalibrationRecord) -> Cluster:
+    """The preset of that name, else the file; `here` has the figures of `record`. Raises InputError."""
+    if named == HERE:
+        return cluster_here(record)
+    if named in preset_names():
+        return parse_cluster((_presets() / f"{named}.toml").read_text(encoding="utf-8"), named)
+    path = Path(named)
+    if not path.suffix and not path.exists():
+        raise InputError(f"--cluster {named}: no such preset; {nearest(named, [*preset_names()])} Or give a .toml file")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"--cluster {named}: cannot be read: {error.strerror}; give a preset or a .toml file"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"--cluster {named}: has {len(content):,} bytes; a description has at most {_MOST_BYTES:,}")
+    try:
+        return parse_cluster(content.decode(), named)
+    except UnicodeDecodeError as error:
+        raise InputError(f"--cluster {named}: is not a text; give a preset or a .toml file") from error
+
+
+def parse_cluster(text: str, name: str) -> Cluster:
+    """The cluster in a TOML text. Raises InputError, which begins with `name` and names the field."""
+    try:
+        values = tomllib.loads(text)
+        return _cluster(values)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{name}: is not TOML: {error}") from error
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def cluster_here(record: CalibrationRecord) -> Cluster:
+    """Nodes like the measured machine with a worker on each core, and 1 Gbit/s between nodes."""
+    shm = record.transports["shm"]
+    memory = record.copy_bandwidth_all_bytes_per_s / record.cores
+    return Cluster(
+        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), 1 Gbit/s between them",
+        "inside a node: samovar doctor; between nodes: assumed",
+        WorkerSpec(memory=memory, spare_core=False),
+        NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
+        NetworkSpec(125e6, 50e-6, 10e-6),
+        server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),
+    )
+
+
+def _presets() -> Traversable:
+    return resources.files("samovar.predict") / "presets"
+
+
+def _cluster(values: Mapping[str, Any]) -> Cluster:
+    allowed = ["title", "source", *_SECTIONS]
+    for name in values:
+        if name not in allowed:
+            raise ValueError(f"has an unknown {name!r}; {nearest(name, allowed)}")
+    title, source = (_text(name, values.get(name, "")) for name in ("title", "source"))
+    parts: dict[str, Any] = {
+        name: _part(name, kind, values[name]) for name, kind in _SECTIONS.items() if name in values
+    }
+    if not title:
+        raise ValueError('has no title; begin with title = "16 nodes, 10 Gbit/s"')
+    return Cluster(title, source, **parts)
+
+
+def _part(section: str, kind: type[_Part], values: object) -> _Part:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{section} is {values!r}; it is a section, [{section}]")
+    fields = {one.name: one for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in fields:
+            raise ValueError(f"[{section}] has an unknown {name!r}; {nearest(name, list(fields))}")
+    found = {}
+    for name, value in values.items():
+        try:
+            found[name] = _value(value, fields[name])
+        except ValueError as error:
+            raise ValueError(f"[{section}] {name} {error}") from error
+    return kind(**found)
+
+
+def _value(value: object, field: "dataclasses.Field[Any]") -> object:
+    metadata = field.metadata
+    if "kind" in metadata:
+        return _at_least(units.quantity(value, metadata["kind"]), value, metadata["least"])
+    if "choices" in metadata:
+        if value not in metadata["choices"]:
+            raise ValueError(f"is {value!r}; choose {' or '.join(map(repr, metadata['choices']))}")
+        return value
+    if "least" in metadata:
+        return _at_least(_plain_number(value, whole=type(field.default) is int), value, metadata["least"])
+    wanted = type(field.default)
+    if type(value) is not wanted:
+        raise ValueError(f"is {value!r}; give {'true or false' if wanted is bool else 'a text'}")
+    return value
+
+
+def _plain_number(value: object, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"is {value!r}; give a number")
+    if whole and not isinstance(value, int):
+        raise ValueError(f"is {value!r}; give a whole number")
+    return value
+
+
+def _at_least(number: float, written: object, least: float) -> float:
+    if number < least:
+        raise ValueError(f"is {written!r}; give at least {least:g}")
+    return number
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; give a text")
+    return value

@@ -1,0 +1,255 @@
+"""A prediction: strategies and numbers of workers compared, the best of them, and where scaling ends and why."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from samovar.core.errors import InputError
+from samovar.predict.cluster import Cluster
+from samovar.predict.plans import Plans
+from samovar.predict.profile import BYTES_OF_A_FLOAT, Profile, Work, work_of
+from samovar.predict.runs import SharingChoice, SimulatedSteps, run
+from samovar.strategies.bucketing import ExchangeModel, least_exposed
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import described
+from samovar.strategies.settings import OVERLAP
+from samovar.strategies.sync import BUCKET
+from samovar.strategies.traits import AUTO, NONE
+
+_ENDS_BELOW = 0.5  # of ideal: there scaling has ended
+_IS_THE_LIMIT = 0.6  # of the time that a step waits for its exchange
+COMPUTATION = "computation"
+_SUM_AND_BROADCAST = "tree"  # how owners of buckets exchange
+_FEWEST_MESSAGES = "tree"  # any plan takes no time where messages take none
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A net, a cluster and what to try there.
+
+    `settings` are those of strategies, by name; a strategy that lacks one ignores it. `batch_size` is that of each
+    worker, or of all together if `shares_batch`. `samples` are those of the whole training, for its time and cost.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    workers: tuple[int, ...]
+    strategies: tuple[str, ...]
+    batch_size: int
+    shares_batch: bool = False
+    collective: str = AUTO
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    samples: float | None = None
+
+    def work(self, num_workers: int) -> Work:
+        """One worker's computation. Raises InputError if there is less than a sample for each."""
+        share = self.batch_size / num_workers if self.shares_batch else float(self.batch_size)
+        if share < 1:
+            raise InputError(
+                f"--batch {self.batch_size} for all: {num_workers} workers have less than a sample each; give at most "
+                f"{self.batch_size} workers, or a larger batch"
+            )
+        return work_of(self.profile, self.cluster.worker, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One strategy with a number of workers, simulated.
+
+    `speed_up` is against one worker without any exchange. Seconds are those of a mean step: `slower_s` waits for slower
+    workers, `exchange_s` for the exchange. `limit` is what the exchange waits for. Times and prices of the whole
+    training are None if samples or prices are not known.
+    """
+
+    strategy: str
+    workers: int
+    settings: str
+    plan: str
+    num_buckets: int
+    step_s: float
+    samples_per_s: float
+    speed_up: float
+    efficiency: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    slower_s: float
+    exchange_s: float
+    bytes_per_step: float
+    limit: str
+    staleness: float | None
+    hours: float | None
+    price: float | None
+    price_per_million: float | None
+
+
+def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: None) -> list[Prediction]:
+    """All strategies for all numbers of workers, in this order; `tell` is called before each."""
+    found = []
+    for num_workers in question.workers:
+        work, plans = question.work(num_workers), Plans(question.cluster, num_workers)
+        for name in question.strategies:
+            tell(name, num_workers)
+            choices = _choices(question, name, work, plans, num_workers)
+            outcomes = [(choice, run(choice, question.cluster, work, num_workers)) for choice in choices]
+            choice, best = min(outcomes, key=lambda one: one[1].step_s)
+            ideal = _without_network(question, choice, work, num_workers)
+            found.append(_prediction(question, name, work, num_workers, best, ideal))
+    return found
+
+
+def _choices(question: Question, name: str, work: Work, plans: Plans, num_workers: int) -> Iterator[SharingChoice]:
+    """The settings to try: one for most strategies; for one with buckets, those of which the fastest is not obvious."""
+    given = {key: value for key, value in question.settings.items() if value is not None}
+    base = StrategyConfig(name)
+    fitting = {key: value for key, value in given.items() if base.traits.setting(key) is not None}
+    if base.traits.in_groups and "group_size" not in fitting:
+        fitting |= _node_as_group(question.cluster, num_workers)
+    collective = _collective(question.collective, plans)
+    if base.traits.setting(BUCKET.name) is None or base.exchanges_weights:
+        yield SharingChoice(StrategyConfig.given(name, fitting), collective)
+        return
+    yield from _with_buckets(name, fitting, collective, question, work, plans, num_workers)
+
+
+def _with_buckets(
+    name: str,
+    fitting: dict[str, Any],
+    collective: Callable[[int], str],
+    question: Question,
+    work: Work,
+    plans: Plans,
+    num_workers: int,
+) -> Iterator[SharingChoice]:
+    overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else (NONE, "backward", "full")
+    if BUCKET.name in fitting:
+        for overlap in overlaps:
+            yield SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}), collective)
+        return
+    for overlap in overlaps:
+        whole = SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: NONE}), collective)
+        if overlap == NONE or num_workers == 1 or not question.cluster.worker.spare_core:
+            if overlap == overlaps[0]:
+                yield whole
+            continue
+        model = _model(overlap, collective, work, plans)
+        sizes = [BYTES_OF_A_FLOAT * segment.num_parameters for segment in reversed(work.segments)]
+        lengths = least_exposed(sizes, [segment.backward_s for segment in reversed(work.segments)], model)
+        if len(lengths) > 1:
+            config = StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}, automatic_buckets=True)
+            yield SharingChoice(config, collective, lengths)
+
+
+def _model(overlap: str, collective: Callable[[int], str], work: Work, plans: Plans) -> ExchangeModel:
+    by = (lambda _: _SUM_AND_BROADCAST) if overlap == "full" else collective
+    return plans.exchange_model(by, BYTES_OF_A_FLOAT * work.num_parameters, 1.0)
+
+
+def _collective(asked: str, plans: Plans) -> Callable[[int], str]:
+    return plans.fastest if asked == AUTO else lambda _num_bytes: asked
+
+
+def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:
+    """A node is a group, if there are several whole ones."""
+    size = cluster.node.workers
+    return {"group_size": size} if size > 1 and num_workers % size == 0 and num_workers > size else {}
+
+
+def _without_network(question: Question, choice: SharingChoice, work: Work, num_workers: int) -> SimulatedSteps | None:
+    """The same run with exchanges that take no time, if workers differ: what is left is waiting for the slower ones."""
+    worker = question.cluster.worker
+    if not (worker.jitter or worker.slow_every):
+        return None
+    return run(replace(choice, collective=lambda _: _FEWEST_MESSAGES), question.cluster.ideal, work, num_workers)
+
+
+def _prediction(
+    question: Question, name: str, work: Work, num_workers: int, outcome: SimulatedSteps, ideal: SimulatedSteps | None
+) -> Prediction:
+    alone = question.work(1)
+    speed_up = outcome.samples_per_s * alone.step_s / alone.batch_size
+    exposed_s = outcome.exposed_s
+    slower_s = min(exposed_s, ideal.exposed_s) if ideal is not None else 0.0
+    longer = outcome.compute_s / work.step_s if work.step_s else 1.0
+    hours = question.samples / outcome.samples_per_s / 3600 if question.samples else None
+    per_hour = question.cluster.price_per_hour(num_workers, outcome.settled.needs_center)
+    return Prediction(
+        strategy=name,
+        workers=num_workers,
+        settings=described(outcome.settled).partition(": ")[2],
+        plan=outcome.plan,
+        num_buckets=outcome.num_buckets,
+        step_s=outcome.step_s,
+        samples_per_s=outcome.samples_per_s,
+        speed_up=speed_up,
+        efficiency=speed_up / num_workers,
+        forward_s=longer * work.forward_s,
+        backward_s=longer * work.backward_s,
+        update_s=longer * work.update_s,
+        slower_s=slower_s,
+        exchange_s=exposed_s - slower_s,
+        bytes_per_step=outcome.bytes_per_step,
+        limit=_limit(outcome, slower_s),
+        staleness=outcome.staleness,
+        hours=hours,
+        price=None if hours is None or per_hour is None else hours * per_hour,
+        price_per_million=None if per_hour is None else per_hour * 1e6 / outcome.samples_per_s / 3600,
+    )
+
+
+def _limit(outcome: SimulatedSteps, slower_s: float) -> str:
+    """The limit of a step: the part that it waits for most, or "computation" if it hardly waits."""
+    if outcome.exposed_s < 0.05 * outcome.step_s:
+        return COMPUTATION
+    if slower_s > outcome.exposed_s / 2:
+        return "slower workers"
+    name, share = max(outcome.busy.items(), key=lambda one: one[1])
+    if share * outcome.step_s >= _IS_THE_LIMIT * outcome.exposed_s:
+        return name
+    return "latency: messages wait for each other"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """About one strategy: the most workers that still make half of what ideal ones would, and what stops more.
+
+    `ends_at` is None if all numbers do.
+    """
+
+    strategy: str
+    best_workers: int
+    best_speed_up: float
+    ends_at: int | None
+    limit: str
+
+
+def verdicts(found: Sequence[Prediction]) -> list[Verdict]:
+    """One for each strategy, the fastest first."""
+    names = dict.fromkeys(one.strategy for one in found)
+    return sorted((_verdict([one for one in found if one.strategy == name]) for name in names), key=_slowness)
+
+
+def _slowness(verdict: Verdict) -> float:
+    return -verdict.best_speed_up
+
+
+def _verdict(rows: Sequence[Prediction]) -> Verdict:
+    best = max(rows, key=lambda one: one.speed_up)
+    end = next((one for one in rows if one.efficiency < _ENDS_BELOW), None)
+    limit = (end or best).limit
+    return Verdict(best.strategy, best.workers, best.speed_up, end.workers if end else None, limit)
+
+
+def least_period(question: Question, name: str, num_workers: int, efficiency: float = 0.9) -> int | None:
+    """The fewest steps between exchanges, a power of two, with which that many workers reach this efficiency.
+
+    None if not even the 64 steps tried last do, or if the strategy has no period.
+    """
+    if not StrategyConfig(name).exchanges_weights:
+        return None
+    for period in (1, 2, 4, 8, 16, 32, 64):
+        settings = {**question.settings, "sync_period_steps": period}
+        asked = replace(question, workers=(num_workers,), strategies=(name,), settings=settings)
+        if predicted(asked)[0].efficiency >= efficiency:
+            return period
+    return None

@@ -1,0 +1,228 @@
+"""A net's profile: what each layer holds and how long it takes, for one batch on one machine."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samovar.core.errors import InputError
+from samovar.predict.cluster import WorkerSpec
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.records import READING, Timed
+from samovar.report.run_folder import write_json_atomic
+
+FORMAT = "samovar profile 1"
+_FLOPS_OF_A_MULTIPLY_ADD = 2
+# How often a layer without products goes over its output, forward and backward.
+_FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
+_MOST_BYTES = 1 << 24
+BYTES_OF_A_FLOAT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """One layer: seconds for the profile's batch, None if they were not measured.
+
+    `multiply_adds` are those of one forward pass over the batch, `activation_bytes` the size of its output.
+    """
+
+    name: str
+    type: str = ""
+    num_parameters: int = 0
+    multiply_adds: int = 0
+    activation_bytes: int = 0
+    forward_s: float | None = None
+    backward_s: float | None = None
+
+    @property
+    def parameter_bytes(self) -> int:
+        return BYTES_OF_A_FLOAT * self.num_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The layers in forward order. `source` says where seconds come from."""
+
+    net: str
+    batch_size: int
+    layers: tuple[LayerProfile, ...]
+    source: str = ""
+    format: str = FORMAT
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(layer.num_parameters for layer in self.layers)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return BYTES_OF_A_FLOAT * self.num_parameters
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether every layer has its seconds."""
+        return all(layer.forward_s is not None and layer.backward_s is not None for layer in self.layers)
+
+    @property
+    def flops(self) -> float:
+        """Of a forward and a backward pass over the batch, as they are counted."""
+        return sum(sum(flops) for flops in _flops(self.layers))
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a file of `samovar time --profile` or `replica.profile`: JSON, or the same fields as TOML.
+
+    Raises InputError.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"--profile {path}: cannot be read: {error.strerror}") from error
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"--profile {path}: has {len(content):,} bytes; a profile has at most {_MOST_BYTES:,}")
+    try:
+        values = tomllib.loads(content.decode()) if path.suffix == ".toml" else json.loads(content)
+        return _checked(from_plain(Profile, values))
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"--profile {path}: is not a profile: {error}; make one with samovar time --profile FILE"
+        ) from error
+
+
+def profile_of(timed: Timed) -> Profile:
+    """The profile in the record of `samovar time`; without seconds if its layers were only counted."""
+    is_timed = timed.iterations > 0
+    layers = tuple(
+        LayerProfile(
+            layer.name,
+            layer.type,
+            layer.num_parameters,
+            layer.multiply_adds,
+            layer.activation_bytes,
+            layer.forward_ms / 1e3 if is_timed else None,
+            layer.backward_ms / 1e3 if is_timed else None,
+        )
+        for layer in timed.layers
+        if layer.type != READING
+    )
+    how = f"timed here, threads: {timed.threads}, {timed.precision}" if is_timed else "counted"
+    return Profile(timed.net_name, timed.batch_size, layers, how)
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write it as JSON, whole or not at all. Raises InputError."""
+    write_json_atomic(path, to_plain(profile))
+
+
+def _checked(profile: Profile) -> Profile:
+    if profile.format != FORMAT:
+        raise ValueError(f"format is {profile.format!r}, not {FORMAT!r}")
+    if profile.batch_size < 1 or not profile.layers:
+        raise ValueError("it needs layers, and a batch_size of at least 1")
+    for layer in profile.layers:
+        numbers = (layer.num_parameters, layer.multiply_adds, layer.activation_bytes)
+        times = (layer.forward_s or 0.0, layer.backward_s or 0.0)
+        if min(*numbers, *times) < 0 or not max(times) < 1e9:
+            raise ValueError(f"layer {layer.name!r} has a number below 0, or seconds without end")
+    if not profile.num_parameters:
+        raise ValueError("no layer has parameters; there is nothing to exchange")
+    return profile
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A layer with parameters, and the layers without any up to the next: the least that buckets divide.
+
+    Seconds forward; seconds backward until its gradient is final.
+    """
+
+    name: str
+    num_parameters: int
+    forward_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A worker's computation in a step with `batch_size` samples: segments in forward order.
+
+    `before_s` is forward work before the first segment, `after_s` backward work after the last gradient.
+    """
+
+    batch_size: float
+    segments: tuple[Segment, ...]
+    before_s: float
+    after_s: float
+    update_s: float
+
+    @property
+    def forward_s(self) -> float:
+        return self.before_s + sum(segment.forward_s for segment in self.segments)
+
+    @property
+    def backward_s(self) -> float:
+        return self.after_s + sum(segment.backward_s for segment in self.segments)
+
+    @property
+    def step_s(self) -> float:
+        """Of a worker alone."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(segment.num_parameters for segment in self.segments)
+
+
+_UPDATE_PASSES = 5  # weights, gradients and momentum read; weights and momentum written
+
+
+def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
+    """The computation of one worker of a cluster with that many samples.
+
+    A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
+    takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
+    profile's seconds.
+    All grow with the batch. An update goes over 5 times the parameters' bytes. Raises InputError if seconds are
+    missing.
+    """
+    times = _times(profile, worker)
+    share = batch_size / profile.batch_size
+    segments: list[Segment] = []
+    before_s = after_s = 0.0
+    for layer, both_s in zip(profile.layers, times, strict=True):
+        forward_s, backward_s = (share * seconds for seconds in both_s)
+        if layer.num_parameters:
+            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s))
+        elif segments:
+            last = segments[-1]
+            segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)
+        else:
+            before_s, after_s = before_s + forward_s, after_s + backward_s
+    update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
+    return Work(batch_size, tuple(segments), before_s, after_s, update_s)
+
+
+def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
+    if worker.speed is None or not profile.flops:
+        if not profile.is_measured:
+            raise InputError(
+                f"{profile.net}: its layers were counted, not timed, and the cluster's [worker] has no speed; give "
+                'speed = "4 Tflop/s", say, or a profile with seconds'
+            )
+        return [(layer.forward_s or 0.0, layer.backward_s or 0.0) for layer in profile.layers]
+    found = []
+    for layer, (forward, backward) in zip(profile.layers, _flops(profile.layers), strict=True):
+        moved_s = layer.activation_bytes / worker.memory
+        times = (forward / worker.speed, backward / worker.speed)
+        found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
+    return found
+
+
+def _flops(layers: Sequence[LayerProfile]) -> list[tuple[float, float]]:
+    """Forward and backward: the first layer with products needs no gradient of its input."""
+    found, is_first = [], True
+    for layer in layers:
+        forward = float(_FLOPS_OF_A_MULTIPLY_ADD * layer.multiply_adds)
+        found.append((forward, forward if is_first else 2 * forward))
+        is_first = is_first and not forward
+    return found

@@ -1,0 +1,353 @@
+"""One run: N workers train in virtual time with a strategy's own code, and what they took for it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+import numpy as np
+
+from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.plans import dissemination_barrier
+from samovar.core.layout import ALIGNMENT_ELEMENTS, Bucket, Layout, ParameterSpec, rounded_up
+from samovar.predict.center import CenterServers, SimulatedCenter
+from samovar.predict.cluster import FIRST_NODE, Cluster
+from samovar.predict.garbage import collected_once
+from samovar.predict.profile import BYTES_OF_A_FLOAT, Segment, Work
+from samovar.strategies.base import Buffers, CenterSeat, Strategy
+from samovar.strategies.build import build_strategy
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+from samovar.transports.base import Region
+from samovar.transports.sim.network import PortUse
+from samovar.transports.sim.servers import ServerMemory
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
+
+# A net is simulated with this many numbers, each of which stands for several; more for more workers.
+_LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER = 1 << 12, 64
+_WARM_EXCHANGES = 1
+_NOTHING = 1e-9  # of a step: the clock's rounding
+_STEPS_WITH_JITTER = 64  # of all workers together, at least: each draws its own
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A net's segments as the simulator has them: last first, each of whole cache lines.
+
+    A float32 there stands for `magnification` of the net's own.
+    """
+
+    layout: Layout
+    magnification: float
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], num_workers: int) -> "Scaled":
+        """Sizes in proportion, at least a line each; the sum is right."""
+        total = sum(segment.num_parameters for segment in segments)
+        wanted = max(_LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER * num_workers, 2 * ALIGNMENT_ELEMENTS * len(segments))
+        magnification = total / wanted
+        specs: list[ParameterSpec] = []
+        seen = placed = 0
+        for index, segment in reversed(list(enumerate(segments))):
+            seen += segment.num_parameters
+            lines = round((seen / magnification - placed) / ALIGNMENT_ELEMENTS)
+            size = ALIGNMENT_ELEMENTS * max(1, lines)
+            placed += size
+            specs.append(ParameterSpec(str(index), (size,)))
+        return cls(Layout.pack(specs), total / placed)
+
+    def buckets(self, lengths: Sequence[int] | None, size_bytes: int | None) -> tuple[Bucket, ...]:
+        """In this cut, else of that many of the net's own bytes."""
+        if lengths is not None:
+            return self.layout.cut(lengths)
+        return self.layout.buckets(None if size_bytes is None else max(1, round(size_bytes / self.magnification)))
+
+
+@dataclass(frozen=True, slots=True)
+class SharingChoice:
+    """A strategy, the cut of the net, and the plan of an all-reduce of a number of bytes."""
+
+    config: StrategyConfig
+    collective: Callable[[int], str]
+    lengths: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSteps:
+    """A simulated run. Seconds are means of workers over measured steps; shares are of the measured time.
+
+    `compute_s` includes jitter. `exposed_s` is the rest of a step: waiting for the exchange, and for slower workers.
+    `bytes_per_step` is what the busiest worker sends. `busy` has a share of the time for each level: how long its
+    busiest port sent, plus how long it received; and how long servers' memory worked. `staleness` is the mean at a
+    center.
+    """
+
+    step_s: float
+    samples_per_s: float
+    compute_s: float
+    exposed_s: float
+    bytes_per_step: float
+    busy: dict[str, float]
+    settled: StrategyConfig
+    num_buckets: int
+    plan: str
+    staleness: float | None = None
+    num_messages: int = 0
+
+
+@dataclass(slots=True)
+class _Told:
+    """The measured steps of one worker."""
+
+    num_steps: int = 0
+    from_s: float = 0.0
+    until_s: float = 0.0
+    computed_s: float = 0.0
+    num_bytes: int = 0
+    staleness: float | None = None
+    use: list[PortUse] = field(default_factory=list)
+    memory_s: list[float] = field(default_factory=list)
+
+
+def run(choice: SharingChoice, cluster: Cluster, work: Work, num_workers: int) -> SimulatedSteps:
+    """Let the workers train until the strategy has exchanged some times, and measure behind the first of these.
+
+    Cost: about 20 us for each message and each computation.
+    """
+    settled = resolved(choice.config, num_workers)
+    scaled = Scaled.of(work.segments, num_workers)
+    servers = _servers(cluster, num_workers, work) if settled.needs_center else None
+    warm, measured = num_steps(settled, cluster, num_workers)
+    program = partial(_train, choice, settled, cluster, work, scaled, servers, (warm, measured))
+    config = SimConfig(
+        machine=cluster.machine,
+        check=False,
+        counted_above_bytes=0,
+        magnification=scaled.magnification,
+        server_hosts=_server_hosts(cluster, num_workers) if servers else (),
+        is_logged=False,
+    )
+    with collected_once():
+        made = simulate(program, num_workers, config)
+    return _outcome(made, choice, settled, cluster, work, scaled)
+
+
+def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tuple[int, int]:
+    """Steps before measuring, and measured ones: whole periods of exchanges, two if workers go their own ways.
+
+    Nothing is under way after a step of strategies without a center whose exchange ends in its step. The first steps
+    of these are as good as later ones.
+    """
+    period = settled.sync_period_steps or 1
+    measured = 2 * period if settled.needs_center else period
+    if cluster.worker.jitter:
+        measured = rounded_up(max(measured, -(-_STEPS_WITH_JITTER // num_workers)), period)
+    ends_in_its_step = not settled.needs_center and settled.overlap in (None, "none", "backward")
+    return 0 if ends_in_its_step else _WARM_EXCHANGES * period, measured
+
+
+def _servers(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
+    memories = [ServerMemory(num_workers + index) for index in range(cluster.server.count)]
+    return CenterServers(memories, BYTES_OF_A_FLOAT * work.num_parameters, cluster.server.memory)
+
+
+def _server_hosts(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
+    first = 0 if cluster.server.place == FIRST_NODE else cluster.num_nodes(num_workers)
+    count = cluster.server.count
+    if cluster.server.place == FIRST_NODE:  # servers share the nodes of workers, in order
+        return tuple(index % cluster.num_nodes(num_workers) for index in range(count))
+    return tuple(first + index for index in range(count))
+
+
+def _train(
+    choice: SharingChoice,
+    settled: StrategyConfig,
+    cluster: Cluster,
+    work: Work,
+    scaled: Scaled,
+    servers: CenterServers | None,
+    steps: tuple[int, int],
+    transport: SimTransport,
+) -> _Told:
+    """One worker. It starts with the others, and ends when all have ended."""
+    rank, world_size = transport.group.rank, transport.group.world_size
+    size = scaled.layout.num_elements
+    window = transport.open_window("model", 2 * BYTES_OF_A_FLOAT * size, 0)
+    weights, gradients = (Region.of(window, half * BYTES_OF_A_FLOAT * size, size, np.float32) for half in range(2))
+    buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
+    collectives = PlannedCollectives(
+        transport, lambda num_bytes: choice.collective(round(num_bytes * scaled.magnification)), cluster.node.workers
+    )
+    barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
+    seat = None
+    if servers is not None:
+        seat = CenterSeat(SimulatedCenter(transport, servers, size), rank == 0)
+    forever = partial(transport.deadline, math.inf)
+    strategy = build_strategy(settled, collectives, buckets, Buffers(weights, gradients), forever, seat)
+    barrier.run(forever())
+    worker = _Worker(work, scaled, buckets, settled, cluster.worker.jitter, transport)
+    told = _measured(worker, strategy, steps, transport, servers)
+    strategy.drain()
+    barrier.run(forever())
+    return told
+
+
+def _measured(
+    worker: "_Worker",
+    strategy: Strategy,
+    steps: tuple[int, int],
+    transport: SimTransport,
+    servers: CenterServers | None,
+) -> _Told:
+    told = _Told(num_steps=steps[1])
+    for step in range(sum(steps)):
+        if step == steps[0]:
+            worker.settle()
+            told.from_s, told.computed_s, told.num_bytes = transport.now_s, -worker.computed_s, -transport.bytes_sent
+            _look(told, transport, servers)
+        worker.advance(step, strategy)
+    worker.settle()
+    told.until_s = transport.now_s
+    told.computed_s += worker.computed_s
+    told.num_bytes += transport.bytes_sent
+    _look(told, transport, servers)
+    staleness = getattr(strategy, "staleness", None)
+    told.staleness = None if staleness is None else staleness.mean
+    return told
+
+
+def _look(told: _Told, transport: SimTransport, servers: CenterServers | None) -> None:
+    """On the last worker, which is not on the node of a server if there are several: how busy everything was so far."""
+    if transport.group.rank == transport.group.world_size - 1:
+        told.use.append(transport.port_use())
+        told.memory_s.append(max(one.busy_s(transport.now_s) for one in servers.memories) if servers else 0.0)
+
+
+class _Worker:
+    """The computation of one worker, step by step, as `samovar.training.step` orders it."""
+
+    def __init__(
+        self,
+        work: Work,
+        scaled: Scaled,
+        buckets: Sequence[Bucket],
+        settled: StrategyConfig,
+        jitter: float,
+        transport: SimTransport,
+    ) -> None:
+        self.computed_s = self._owed_s = 0.0
+        self._work, self._buckets, self._jitter = work, buckets, jitter
+        self._period = settled.sync_period_steps or 1
+        shares_gradients = not settled.exchanges_weights or settled.traits.in_groups
+        self._looks_at_each_step = shares_gradients or settled.overlap == "step"
+        self._is_due = True
+        self._transport = transport
+        self._random = Random(transport.group.rank)
+        self._update_s_of_an_element = work.update_s / scaled.layout.num_elements
+        segments = [[work.segments[int(entry.spec.name)] for entry in bucket.entries] for bucket in buckets]
+        self._forward_s = [sum(segment.forward_s for segment in own) for own in segments]
+        self._backward_s = [sum(segment.backward_s for segment in own) for own in segments]
+        self._forward_s[-1] += work.before_s
+
+    def advance(self, number: int, strategy: Strategy) -> None:
+        """Time passes only where the strategy may look at it: the rest is summed up."""
+        longer = 1.0 + self._jitter * self._random.random() if self._jitter else 1.0
+        self._hook(strategy.begin_step, number)
+        for bucket in reversed(self._buckets):
+            self._hook(strategy.before_forward, bucket)
+            self._owed_s += longer * self._forward_s[bucket.index]
+        for bucket in self._buckets:
+            self._owed_s += longer * self._backward_s[bucket.index]
+            self._hook(strategy.gradient_final, bucket)
+        self._owed_s += longer * self._work.after_s
+        self._is_due = self._looks_at_each_step or (number + 1) % self._period == 0
+        if self._is_due:
+            self.settle()
+        strategy.finish_step(number, self._update)
+
+    def _update(self, bucket: Bucket, _scale: float) -> None:
+        self._owed_s += self._update_s_of_an_element * bucket.size
+        if self._is_due:
+            self.settle()
+
+    def settle(self) -> None:
+        """Compute for as long as has been summed up."""
+        if self._owed_s:
+            start_s, owed_s, self._owed_s = self._transport.now_s, self._owed_s, 0.0
+            self._transport.compute(owed_s)
+            self.computed_s += self._transport.now_s - start_s
+
+    def _hook(self, hook: Callable[..., None], *arguments: object) -> None:
+        """Call it; one that a strategy has not made its own does nothing."""
+        if getattr(hook, "__func__", None) not in _IDLE_HOOKS:
+            self.settle()
+            hook(*arguments)
+
+
+_IDLE_HOOKS = {Strategy.begin_step, Strategy.before_forward, Strategy.gradient_final}
+
+
+def _outcome(
+    made: SimRun[_Told],
+    choice: SharingChoice,
+    settled: StrategyConfig,
+    cluster: Cluster,
+    work: Work,
+    scaled: Scaled,
+) -> SimulatedSteps:
+    told = made.results
+    seconds = _seconds(told, settled)
+    step_s = sum(seconds) / sum(one.num_steps for one in told)
+    compute_s = sum(one.computed_s for one in told) / sum(one.num_steps for one in told)
+    rates = [one.num_steps / taken_s for one, taken_s in zip(told, seconds, strict=True)]
+    known = [one.staleness for one in told if one.staleness is not None]
+    buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
+    largest = max(bucket.size for bucket in buckets) * BYTES_OF_A_FLOAT
+    server_hosts = _server_hosts(cluster, len(told)) if settled.needs_center else ()
+    return SimulatedSteps(
+        step_s=step_s,
+        samples_per_s=work.batch_size * sum(rates),
+        compute_s=compute_s,
+        exposed_s=step_s - compute_s if step_s - compute_s > _NOTHING * step_s else 0.0,
+        bytes_per_step=max(one.num_bytes for one in told) / told[0].num_steps,
+        busy=_busy(told[-1], server_hosts),
+        settled=settled,
+        num_buckets=len(buckets),
+        plan=_plan(choice, settled, round(largest * scaled.magnification), len(told)),
+        staleness=sum(known) / len(known) if known else None,
+        num_messages=made.num_messages,
+    )
+
+
+def _seconds(told: Sequence[_Told], settled: StrategyConfig) -> list[float]:
+    """Each worker's measured time. Where all go in step, one that leaves an exchange early waits at the next one."""
+    if settled.needs_center:
+        return [one.until_s - one.from_s for one in told]
+    taken_s = max(one.until_s for one in told) - max(one.from_s for one in told)
+    return [taken_s] * len(told)
+
+
+def _plan(choice: SharingChoice, settled: StrategyConfig, num_bytes: int, num_workers: int) -> str:
+    """Of the largest bucket; "" if workers have no plan in common."""
+    if num_workers == 1 or (settled.needs_center and not settled.traits.in_groups):
+        return ""
+    return "to owners" if settled.has_owners else choice.collective(num_bytes)
+
+
+def _busy(last: _Told, server_hosts: Sequence[int]) -> dict[str, float]:
+    """Of each level, how busy the busiest one was, in both directions together; nodes with a server are apart."""
+    before, after = last.use
+    hosts = {host: new - old for host, (old, new) in enumerate(zip(before.hosts_s, after.hosts_s, strict=True))}
+    levels = {
+        "a worker's port": _differences(before.places_s, after.places_s),
+        "a node's link": [busy_s for host, busy_s in hosts.items() if host not in server_hosts],
+        "the server's link": [hosts[host] for host in server_hosts],
+        "a rack's uplink": _differences(before.racks_s, after.racks_s),
+        "the server's memory": _differences(last.memory_s[:1], last.memory_s[1:]),
+    }
+    return {name: max(busy_s, default=0.0) / (last.until_s - last.from_s) for name, busy_s in levels.items()}
+
+
+def _differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [new - old for old, new in zip(before, after, strict=True)]

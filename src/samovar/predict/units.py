@@ -1,0 +1,79 @@
+"""Quantities in plain units: "10 Gbit/s", "25 us", "4 Tflop/s", "5 %", to and from numbers in SI units."""
+
+import math
+import re
+from decimal import Decimal
+from typing import Final
+
+_WRITTEN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s0-9].*?)?\s*")
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
+
+SECONDS, BANDWIDTH, SPEED, SHARE, BYTES = "a time", "a bandwidth", "a speed", "a share", "a size"
+
+# Of each kind: how many SI units a unit is; bandwidths count bytes.
+_UNITS: Final = {
+    SECONDS: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+    BANDWIDTH: {
+        **{f"{prefix}bit/s": size / 8 for prefix, size in _PREFIXES.items()},
+        **{f"{prefix}B/s": size for prefix, size in (_PREFIXES | _BINARY).items()},
+    },
+    SPEED: {f"{prefix}flop/s": size for prefix, size in _PREFIXES.items()},
+    SHARE: {"%": 0.01},
+    BYTES: {f"{prefix}B": size for prefix, size in (_PREFIXES | _BINARY).items()},
+}
+_EXAMPLES: Final = {SECONDS: "25 us", BANDWIDTH: "10 Gbit/s", SPEED: "4 Tflop/s", SHARE: "5 %", BYTES: "54 MB"}
+
+
+def quantity(written: object, kind: str) -> float:
+    """The number of SI units that this text is; raises ValueError with an example of the kind."""
+    example = f"write {kind} such as {_EXAMPLES[kind]!r}"
+    if not isinstance(written, str):
+        raise ValueError(f"is {written!r}, without a unit; {example}")
+    found = _WRITTEN.fullmatch(written)
+    if found is None:
+        raise ValueError(f"is {written!r}; {example}")
+    units = _UNITS[kind]
+    size = units.get((found[2] or "").strip())
+    if size is None:
+        raise ValueError(f"is {written!r}; {example}, in one of {', '.join(list(units)[:12])}")
+    value = float(Decimal(found[1]) * Decimal(repr(size)))  # 25 us is 25e-6, to the last bit
+    if not math.isfinite(value):
+        raise ValueError(f"is {written!r}, which is not finite; {example}")
+    return value
+
+
+def seconds(value: float) -> str:
+    """Three digits and a unit: "12.3 ms"."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size:
+            return f"{_digits(value / size)} {unit}"
+    return f"{_digits(value / 1e-9)} ns" if value else "0 s"
+
+
+def duration(value: float) -> str:
+    """For long times: "3.4 h", "2.1 days"."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if value >= 2 * size:
+            return f"{_digits(value / size)} {unit}"
+    return seconds(value)
+
+
+def size(num_bytes: float) -> str:
+    """Three digits and a unit: "54.1 MB"."""
+    for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= one:
+            return f"{_digits(num_bytes / one)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """In bits, as networks are sold: "10 Gbit/s"."""
+    for unit, one in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if 8 * bytes_per_s >= one:
+            return f"{_digits(8 * bytes_per_s / one)} {unit}"
+    return f"{8 * bytes_per_s:.0f} bit/s"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,37 @@
+"""Data or model parallelism for each layer, from the bytes that each would send (FireCaffe, section 3)."""
+
+from dataclasses import dataclass
+
+from samovar.predict.profile import Profile
+
+DATA, MODEL = "data", "model"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerVolume:
+    """One layer with weights. |W| bytes of them travel with data parallelism, |D| of outputs with model parallelism."""
+
+    name: str
+    type: str
+    weight_bytes: int
+    data_bytes: float
+    advice: str
+
+
+def volumes(profile: Profile, global_batch: float) -> list[LayerVolume]:
+    """For a step of `global_batch` samples of all workers together. |D| grows with it, |W| does not.
+
+    The advice is to send less: data parallelism if |D| >= |W|. Source: Iandola et al. 2016 (FireCaffe), table 1.
+    """
+    share = global_batch / profile.batch_size
+    return [
+        LayerVolume(
+            layer.name, layer.type, layer.parameter_bytes, data_bytes, _advice(layer.parameter_bytes, data_bytes)
+        )
+        for layer in profile.layers
+        if layer.num_parameters and (data_bytes := share * layer.activation_bytes) >= 0
+    ]
+
+
+def _advice(weight_bytes: int, data_bytes: float) -> str:
+    return DATA if data_bytes >= weight_bytes else MODEL

@@ -1,0 +1,91 @@
+"""`samovar predict` in this process: its answers, and its refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samovar.cli import commands
+from samovar.predict.profile import LayerProfile, Profile, save_profile
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    layers = (
+        LayerProfile("conv", "Convolution", 1_000, 0, 4_000_000, 0.01, 0.02),
+        LayerProfile("fc", "InnerProduct", 5_000_000, 0, 40_000, 0.01, 0.02),
+    )
+    save_profile(Profile("two_layers", 32, layers), tmp_path / "net.json")
+    return str(tmp_path / "net.json")
+
+
+def asked(*words: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["samovar", "predict", *words])
+        return commands.run(sys.argv[1:], lambda: None)
+
+
+def test_tables(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--workers", "1..8", "--collectives", "--layers", "--epochs", "2", "--epoch-samples", "60000")
+    assert asked("--profile", net, "--cluster", "ethernet-10g", *words) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        "two_layers · 5,001,000 parameters, 20 MB · batch a worker: 32",
+        "speed-up against one worker (simulated)",
+        "a step with 8 workers (simulated)",
+        "sync-easgd",
+        "an all-reduce of 20 MB among 8 workers (simulated)",
+        "model parallel",
+    ):
+        assert said in shown, shown
+
+
+def test_json(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--strategy", "sync,local-sgd", "--sync-period", "4", "--workers", "2,3", "--json")
+    assert asked("--profile", net, "--cluster", "aws-p3-16xlarge", *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["simulated"] is True
+    assert [(one["strategy"], one["workers"]) for one in found["predictions"]] == [
+        ("sync", 2),
+        ("local-sgd", 2),
+        ("sync", 3),
+        ("local-sgd", 3),
+    ]
+    assert "every 4 steps" in found["predictions"][1]["settings"]
+    assert found["predictions"][0]["price_per_million"] > 0
+
+
+def test_pictures(net: str, tmp_path: Path) -> None:
+    """In a process of its own: matplotlib keeps its fonts open."""
+    folder = tmp_path / "drawn"
+    command = [sys.executable, "-P", "-m", "samovar.cli.entry", "predict", "--profile", net, "--strategy", "sync"]
+    command += ["--cluster", "aws-p3-16xlarge", "--workers", "1,2", "--pictures", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        f"{name}.{kind}" for name in ("price", "speed-up", "step") for kind in ("png", "svg")
+    )
+    assert all(path.stat().st_size > 5_000 for path in folder.iterdir())
+    assert done.stdout.count("drawn: ") == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give one of --solver FILE, --net FILE and --profile FILE"),
+        (("--workers", "8..1"), "--workers: got '8..1'; give 1..128"),
+        (("--workers", "0"), "--workers: got '0'"),
+        (("--workers", "99999"), "of 1 to 4,096"),
+        (("--strategy", "best"), "--strategy: got 'best'"),
+        (("--cluster", "titanic"), "no such preset"),
+        (("--batch-mode", "all"), "--batch-mode: got 'all'"),
+        (("--epochs", "2"), "--epochs and --epoch-samples go together"),
+        (("--strategy", "sync", "--sync-period", "4"), "none of sync has this setting"),
+        (("--batch", "4", "--batch-mode", "global", "--workers", "8"), "8 workers have less than a sample each"),
+    ],
+)
+def test_refusals(net: str, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = ("--profile", net) if words else ()
+    assert asked(*source, *words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,141 @@
+"""Predictions are what the strategies' own code takes on a machine whose times can be told by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from samovar.collectives.plans import ring_all_reduce
+from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
+from samovar.predict.plans import Plans, all_reduce_s, whole_powers
+from samovar.predict.prediction import COMPUTATION, Question, least_period, predicted, verdicts
+from samovar.predict.profile import LayerProfile, Profile
+from samovar.strategies.catalog import STRATEGIES
+
+BANDWIDTH, LATENCY_S = 1e9, 1e-4
+NUM_PARAMETERS, STEP_S = 10_000_000, 0.3
+NUM_BYTES = 4 * NUM_PARAMETERS
+PROFILE = Profile(
+    "net", 10, tuple(LayerProfile(f"fc{i}", "InnerProduct", NUM_PARAMETERS // 10, 0, 0, 0.01, 0.02) for i in range(10))
+)
+CLUSTER = Cluster("flat", network=NetworkSpec(BANDWIDTH, LATENCY_S))
+
+
+def asked(cluster: Cluster, strategy: str, *workers: int, **settings: object) -> Question:
+    collective = str(settings.pop("collective", "auto"))
+    return Question(PROFILE, cluster, workers, (strategy,), 10, collective=collective, settings=settings)
+
+
+@pytest.mark.parametrize("num_workers", [2, 8, 64])
+def test_a_tree_without_overlap_takes_its_steps(num_workers: int) -> None:
+    question = asked(CLUSTER, "sync", num_workers, collective="tree", overlap="none")
+    (found,) = predicted(question)
+    exchange_s = 2 * math.log2(num_workers) * (LATENCY_S + NUM_BYTES / BANDWIDTH)
+    assert found.step_s == pytest.approx(STEP_S + exchange_s, rel=1e-3)
+    assert found.exchange_s == pytest.approx(exchange_s, rel=1e-3)
+    assert found.speed_up == pytest.approx(num_workers * STEP_S / found.step_s)
+    assert found.limit == "a node's link"
+
+
+@pytest.mark.parametrize("num_workers", [4, 5, 16])
+def test_bytes_are_those_of_the_net(num_workers: int) -> None:
+    (found,) = predicted(asked(CLUSTER, "sync", num_workers, collective="ring", overlap="none"))
+    share = 2 * (num_workers - 1) / num_workers
+    assert found.bytes_per_step == pytest.approx(share * NUM_BYTES, rel=2e-3)
+    assert found.exchange_s == pytest.approx(
+        share * NUM_BYTES / BANDWIDTH + 2 * (num_workers - 1) * LATENCY_S, rel=5e-3
+    )
+
+
+def test_the_backward_pass_hides_an_exchange() -> None:
+    none, behind = (predicted(asked(CLUSTER, "sync", 8, **one))[0] for one in ({"overlap": "none"}, {}))
+    assert behind.num_buckets > 1
+    assert behind.exchange_s < 0.5 * none.exchange_s
+
+
+def test_an_exchange_behind_a_period_costs_nothing_until_it_is_longer() -> None:
+    hidden, exposed = (
+        predicted(asked(CLUSTER, "sync-easgd", 8, sync_period_steps=period, collective="tree"))[0] for period in (2, 1)
+    )
+    takes_s = 6 * (LATENCY_S + NUM_BYTES / BANDWIDTH)  # 0.24 s: less than a step of 0.3 s
+    assert takes_s < STEP_S
+    assert hidden.exchange_s == exposed.exchange_s == 0
+    assert hidden.limit == COMPUTATION
+    slow = replace(CLUSTER, network=NetworkSpec(BANDWIDTH / 2, LATENCY_S))
+    (found,) = predicted(asked(slow, "sync-easgd", 8, sync_period_steps=1, collective="tree"))
+    assert found.step_s == pytest.approx(6 * (LATENCY_S + 2 * NUM_BYTES / BANDWIDTH), rel=1e-2)
+
+
+def test_a_server_serves_as_many_as_its_link_can() -> None:
+    server = ServerSpec("own nodes", 1, 1e12)
+    cluster = replace(CLUSTER, server=server)
+    (found,) = predicted(asked(cluster, "async-sgd", 32))
+    assert found.samples_per_s == pytest.approx(10 / (NUM_BYTES / BANDWIDTH), rel=0.1)
+    assert found.limit == "the server's link"
+    (divided,) = predicted(asked(replace(cluster, server=replace(server, count=2)), "async-sgd", 32))
+    assert 1.5 * found.samples_per_s < divided.samples_per_s < 2.1 * found.samples_per_s
+    assert found.staleness is not None
+    assert found.staleness > 4
+
+
+def test_all_wait_for_the_slowest_where_they_go_in_step() -> None:
+    cluster = replace(CLUSTER, worker=WorkerSpec(slow_every=4, slow_factor=2.0))
+    (in_step,) = predicted(asked(cluster, "local-sgd", 8))
+    assert in_step.slower_s == pytest.approx(STEP_S * 0.75, rel=0.02)
+    assert in_step.limit == "slower workers"
+    (apart,) = predicted(asked(cluster, "async-easgd", 8))
+    assert apart.samples_per_s > 1.4 * in_step.samples_per_s
+
+
+def test_an_uplink_of_a_rack_is_named() -> None:
+    cluster = replace(CLUSTER, rack=RackSpec(4, oversubscription=8))
+    rows = predicted(asked(cluster, "sync", 2, 4, 8, 16, collective="halving-doubling", overlap="none"))
+    assert [one.limit for one in rows] == ["a node's link"] * 2 + ["a rack's uplink"] * 2
+    (verdict,) = verdicts(rows)
+    assert (verdict.ends_at, verdict.limit) == (8, "a rack's uplink")
+
+
+def test_auto_takes_the_fastest_plan_of_a_cluster() -> None:
+    flat, racks = Plans(CLUSTER, 16), Plans(replace(CLUSTER, rack=RackSpec(4, oversubscription=8)), 16)
+    assert (flat.fastest(NUM_BYTES), racks.fastest(NUM_BYTES)) == ("halving-doubling", "ring")
+    nodes = Plans(replace(CLUSTER, node=NodeSpec(4, 1e10)), 16)
+    assert nodes.fastest(NUM_BYTES) == "two-level"
+    costs = flat.costs(NUM_BYTES)
+    assert costs[0].name == "halving-doubling"
+    assert costs[-1].name == "server"
+    assert {one.name: one.steps for one in costs}["ring"] == 30
+
+
+def test_a_plan_takes_what_its_messages_take() -> None:
+    taken_s = all_reduce_s(ring_all_reduce, 4, 4_000_000, CLUSTER.machine)
+    assert taken_s == pytest.approx(6 * (LATENCY_S + 1_000_000 / BANDWIDTH))
+
+
+def test_every_strategy_runs() -> None:
+    question = Question(PROFILE, CLUSTER, (1, 4), STRATEGIES, 10, samples=36_000)
+    rows = predicted(question)
+    assert {one.strategy for one in rows} == set(STRATEGIES)
+    assert all(0 < one.efficiency <= 1.001 for one in rows), rows
+    assert all(one.hours == pytest.approx(10 / one.samples_per_s) for one in rows)
+    assert rows == predicted(question)
+
+
+def test_a_shared_batch_is_divided() -> None:
+    question = replace(
+        asked(CLUSTER, "sync", 1, 4, overlap="none", collective="tree"), batch_size=40, shares_batch=True
+    )
+    alone, four = predicted(question)
+    assert alone.step_s == pytest.approx(4 * STEP_S)
+    assert four.step_s == pytest.approx(STEP_S + 4 * (LATENCY_S + NUM_BYTES / BANDWIDTH), rel=1e-3)
+
+
+def test_the_least_period() -> None:
+    period = least_period(asked(CLUSTER, "local-sgd", 4), "local-sgd", 4)
+    assert period is not None
+    assert 1 < period < 64
+    assert least_period(asked(CLUSTER, "sync", 4), "sync", 4) is None
+
+
+def test_numbers_of_workers() -> None:
+    assert list(whole_powers(1, 8)) == [1, 2, 4, 8]
+    assert list(whole_powers(3, 20)) == [3, 6, 12, 20]
