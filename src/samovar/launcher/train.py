@@ -29,7 +29,7 @@ from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_fold
 from samovar.strategies.box_terms import MEAN
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import StrategyConfig, in_python
-from samovar.strategies.defaults import resolved
+from samovar.strategies.defaults import by_recipe, resolved
 from samovar.strategies.ours import Settings
 from samovar.strategies.own import declared_as
 from samovar.strategies.traits import AUTO, declared_settings
@@ -57,6 +57,7 @@ class TrainSettings(Settings, total=False):
     shuffle: bool | None
     hold_data: bool | None
     batch_mode: Literal["per-worker", "global"] | None
+    recipe: Literal["auto", "none"] | None
     exact: int | None
     large_batch: int | None
     rate_scaling: str | None
@@ -286,6 +287,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
     solver = load_solver(config.model)
     sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
+    if config.used_recipe is not None:
+        sharing = by_recipe(sharing, config.workers)
     config = replace(config, strategy=resolved(sharing, config.workers))
     if config.is_async:
         config = replace(config, stop_rule=config.stop_rule or MEAN)

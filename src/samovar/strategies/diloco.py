@@ -8,8 +8,9 @@ from samovar import _native
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import SYNC_PERIOD
-from samovar.strategies.traits import Setting
+from samovar.strategies.traits import SYNC_PERIOD_STEPS, Chosen, Setting
 from samovar.transports.base import Array
 
 OUTER_RATE = Setting("outer_rate", float, "Rate of the outer step.", above=0, default=0.7, is_advanced=True)
@@ -18,11 +19,21 @@ OUTER_MOMENTUM = Setting(
 )
 
 
+def _without_gain(chosen: Chosen, _num_workers: int) -> float:
+    """The outer step moves the center rate / (1 - momentum) times as far as the workers went."""
+    return float((1 - (chosen["outer_momentum"] or 0.0)) / (chosen["outer_rate"] or 1.0))
+
+
+# Workers that go less far stay closer together, and the outer step makes up for it.
+RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
+
+
 @strategy(
     "diloco",
     exchange="weights, every period, through an outer optimizer",
     waits_for="all workers, once a period",
     settings=(SYNC_PERIOD.by_default(50), OUTER_RATE, OUTER_MOMENTUM),
+    recipe=RECIPE,
 )
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:
