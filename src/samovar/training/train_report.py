@@ -20,13 +20,14 @@ from samovar.report.run_folder import RunFolder
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, NONE
 from samovar.training import bucket_cut, build
 from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
 from samovar.training.observer import RunObserver, SilentObserver, remedy_for
 from samovar.training.opening import Opened
+from samovar.training.recipe import recipe_sentence
 from samovar.training.snapshots import make_saver
 from samovar.training.train_tests import TestPart
 
@@ -42,8 +43,6 @@ def announce(
 ) -> None:
     context, caffe, reader, global_batch = opened.context, opened.caffe, opened.reader, opened.global_batch
     config = context.config
-    notices = (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings)
-    notices = (*notices, *learner.notices, *start_notices)
     started = Started(
         net_name=learner.net.name or caffe.net_path.stem,
         num_parameters=learner.num_parameters,
@@ -67,12 +66,26 @@ def announce(
         buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
+    for level, texts in (("info", _decided(opened)), ("warning", (*_warnings(opened, learner), *start_notices))):
+        for text in texts:
+            context.writer.write(Notice(level=level, text=text))
+
+
+def _decided(opened: Opened) -> Iterator[str]:
+    """What the strategy and its recipe settled."""
+    config = opened.context.config
     if config.strategy.exchanges_weights or config.strategy.codec is not None:
-        context.writer.write(Notice(level="info", text=described(config.strategy)))
+        yield described(config.strategy)
+    if sentence := recipe_sentence(config, opened.caffe, opened.reader.batch_size, opened.changes):
+        yield sentence
+
+
+def _warnings(opened: Opened, learner: build.Learner) -> Iterator[str]:
+    config, caffe = opened.context.config, opened.caffe
     if not config.by_caffe:
-        notices = (*caffe.only_for_caffe, *notices)
-    for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
-        context.writer.write(Notice(level="warning", text=text))
+        yield from caffe.only_for_caffe
+    yield from (*caffe.warnings, *debug_notices(config, caffe), *opened.definition.warnings, *learner.notices)
+    yield from strategy_warnings(config.strategy, config.workers)
 
 
 def _transport(config: RunConfig) -> str:
@@ -187,6 +200,8 @@ def result_of(
         buckets=(buckets := bucket_cut.described(config, learner.buckets)),
         bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
         sweep=config.sweep,
+        recipe=AUTO if config.used_recipe is not None or config.large_batch is not None else NONE,
+        recipe_changes=opened.changes,
         compress=config.strategy.codec,
         is_compressed=learner.is_compressed,
     )
