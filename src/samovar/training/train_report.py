@@ -72,7 +72,7 @@ def announce(
 
 
 def _decided(opened: Opened) -> Iterator[str]:
-    """What the strategy and its recipe settled."""
+    """Sentences on the settings of the strategy and of its recipe."""
     config = opened.context.config
     if config.strategy.exchanges_weights or config.strategy.codec is not None:
         yield described(config.strategy)
