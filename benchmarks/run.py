@@ -19,6 +19,7 @@ import crowded
 import data
 import elastic
 import faults
+import learning
 import lenet
 import nets
 import remote
@@ -61,16 +62,20 @@ ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     "elastic-turns": elastic.run_turns,
     "two-hosts-accuracy": two_hosts.run_accuracy,
 }
+ON_CIFAR10: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
+    name: partial(learning.run, name=name) for name in learning.SIZES
+}
 OUT = Path(__file__).parent / "out"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted([*BENCHMARKS, *ON_MNIST]))
+    parser.add_argument("name", choices=sorted([*BENCHMARKS, *ON_MNIST, *ON_CIFAR10]))
     parser.add_argument("--mnist", type=Path, help=f"the folder of MNIST's four IDX files, for {', '.join(ON_MNIST)}")
+    parser.add_argument("--cifar10", type=Path, help=f"the folder of CIFAR-10's files, for {', '.join(ON_CIFAR10)}")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that it runs; no bar, no file")
     given = parser.parse_args()
-    figures = figures_of(given.name, given.short, given.mnist)
+    figures = figures_of(given.name, given.short, given.mnist, given.cifar10)
     show(given.name, figures)
     if given.short:
         return 0
@@ -79,7 +84,9 @@ def main() -> int:
     return 0 if all(figure.holds for figure in figures) else 1
 
 
-def figures_of(name: str, short: bool, mnist: Path | None) -> list[Figure]:
+def figures_of(name: str, short: bool, mnist: Path | None, cifar10: Path | None) -> list[Figure]:
+    if name in ON_CIFAR10:
+        return ON_CIFAR10[name](cifar10, short)
     return ON_MNIST[name](mnist, short) if name in ON_MNIST else BENCHMARKS[name](short)
 
 

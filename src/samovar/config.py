@@ -16,9 +16,11 @@ from samovar.report.result import SweptSetting
 from samovar.strategies.box_terms import STOP_RULES
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.own import declared_as
-from samovar.strategies.traits import AUTO, KINDS
+from samovar.strategies.recipe import Recipe
+from samovar.strategies.traits import AUTO, KINDS, NONE
 
 BATCH_MODES = ("per-worker", "global")
+RECIPES = (AUTO, NONE)
 PHASES = ("TRAIN", "TEST")
 DEFAULT_TIMEOUT_S = 120.0
 
@@ -54,7 +56,8 @@ class RunConfig:
     num_taken_cpus: int = 0
     oversubscribed: bool = False
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    batch_mode: str = "per-worker"
+    batch_mode: str | None = None
+    recipe: str | None = None
     seed: int | None = None
     shuffle: bool = False
     hold_data: bool = False
@@ -97,10 +100,11 @@ class RunConfig:
         if self.precision not in PRECISIONS:
             raise InputError(f"--precision: got {self.precision!r}; choose one of: {', '.join(PRECISIONS)}")
         self._check_device()
-        if self.batch_mode not in BATCH_MODES:
+        if self.batch_mode not in (None, *BATCH_MODES):
             raise InputError(f"--batch-mode: got {self.batch_mode!r}; choose one of: {', '.join(BATCH_MODES)}")
         if self.exact is not None:
             self._check_exact(self.exact)
+        self._check_recipe()
         self._check_free()
         self._check_box()
         if self.weights and self.snapshot is not None:
@@ -116,6 +120,20 @@ class RunConfig:
             )
         if self.device.startswith(CUDA) and (flag := self.needs_cpu):
             raise InputError(f"{flag}: is only guaranteed on the CPU, not with --device {self.device}; leave one out")
+
+    def _check_recipe(self) -> None:
+        if self.recipe not in (None, *RECIPES):
+            raise InputError(f"--recipe: got {self.recipe!r}; choose one of: {', '.join(RECIPES)}")
+        if self.recipe == NONE and self.large_batch is not None:
+            raise InputError("--recipe none: --large-batch asks for a recipe; leave one of them out")
+        if self.recipe != AUTO:
+            return
+        if self.strategy.traits.recipe is None:
+            raise InputError(f"--recipe auto: {self.strategy.name} declares no recipe; leave it out")
+        if self.batch_mode == BATCH_MODES[0]:
+            raise InputError("--recipe auto: workers share the batch; leave --batch-mode per-worker out")
+        if self.box is not None:
+            raise InputError("--recipe auto: workers at a box come and go, so their number is not known; leave it out")
 
     def _check_free(self) -> None:
         flags = {"--stop-rule": self.stop_rule, "--record": self.record or None, "--replay": self.replay}
@@ -193,7 +211,21 @@ class RunConfig:
     @property
     def shares_batch(self) -> bool:
         """Whether the net's batch_size is that of all workers together."""
-        return self.batch_mode == "global" or self.exact is not None
+        return self.batch_mode == "global" or self.exact is not None or self.used_recipe is not None
+
+    @property
+    def leaves_batch(self) -> bool:
+        """Whether nothing is said about the batch of a step, or how it changes with the number of workers."""
+        return self.batch_mode is None and self.exact is None and self.large_batch is None and self.recipe is None
+
+    @property
+    def used_recipe(self) -> Recipe | None:
+        """The strategy's, if it was asked for, or is used by default; None with --large-batch, which is another one."""
+        recipe = self.strategy.traits.recipe
+        if recipe is None or self.large_batch is not None:
+            return None
+        by_default = recipe.is_default and self.leaves_batch and self.box is None and not self.by_caffe
+        return recipe if self.recipe == AUTO or by_default else None
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, in the order of the fields."""

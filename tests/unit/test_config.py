@@ -62,6 +62,10 @@ AT_BOX = RunConfig(
         ({"timeout_s": float("nan")}, "--timeout: got nan s"),
         ({"phase": "train"}, "--phase: got 'train'; choose one of: TRAIN, TEST"),
         ({"batch_mode": "local"}, "--batch-mode: got 'local'; choose one of: per-worker, global"),
+        ({"recipe": "best"}, "--recipe: got 'best'; choose one of: auto, none"),
+        ({"recipe": "auto", "batch_mode": "per-worker"}, "--recipe auto: workers share the batch; leave --batch-mode"),
+        ({"recipe": "auto", "strategy": EASGD, "box": "b"}, "--recipe auto: workers at a box come and go"),
+        ({"recipe": "none", "large_batch": LargeBatch(512)}, "--recipe none: --large-batch asks for a recipe"),
         ({"weights": (Path("a"),), "snapshot": Path("b")}, "--weights and --snapshot exclude each other"),
         ({"strategy": EASGD, "join": True}, "--join: needs a box"),
         ({"strategy": EASGD, "key_file": Path("key")}, "--key-file: needs a box"),
@@ -81,6 +85,27 @@ AT_BOX = RunConfig(
 def test_refusals_name_the_flag_what_was_given_and_what_is_allowed(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         RunConfig(**(MINIMAL | changes))
+
+
+@pytest.mark.parametrize(
+    ("given", "is_used"),
+    [
+        ({"strategy": StrategyConfig("sync")}, False),
+        ({"strategy": StrategyConfig("sync"), "recipe": "auto"}, True),
+        ({}, True),
+        ({"recipe": "none"}, False),
+        ({"batch_mode": "per-worker"}, False),
+        ({"batch_mode": "global"}, False),
+        ({"batch_mode": "global", "recipe": "auto"}, True),
+        ({"large_batch": LargeBatch(512)}, False),
+        ({"box": "default"}, False),
+        ({"by_caffe": True}, False),
+    ],
+)
+def test_a_recipe_is_used_where_nothing_else_is_said_of_the_batch(given: dict[str, Any], is_used: bool) -> None:
+    config = RunConfig(**(MINIMAL | {"strategy": EASGD} | given))
+    assert (config.used_recipe is not None) == is_used
+    assert config.shares_batch == (is_used or config.batch_mode == "global")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import shared_momentum
+from samovar.strategies.recipe import Recipe
 
 _COMPARED = ("model (its tensors' names, shapes, types or order, or which of them train)", "settings")
 
@@ -27,6 +28,7 @@ def require_agreement(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     config: StrategyConfig,
+    recipe: Recipe | None,
 ) -> float:
     """The number of this run, drawn by rank 0.
 
@@ -36,7 +38,7 @@ def require_agreement(
     if processes.group.world_size == 1:
         return run
     described = json.dumps(description(model, parameters)) + layout_of(parameters).fingerprint()
-    settings = json.dumps(dataclasses.asdict(config))
+    settings = json.dumps([dataclasses.asdict(config), recipe is not None])
     digests = [digest_record(hashlib.sha256(text.encode()).digest()) for text in (described, settings)]
     records = processes.collectives.records(1 + sum(map(len, digests)))
     records.post([run, *(word for digest in digests for word in digest)])

@@ -55,12 +55,14 @@ class Shard:
         announcer: Announcer,
         seed: int,
         metrics: ReplicaMetrics,
+        divides_batch: bool = False,
     ) -> None:
         self.source = loader
         self.seed = seed
-        self._loader, self._order = divided_loader(loader, group, seed)
+        self._loader, self._order = divided_loader(loader, group, seed, divides_batch=divides_batch)
         self._step_group = step_group
         self._announcer = announcer
+        self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
         self.epoch = 0
         self._metrics = metrics
         self._num_given = 0  # batches of the epoch that is under way
@@ -76,7 +78,7 @@ class Shard:
         try:
             for batch in self._order.left(self._loader):
                 self._num_given += 1
-                self._metrics.num_samples += self.source.batch_size or 0
+                self._metrics.num_samples += self._batch_size
                 yield batch
             self._step_group.shadow_until_all_end()
         finally:

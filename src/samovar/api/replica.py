@@ -38,6 +38,7 @@ from samovar.frontends.torch.parameters import (
 )
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
+from samovar.strategies.recipe import Recipe
 
 
 class Replica(RankCalls):
@@ -47,7 +48,7 @@ class Replica(RankCalls):
     another rank is longer than `timeout_s`; then DeadlineExceeded names the ranks that are missing.
 
     `config` is the strategy with every setting. `num_workers` are all ranks, and those of other jobs that share the box
-    at the start. `notices` are sentences for the user.
+    at the start. `notices` are sentences for the user. `recipe` is None if there is none.
     """
 
     def __init__(
@@ -59,15 +60,19 @@ class Replica(RankCalls):
         timeout_s: float,
         box: BoxChoice | None = None,
         compare_weights_steps: int | None = None,
+        *,
+        recipe: Recipe | None = None,
     ) -> None:
         self._optimizers = optimizers = Optimizers(optimizer)
         self._parameters = trained_parameters(model, optimizers)
         config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
         self.config = resolved(config, processes.group.world_size)
+        optimizers.scale_rates(recipe.rate(self.config, self.num_workers) if recipe else 1.0)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
         self._model = model
+        self.recipe = recipe
         self._step_group = step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
@@ -161,14 +166,14 @@ class Replica(RankCalls):
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """This rank's part of the loader's data: `for x, y in replica.shard(loader)` is one epoch.
 
-        It keeps the loader's batch size, which is that of each rank. `seed` and the number of the epoch give the order
-        of samples, on all ranks and at every run. The same loader gives the same shard again. `len` gives the number of
-        batches, and `epoch` the number of epochs so far.
+        It keeps the loader's batch size, which is that of each rank. With `recipe="auto"` it is that of all together.
+        `seed` and the number of the epoch give the order of samples, on all ranks and at every run. The same loader
+        gives the same shard again. `len` gives the number of batches, and `epoch` the number of epochs so far.
 
         Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
         loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
         """
-        made = (self._team.group, self._step_group, self._announcer, seed, self._metrics)
+        made = (self._team.group, self._step_group, self._announcer, seed, self._metrics, self.recipe is not None)
         return self._shards.of(loader, seed, lambda: Shard(loader, *made))
 
     @contextmanager
@@ -313,7 +318,7 @@ class Replica(RankCalls):
         model, parameters, deadline = self._model, self._parameters, self._announcer.deadline
         claim(parameters)
         closing.callback(release, parameters)
-        self._run = require_agreement(self._team, self._announcer, model, parameters, self.config)
+        self._run = require_agreement(self._team, self._announcer, model, parameters, self.config, self.recipe)
         self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
         if config.needs_center:
             self._exchange = self._with_center(parameters, config, box, closing)

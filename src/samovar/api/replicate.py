@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from samovar.api.connect import Joined, join_group
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
-from samovar.config import DEFAULT_TIMEOUT_S
+from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
@@ -27,8 +27,9 @@ from samovar.strategies.catalog import by_name
 from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
 from samovar.strategies.own import declared_as, name_of
+from samovar.strategies.recipe import Recipe
 from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import AUTO, KINDS
+from samovar.strategies.traits import AUTO, KINDS, NONE, require_choice
 
 _BETWEEN_HOSTS_BUCKET_BYTES = 1 << 23
 _Given = ParamSpec("_Given")
@@ -105,6 +106,7 @@ def replicate(
     key_file: str | Path | None = ...,
     join: bool = ...,
     compare_weights_steps: int | None = ...,
+    recipe: Literal["auto", "none"] = ...,
     **settings: Unpack[Settings],
 ) -> Replica: ...
 @overload
@@ -123,6 +125,7 @@ def replicate(
     key_file: str | Path | None = None,
     join: bool = False,
     compare_weights_steps: int | None = None,
+    recipe: str = NONE,
     **settings: Any,
 ) -> Replica:
     """Train `model` with one or several optimizers on all ranks of this job. Each rank gives the same arguments.
@@ -136,18 +139,19 @@ def replicate(
     - `box`: the parameter server with the center: a name on this host, "HOST:PORT", or a list to divide the center.
       `buffer`: the center's name there, by default that of the model's class; `join`: start from its weights.
     - `key_file`: the key of the box, of "tcp", or of a center that ranks on other hosts reach.
+    - `recipe`: "auto" changes batch and settings, so that ranks learn as well as one (see `Replica.shard`).
     - `compare_weights_steps`: with `sync`, the steps between two comparisons of all ranks' weights.
 
     Raises InputError if an argument cannot be used or differs between ranks, DeadlineExceeded if a rank is missing.
     """
     config, has_bucket = _config(strategy, collective, settings)
     key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
-    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
+    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__), recipe)
     joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-    replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps)
-    _describe(replica, joined)
-    return replica
+    used, config = _by_recipe(config, recipe, joined.group.world_size)
+    replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps, recipe=used)
+    return _described(replica, joined)
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
@@ -156,8 +160,9 @@ def _device_of(model: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in parameters if parameter.requires_grad), None)
 
 
-def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
-    """`choice`. Raises InputError if the strategy has nothing to put into a box."""
+def _fitting(config: StrategyConfig, choice: BoxChoice | None, recipe: str) -> BoxChoice | None:
+    """`choice`. Raises InputError if the strategy has nothing to put into a box, or no such recipe."""
+    _require_recipe(config, recipe, choice)
     if choice is not None and not config.is_async:
         raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, for example")
     return choice
@@ -173,6 +178,23 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
         return config
     size = _BETWEEN_HOSTS_BUCKET_BYTES if cuts_by_itself else config.bucket_size_bytes
     return replace(config, bucket_size_bytes=size, factors=config.factors or AUTO)
+
+
+def _by_recipe(config: StrategyConfig, recipe: str, world_size: int) -> tuple[Recipe | None, StrategyConfig]:
+    """The recipe to use, and the settings with its own."""
+    is_used = recipe == AUTO and world_size > 1
+    return (config.traits.recipe, defaults.by_recipe(config, world_size)) if is_used else (None, config)
+
+
+def _require_recipe(config: StrategyConfig, recipe: str, choice: BoxChoice | None) -> None:
+    """Raises InputError if there is none."""
+    require_choice("replicate: recipe", recipe, RECIPES)
+    if recipe == AUTO and config.traits.recipe is None:
+        raise InputError(f"replicate: recipe='auto': {config.name} declares no recipe; leave it out")
+    if recipe == AUTO and choice is not None:
+        raise InputError(
+            "replicate: recipe='auto': ranks at a box come and go, so their number is not known; leave it out"
+        )
 
 
 def _require_home(config: StrategyConfig, joined: Joined) -> None:
@@ -219,11 +241,21 @@ def _known(strategy: str) -> str:
     return ", ".join(dict.fromkeys(setting.argument for kind in kinds for setting in kind.traits.settings))
 
 
-def _describe(replica: Replica, joined: Joined) -> None:
+def _described(replica: Replica, joined: Joined) -> Replica:
     if not replica.is_first:
-        return
+        return replica
     for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
         warnings.warn(in_python(sentence), stacklevel=4)  # the line that calls replicate
     if replica.world_size > 1:
         hosts = "one host" if joined.is_one_host else "; ".join(map(str, joined.hosts))
-        sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}\n")
+        text = f"{defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}{_of_recipe(replica)}"
+        sys.stderr.write(f"samovar: {text}\n")
+    return replica
+
+
+def _of_recipe(replica: Replica) -> str:
+    if replica.recipe is None:
+        return ""
+    factor = replica.recipe.rate(replica.config, replica.world_size)
+    rate = f", learning rates times {factor:g}" if factor != 1.0 else ""
+    return f"; recipe auto: a loader's batch is that of all ranks{rate}"

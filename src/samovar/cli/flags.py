@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from samovar.cli.output_flags import OUTPUT, Panel
-from samovar.config import BATCH_MODES
+from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.device import AUTO, CPU, CUDA, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
@@ -22,6 +22,7 @@ _MANY = f"Allow more than {MOST_THREADS_PER_CORE} compute threads for each core.
 _DEVICE = "auto, cpu, cuda or cuda:N. Default: cpu."
 _TIMEOUT = "How long a worker waits for another before it gives up."
 _BATCH = "global: all workers share the net's batch_size. Default: per-worker."
+_RECIPE = "auto: change batch and settings so that several workers learn as well as one; or none. Default: by strategy."
 _EXACT = "Sum the batch in K slices, in one order: the same bits with any number of workers up to K."
 _LARGE = "Larger steps: N samples, of all workers together."
 _RATE = f"How the learning rate grows with --large-batch: {', '.join(RATE_SCALINGS)}. Default: firecaffe."
@@ -86,7 +87,8 @@ class OnMachine(NamedTuple):
 class BatchFlags(NamedTuple):
     """How the samples of a step are divided."""
 
-    batch_mode: Annotated[str, WORKERS("MODE", _BATCH, choices=BATCH_MODES, show_default=False)] = BATCH_MODES[0]
+    batch_mode: Annotated[str | None, WORKERS("MODE", _BATCH, choices=BATCH_MODES, show_default=False)] = None
+    recipe: Annotated[str | None, WORKERS("NAME", _RECIPE, choices=RECIPES)] = None
     exact: Annotated[int | None, WORKERS("K", _EXACT, hidden=True)] = None
 
 

@@ -14,7 +14,7 @@ from samovar.launcher.momentum import with_momentum
 from samovar.report.console import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
 from samovar.strategies.box_terms import MEAN
-from samovar.strategies.defaults import resolved
+from samovar.strategies.defaults import by_recipe, resolved
 
 LATEST: Final = "latest"
 # Where a run computes, and what it leaves behind, does not change what it computes.
@@ -47,6 +47,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     """Check the solver, settle the strategy, find the snapshot, make the run folder; raises InputError."""
     solver = load_solver(config.model)
     sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
+    if config.used_recipe is not None:
+        sharing = by_recipe(sharing, config.workers)
     config = replace(config, strategy=resolved(sharing, config.workers))
     if config.is_async:
         config = replace(config, stop_rule=config.stop_rule or MEAN)

@@ -42,6 +42,7 @@ class TrainSettings(Settings, total=False):
     shuffle: bool | None
     hold_data: bool | None
     batch_mode: Literal["per-worker", "global"] | None
+    recipe: Literal["auto", "none"] | None
     exact: int | None
     large_batch: int | None
     rate_scaling: str | None

@@ -59,7 +59,8 @@ class RunResult:
     center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most
     memory of each rank, including shared memory. It is empty if workers do not wait for each other, or the system does
     not say. `refused_by_rank` counts each rank's updates that were not finite, and did not reach a center that ranks
-    share in step. `samovar.train` and `--json` add `run_folder`; result.json does not have it.
+    share in step. `recipe` is "auto" if one was used, and `recipe_changes` says what it changed. `samovar.train` and
+    `--json` add `run_folder`; result.json does not have it.
     """
 
     net: str
@@ -95,6 +96,8 @@ class RunResult:
     buffer: str | None = None
     peak_memory_bytes: tuple[int, ...] = ()
     refused_by_rank: tuple[int, ...] = ()
+    recipe: str = "none"
+    recipe_changes: tuple[str, ...] = ()
     run_folder: Path | None = None
 
 

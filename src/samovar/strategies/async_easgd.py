@@ -8,7 +8,7 @@ import numpy as np
 from samovar.core.stateful import StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import ElasticSteps, planned
-from samovar.strategies.settings import MAX_REFUSED, MOVING_RATE, OVERLAP, SYNC_PERIOD
+from samovar.strategies.settings import ELASTIC_RECIPE, MAX_REFUSED, MOVING_RATE, OVERLAP, SYNC_PERIOD
 from samovar.transports.base import Array, Notification
 
 _SETTINGS = (
@@ -23,6 +23,7 @@ _SETTINGS = (
     exchange="the elastic difference to one center, at its own speed",
     waits_for="locks of the center's chunks",
     settings=(*_SETTINGS, replace(OVERLAP.among("none", "period"), default_words="`none`")),
+    recipe=ELASTIC_RECIPE,
     is_replayable=True,
 )
 class AsyncEasgd(ElasticSteps):
@@ -76,7 +77,12 @@ class AsyncEasgd(ElasticSteps):
         self._under_way = self._center.exchange_in_background(self._next_sequence(), self._pulled, self._rate)
 
 
-@strategy("async-measgd", exchange="the same as `async-easgd`; the optimizer must have momentum", needs_momentum=True)
+@strategy(
+    "async-measgd",
+    exchange="the same as `async-easgd`; the optimizer must have momentum",
+    needs_momentum=True,
+    recipe=ELASTIC_RECIPE,
+)
 class AsyncMeasgd(AsyncEasgd):
     """`AsyncEasgd` whose workers' solver has momentum mu, which stays with its worker:
 
@@ -95,6 +101,7 @@ class AsyncMeasgd(AsyncEasgd):
     waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
+    recipe=ELASTIC_RECIPE,
 )
 class HogwildEasgd(AsyncEasgd):
     """`AsyncEasgd` at a center without locks: of two exchanges of one element at the same time one may be lost.
@@ -115,6 +122,7 @@ class HogwildEasgd(AsyncEasgd):
     settings=_SETTINGS,
     in_turn=True,
     is_replayable=False,
+    recipe=ELASTIC_RECIPE,
 )
 class RoundRobinEasgd(AsyncEasgd):
     """`AsyncEasgd` strictly in the order of ranks: worker i + 1 exchanges when worker i has, rank 0 after the last.

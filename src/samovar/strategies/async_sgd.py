@@ -9,6 +9,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.local_sgd import take_array
+from samovar.strategies.recipe import Recipe
 from samovar.strategies.settings import MAX_REFUSED, MAX_STALENESS, SYNC_PERIOD
 from samovar.strategies.traits import Setting
 from samovar.transports.base import Array
@@ -45,6 +46,7 @@ CENTER_MOMENTUM = Setting(
     waits_for="locks of the center's chunks",
     settings=_SETTINGS,
     is_replayable=True,
+    recipe=Recipe(),
 )
 class AsyncSgd(CenterSteps):
     """A worker steps from the center's weights as it pulled them, c_pulled. Every `sync_period_steps` steps:
@@ -120,6 +122,7 @@ class AsyncSgd(CenterSteps):
     exchange="the same as `async-sgd`; the center has momentum",
     settings=(_SETTINGS[0], CENTER_MOMENTUM, *_SETTINGS[1:]),
     has_velocity=True,
+    recipe=Recipe(),
 )
 class AsyncMsgd(AsyncSgd):
     """`AsyncSgd` whose center keeps the momentum mu, one for all workers:
@@ -156,6 +159,7 @@ class AsyncMsgd(AsyncSgd):
     waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
+    recipe=Recipe(),
 )
 class HogwildSgd(AsyncSgd):
     """`AsyncSgd` at a center without locks: of two updates of one element at the same time one may be lost.

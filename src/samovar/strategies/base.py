@@ -179,11 +179,13 @@ Kind = TypeVar("Kind", bound=type[Strategy])
 def strategy(name: str, **traits: Any) -> Callable[[Kind], Kind]:
     """Declare a class of `Strategy` as the strategy of this name, with these `Traits`; others are its base's.
 
+    A recipe is measured for one strategy, so it is never its base's.
+
     A user's own strategy is declared the same way as ours: `@samovar.strategy("its-name", settings=(...))`.
     """
 
     def declared(kind: Kind) -> Kind:
-        kind.traits = replace(kind.traits, name=name, **traits)
+        kind.traits = replace(kind.traits, name=name, **{"recipe": None, **traits})
         _require_good(kind.traits, kind)
         KINDS[name] = kind
         return kind

@@ -6,6 +6,7 @@ from samovar.core.errors import InputError
 from samovar.strategies.async_sgd import center_momentum
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.recipe import Change
 
 
 def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
@@ -16,6 +17,28 @@ def resolved(config: StrategyConfig, world_size: int) -> StrategyConfig:
     missing = [setting for setting in config.traits.settings if config[setting.name] is None]
     given = config.but({setting.name: setting.default_for(config, world_size) for setting in missing})
     return kind_of(config.name).settled(given, world_size)
+
+
+def by_recipe(config: StrategyConfig, world_size: int) -> StrategyConfig:
+    """`config` with the settings of its strategy's recipe for `world_size` workers, where none is given."""
+    return config.but({name: value for name, value in _of_recipe(config, world_size).items() if config[name] is None})
+
+
+def recipe_changes(config: StrategyConfig, world_size: int) -> tuple[Change, ...]:
+    """The settings of a resolved `config` that are not the defaults, but those of its recipe."""
+    defaults = {setting.name: setting.default_for(config, world_size) for setting in config.traits.settings}
+    return tuple(
+        Change(name, float(defaults[name] or 0.0), value)
+        for name, value in _of_recipe(config, world_size).items()
+        if config[name] == value != defaults[name]
+    )
+
+
+def _of_recipe(config: StrategyConfig, world_size: int) -> dict[str, float]:
+    recipe = config.traits.recipe
+    if recipe is None or world_size == 1:
+        return {}
+    return {name: rule(config, world_size) for name, rule in recipe.settings.items()}
 
 
 def warnings(config: StrategyConfig, world_size: int) -> tuple[str, ...]:

@@ -18,8 +18,9 @@ from samovar.strategies.base import Place, strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
 from samovar.strategies.local_sgd import LocalSteps, take_array
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, SYNC_PERIOD
-from samovar.strategies.traits import NONE, Chosen, Setting
+from samovar.strategies.traits import NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 from samovar.transports.base import Array
 
 _STREAMING = "Douillard et al. 2025 (Streaming DiLoCo)"
@@ -72,6 +73,15 @@ def _is_late(chosen: Chosen) -> bool:
     return bool(chosen["delay_steps"] or chosen["mixing"])
 
 
+def _without_gain(chosen: Chosen, _num_workers: int) -> float:
+    """The outer step moves the center rate / (1 - momentum) times as far as the workers went."""
+    return float((1 - (chosen["outer_momentum"] or 0.0)) / (chosen["outer_rate"] or 1.0))
+
+
+# Workers that go less far stay closer together, and the outer step makes up for it.
+RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
+
+
 @strategy(
     "diloco",
     exchange="weights, every period, through an outer optimizer",
@@ -89,6 +99,7 @@ def _is_late(chosen: Chosen) -> bool:
         ),
         ALWAYS_COMPRESSES,
     ),
+    recipe=RECIPE,
 )
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:

@@ -15,7 +15,15 @@ from samovar.core.layout import Bucket, all_finite
 from samovar.strategies.base import Place, Reduced, Strategy, strategy
 from samovar.strategies.center_steps import planned
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.settings import FACTORS, MAX_REFUSED, MAX_STALENESS, MOVING_RATE, READ_FIRST, SYNC_PERIOD
+from samovar.strategies.settings import (
+    ELASTIC_RECIPE,
+    FACTORS,
+    MAX_REFUSED,
+    MAX_STALENESS,
+    MOVING_RATE,
+    READ_FIRST,
+    SYNC_PERIOD,
+)
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
 from samovar.strategies.traits import AUTO, Chosen, Setting
@@ -139,6 +147,7 @@ GROUP_SIZE = Setting(
     ),
     in_groups=True,
     is_replayable=False,
+    recipe=ELASTIC_RECIPE,
 )
 class HybridEasgd(ShmEasgd):
     """ShmCaffe-H: G workers are a group. g = (1/G) sum of the group's g_i; every worker of it makes the same step.

@@ -9,7 +9,9 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, Reduced, Strategy, strategy
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import SYNC_PERIOD
+from samovar.strategies.traits import SYNC_PERIOD_STEPS
 from samovar.transports.base import Array, Region
 
 
@@ -84,6 +86,7 @@ def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) 
     exchange="weights, every period",
     waits_for="all workers, once a period",
     settings=(SYNC_PERIOD.by_default(8),),
+    recipe=Recipe(settings={SYNC_PERIOD_STEPS: always(2)}),
 )
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.

@@ -1,6 +1,7 @@
 """The settings that several strategies share, and the types of all of ours."""
 
 from samovar.collectives.encoded import CODECS
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
 
 SYNC_PERIOD = Setting(
@@ -79,6 +80,10 @@ ALWAYS_COMPRESSES = Setting(
     words="",
     is_advanced=True,
 )
+
+
+# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, all of them learn slowly.
+ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1)})
 
 
 def pulls_too_far(rate: float, world_size: int, default: object, consequence: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import ElasticSteps
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.settings import (
+    ELASTIC_RECIPE,
     MAX_REFUSED,
     MAX_STALENESS,
     MOVING_RATE,
@@ -35,6 +36,7 @@ def num_pushers(chosen: Chosen, world_size: int) -> int:
         MAX_REFUSED,
     ),
     pushes=True,
+    recipe=ELASTIC_RECIPE,
     is_replayable=True,
 )
 class ShmEasgd(ElasticSteps):

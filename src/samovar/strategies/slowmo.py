@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from samovar.strategies.base import strategy
-from samovar.strategies.diloco import OUTER_MOMENTUM, OUTER_RATE, DiLoCo
+from samovar.strategies.diloco import OUTER_MOMENTUM, OUTER_RATE, RECIPE, DiLoCo
 from samovar.strategies.settings import SYNC_PERIOD
 from samovar.transports.base import Array
 
@@ -19,6 +19,7 @@ from samovar.transports.base import Array
         OUTER_RATE.by_default(1.0),
         replace(OUTER_MOMENTUM, help="Slow momentum of the outer step.").by_default(0.5),
     ),
+    recipe=replace(RECIPE, settings={}),
 )
 class SlowMo(DiLoCo):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and u = 0 at first:

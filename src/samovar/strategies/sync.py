@@ -18,6 +18,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import FactoredOrEncoded, FactoredSum
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
+from samovar.strategies.recipe import Recipe
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, FACTORS, OVERLAP
 from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.strategies.trial import Trial
@@ -97,6 +98,7 @@ def sum_channels(
         replace(COMPRESS, words=_encoded, source="Seide et al. 2014; Karimireddy et al. 2019"),
         ALWAYS_COMPRESSES,
     ),
+    recipe=Recipe(is_default=False),
 )
 class Sync(Strategy):
     """Every rank applies the mean gradient, added in the plan's fixed order:

@@ -17,6 +17,7 @@ from samovar.strategies.local_sgd import LocalSteps, take_center
 from samovar.strategies.settings import (
     ALWAYS_COMPRESSES,
     COMPRESS,
+    ELASTIC_RECIPE,
     MOVING_RATE,
     OVERLAP,
     SYNC_PERIOD,
@@ -59,6 +60,7 @@ VARIANT = Setting(
         replace(COMPRESS, words=lambda codec, _: "" if codec == NONE else f"differences as {codec}"),
         ALWAYS_COMPRESSES,
     ),
+    recipe=ELASTIC_RECIPE,
 )
 class SyncEasgd(LocalSteps):
     """Every rank keeps the same copy of the center c. Every `sync_period_steps` steps, with the same d_i on both sides:

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from samovar.core.errors import InputError
+from samovar.strategies.recipe import Recipe
 
 # How far --compress and factors go, and who chooses.
 NONE, AUTO, ALWAYS = "none", "auto", "always"
@@ -141,7 +142,8 @@ class Traits:
     `exchange` and `waits_for` are text: what travels, and what a worker waits for. It `has_center` if workers share
     weights in one place: with locks or without, with a velocity of its own or without. Workers come to it
     `in_turn`, each at its own speed, or `in_groups` that go in step; `pushes` where a difference travels while the next
-    steps compute. `is_replayable` where the order of updates gives the same bits.
+    steps compute. `is_replayable` where the order of updates gives the same bits. `recipe` says how several workers
+    learn as well as one.
     """
 
     name: str = ""
@@ -156,6 +158,7 @@ class Traits:
     pushes: bool = False
     is_replayable: bool = False
     needs_momentum: bool = False
+    recipe: Recipe | None = None
 
     def setting(self, name: str) -> Setting | None:
         """The one of that name, if the strategy has it."""

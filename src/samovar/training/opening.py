@@ -14,13 +14,14 @@ from samovar.data.reader import BatchReader
 from samovar.data.stream import BatchStream
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_source
 from samovar.frontends.caffe.net import CaffeNet
-from samovar.frontends.caffe.solver import CaffeSolver, load_solver, with_large_batch
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver
 from samovar.report.host import read_host
 from samovar.report.records import Notice
 from samovar.report.wording import counted
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.memory import Slices, portions
+from samovar.training.recipe import by_recipe, recipe_sentence
 
 _MOST_OF_MEMORY = 0.9
 _TELL_EVERY_S = 10.0
@@ -76,9 +77,10 @@ def _tell(context: RankContext, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A solver (with --large-batch, that for the larger steps), its training data, and the net for it."""
+    """A solver as the recipe changed it, its training data, and the net for it; `changes` are the recipe's."""
 
     caffe: CaffeSolver
+    changes: tuple[str, ...]
     definition: CaffeNetDefinition
     reader: BatchReader
     net: CaffeNet
@@ -111,18 +113,9 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     definition = load_source(caffe.net, config.level, config.stages)
     seed = build.run_seed(config, caffe)
     with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
-        caffe = _for_large_batch(context, caffe, reader)
+        changed, changes = by_recipe(config, caffe, reader.batch_size)
+        if context.is_first and (sentence := recipe_sentence(config, caffe, reader.batch_size, changes)):
+            context.writer.write(Notice(level="info", text=sentence))
         net = build.net_for(definition, reader, seed, config)
         net.device = context.device
-        yield Opened(caffe, definition, reader, net, context)
-
-
-def _for_large_batch(context: RankContext, caffe: CaffeSolver, reader: BatchReader) -> CaffeSolver:
-    """The solver for the steps that --large-batch asks for; reports its changes."""
-    large = context.config.large_batch
-    if large is None:
-        return caffe
-    changed, words = with_large_batch(caffe, reader.batch_size, large)
-    if context.is_first:
-        context.writer.write(Notice(level="info", text=words))
-    return changed
+        yield Opened(changed, changes, definition, reader, net, context)

@@ -20,7 +20,7 @@ from samovar.report.run_folder import RunFolder
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, NONE
 from samovar.training import bucket_cut, build
 from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
@@ -187,6 +187,8 @@ def result_of(
         buckets=(buckets := bucket_cut.described(config, learner.buckets)),
         bucket_sizes_bytes=tuple(bucket.size * ELEMENT_BYTES for bucket in learner.buckets) if buckets else (),
         sweep=config.sweep,
+        recipe=AUTO if config.used_recipe is not None or config.large_batch is not None else NONE,
+        recipe_changes=opened.changes,
         compress=config.strategy.codec,
         is_compressed=learner.is_compressed,
     )

@@ -20,6 +20,7 @@ SLOW = (
     "crowded",
     "data",
     "faults",
+    "learning",
     "nets",
     "remote",
     "round-trips",

@@ -257,7 +257,7 @@ _INTERVALS = ("stepsize", "display", "average_loss", "test_interval", "snapshot"
 _SHOWN = ("base_lr", "max_iter", "gamma", "stepsize", "stepvalue", *_INTERVALS[1:])
 
 
-def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> tuple[CaffeSolver, str]:
+def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> tuple[CaffeSolver, tuple[str, ...]]:
     """The solver `caffe` for steps of `large.batch_size` samples instead of `batch_size`, and its changes as text.
 
     With k times as many samples a step, each number of steps is divided by k: max_iter (rounded up), stepsize,
@@ -289,8 +289,7 @@ def with_large_batch(caffe: CaffeSolver, batch_size: int, large: LargeBatch) -> 
         warm_up_steps=warm_up_steps,
         **intervals,
     )
-    words = ", ".join([*_changes(caffe, changed), f"warm-up over {warm_up_steps:,} steps"])
-    return changed, f"{large.batch_size:,} samples a step instead of {own:,}, the same epochs: {words}"
+    return changed, (*changes(caffe, changed), f"warm-up over {warm_up_steps:,} steps")
 
 
 def _gamma(caffe: CaffeSolver, times: float) -> float:
@@ -305,7 +304,8 @@ def _fewer(steps: int, times: float) -> int:
     return max(1, round(steps / times)) if steps > 0 else steps
 
 
-def _changes(before: CaffeSolver, after: CaffeSolver) -> Iterator[str]:
+def changes(before: CaffeSolver, after: CaffeSolver) -> Iterator[str]:
+    """What differs between two solvers: "max_iter 1,280 -> 32"."""
     for name in _SHOWN:
         old, new = getattr(before, name), getattr(after, name)
         if old != new:

@@ -49,6 +49,18 @@ class Optimizers:
     def title(self) -> str:
         return " and ".join(type(optimizer).__name__ for optimizer in self.all)
 
+    def scale_rates(self, factor: float) -> None:
+        """Multiply all learning rates; raises InputError if a scheduler has them already, and would put them back."""
+        if factor == 1.0:
+            return
+        if any("initial_lr" in group for group in self.param_groups):
+            raise InputError(
+                f"recipe='auto': multiplies learning rates by {factor:g}, and a scheduler keeps the ones before; make "
+                "the scheduler after replicate, or give recipe='none'"
+            )
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
+
     def step(self) -> None:
         with self.allowed():
             for optimizer in self.all:

@@ -138,10 +138,13 @@ class EpochOrder:
     `generator` gives worker processes their seeds, which differ between ranks.
     """
 
-    def __init__(self, loader: DataLoader[Any], group: Group, seed: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], group: Group, seed: int, generator: torch.Generator, batch_size: int | None
+    ) -> None:
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         # Usual batches are cut again; batches that the user composes are dealt out as they are.
         self._batches = sampler if type(sampler) is BatchSampler else None
+        self._batch_size = batch_size  # of a rank
         self._source: Any = sampler if self._batches is None else self._batches.sampler
         self._group = group
         self._seed, self._generator = seed, generator
@@ -157,7 +160,7 @@ class EpochOrder:
         if self._batches is None:
             self._own = list(deal(order, self._group))
         else:
-            self._own = rank_batches(order, self._batches.batch_size, self._batches.drop_last, self._group)
+            self._own = rank_batches(order, self._size, self._batches.drop_last, self._group)
         del self._own[:num_skipped]
         self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
         digest = hashlib.sha256(repr(order).encode()).digest()
@@ -174,29 +177,50 @@ class EpochOrder:
         group, size = self._group, len(self._source)
         if self._batches is None:
             return len(range(group.rank, size, group.world_size))
-        return num_rank_batches(size, self._batches.batch_size, self._batches.drop_last, group)
+        return num_rank_batches(size, self._size, self._batches.drop_last, group)
+
+    @property
+    def _size(self) -> int:
+        assert self._batches is not None
+        return self._batches.batch_size if self._batch_size is None else self._batch_size
 
 
 def divided_loader(
-    loader: DataLoader[Any], group: Group, seed: int
+    loader: DataLoader[Any], group: Group, seed: int, *, divides_batch: bool = False
 ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
     """A loader of this rank's part, and the order to start before each epoch.
 
+    With `divides_batch` the loader's batches are those of all ranks together, else those of each rank.
     The loader draws from its own generator, so an epoch that is resumed leaves torch's generator as it was saved.
     """
     _check(loader)
+    size = _part_of_batch(loader, group) if divides_batch else loader.batch_size
     kept: dict[str, Any] = {name: getattr(loader, name) for name in _KEPT}
     generator = loader.generator if isinstance(loader.generator, torch.Generator) else torch.Generator()
     kept["generator"] = generator
     if isinstance(loader.dataset, IterableDataset):
         stream = Interleaved(loader.dataset, group)
-        return DataLoader(stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **kept), StreamOrder(
-            seed, generator
-        )
-    order = EpochOrder(loader, group, seed, generator)
+        return DataLoader(stream, batch_size=size, drop_last=loader.drop_last, **kept), StreamOrder(seed, generator)
+    order = EpochOrder(loader, group, seed, generator, size)
     if loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=None, sampler=order, **kept), order
     return DataLoader(loader.dataset, batch_sampler=order, **kept), order
+
+
+def _part_of_batch(loader: DataLoader[Any], group: Group) -> int:
+    """The batch of each rank that shares the loader's; raises InputError if that cannot be divided evenly."""
+    size = loader.batch_size
+    if size is None:
+        raise InputError(
+            "shard: recipe='auto' divides batches, and this loader's sampler composes them itself; give batch_size, or "
+            "recipe='none'"
+        )
+    if size % group.world_size:
+        raise InputError(
+            f"shard: recipe='auto' divides batches, and one of {size} samples has no equal parts for "
+            f"{group.world_size} ranks; give a multiple of {group.world_size}, or recipe='none'"
+        )
+    return size // group.world_size
 
 
 def _check(loader: object) -> None:

@@ -1,0 +1,41 @@
+"""A strategy's recipe: how a solver that was made for one worker changes, so that several learn as well as one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+# Of the strategy's settings, by name, and of the number of workers.
+Rule: TypeAlias = Callable[[Any, int], float]
+
+
+def always(value: float) -> Rule:
+    """The same for all settings and workers."""
+    return lambda _chosen, _num_workers: value
+
+
+UNCHANGED = always(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """P workers share one worker's batch, and make as many steps as it would: the same samples in all.
+
+    `settings` are the strategy's, where the user gives none. The learning rate is `rate` times the solver's.
+    `is_default`: it holds if nothing is said about recipe or batch.
+    """
+
+    settings: Mapping[str, Rule] = field(default_factory=dict)
+    rate: Rule = UNCHANGED
+    is_default: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that a recipe changed: one worker's value, and that of each of several."""
+
+    name: str
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.before:,.4g} -> {self.after:,.4g}"

@@ -1,0 +1,40 @@
+"""What a recipe changes in a solver, and the sentence that tells it."""
+
+from dataclasses import replace
+
+from samovar.config import RunConfig
+from samovar.frontends.caffe.solver import CaffeSolver, changes, with_large_batch
+from samovar.strategies.defaults import recipe_changes
+
+
+def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[CaffeSolver, tuple[str, ...]]:
+    """The solver for `config.workers` workers that share or enlarge the net's batch of `batch_size`, and all changes.
+
+    They are those of --large-batch, or of the strategy's recipe, with the settings of the strategy; none without one.
+    """
+    if config.large_batch is not None:
+        return with_large_batch(caffe, batch_size, config.large_batch)
+    recipe = config.used_recipe
+    if recipe is None or config.workers == 1:
+        return caffe, ()
+    changed = replace(caffe, base_lr=caffe.base_lr * recipe.rate(config.strategy, config.workers))
+    batch = f"a worker's batch {batch_size:,} -> {batch_size / config.workers:,.4g}"
+    settings = map(str, recipe_changes(config.strategy, config.workers))
+    return changed, (batch, *settings, *changes(caffe, changed))
+
+
+def recipe_sentence(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
+    """What was changed; where the batch grows with the workers unasked, which batch and rate that is; else ""."""
+    own, workers = batch_size * caffe.iter_size, config.workers
+    if config.large_batch is not None:
+        head = f"{config.large_batch.batch_size:,} samples a step instead of {own:,}, the same epochs"
+    elif changed:
+        head = f"recipe of {config.strategy.name}, for one worker's accuracy from the same samples"
+    elif workers > 1 and config.leaves_batch and not config.by_caffe and config.strategy.traits.recipe is not None:
+        return (
+            f"{workers} workers x batch {own:,} make a step of {workers * own:,} samples at rate {caffe.base_lr:g}, "
+            f"as Caffe does on several GPUs; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
+        )
+    else:
+        return ""
+    return f"{head}: {', '.join(changed)}"

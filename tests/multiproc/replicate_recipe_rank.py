@@ -1,0 +1,62 @@
+"""Rank program: replicas by a recipe."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.core.errors import InputError
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.recipe import Recipe
+from tests.multiproc.replicate_nets import TIMEOUT_S, perceptron, sgd
+from tests.multiproc.replicate_ranks import serve_rank
+
+DILOCO = StrategyConfig("diloco")
+
+
+def loader(batch_size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(18)), batch_size=batch_size)
+
+
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return "was not refused"
+
+
+def averaging(process_group: ProcessGroup) -> Any:
+    model = perceptron()
+    optimizer = sgd(model)
+    replica = Replica(model, optimizer, process_group, DILOCO, TIMEOUT_S, recipe=DILOCO.traits.recipe)
+    sizes = [len(batch) for (batch,) in replica.shard(loader(6))]
+    return {"sizes": sizes, "rate": optimizer.param_groups[0]["lr"], "samples": sum(sizes)}
+
+
+def with_scheduler(process_group: ProcessGroup) -> str:
+    model = perceptron()
+    optimizer = sgd(model)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    return refused(lambda: Replica(model, optimizer, process_group, DILOCO, TIMEOUT_S, recipe=DILOCO.traits.recipe))
+
+
+def odd_batch(process_group: ProcessGroup) -> str:
+    model = perceptron()
+    replica = Replica(model, sgd(model), process_group, DILOCO, TIMEOUT_S, recipe=DILOCO.traits.recipe)
+    return refused(lambda: replica.shard(loader(7)))
+
+
+def only_one_has_it(process_group: ProcessGroup) -> str:
+    model = perceptron()
+    recipe = Recipe() if process_group.group.rank else None
+    return refused(lambda: Replica(model, sgd(model), process_group, DILOCO, TIMEOUT_S, recipe=recipe))
+
+
+SCENARIOS = {function.__name__: function for function in (averaging, with_scheduler, odd_batch, only_one_has_it)}
+
+if __name__ == "__main__":
+    serve_rank(SCENARIOS)

@@ -1,0 +1,79 @@
+"""Runs by a recipe: the bits of the same changes by hand, of no recipe as before, and what is told of them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import resolved
+from tests.multiproc.command import Ended, result_of, succeed
+from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.replicate_ranks import run_ranks, succeeded
+
+STEPS = 12
+TWO = ("--workers", 2, "--threads-per-worker", 1)
+
+
+@pytest.fixture(scope="module")
+def solver(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+    return write_solver(write_net(tmp_path_factory.mktemp("nets"), digits), STEPS)
+
+
+def trained(solver: Path, folder: Path, *arguments: object) -> tuple[Ended, dict[str, Any]]:
+    folder.mkdir()
+    ended = succeed("train", "--solver", solver, *TWO, *arguments, "--out", "out", folder=folder)
+    return ended, result_of(folder / "out")
+
+
+def with_rate(solver: Path, factor: float) -> Path:
+    text = re.sub(r"base_lr: (\S+)", lambda found: f"base_lr: {factor * float(found[1]):.9g}", solver.read_text())
+    changed = solver.with_name("other_rate.prototxt")
+    changed.write_text(text)
+    return changed
+
+
+def test_by_default_a_strategy_has_the_bits_of_its_changes_made_by_hand(solver: Path, tmp_path: Path) -> None:
+    ended, result = trained(solver, tmp_path / "recipe", "--strategy", "diloco")
+    chosen = StrategyConfig("diloco")
+    recipe = chosen.traits.recipe
+    assert recipe is not None
+    by_hand = ("--batch-mode", "global", "--sync-period", recipe.settings["sync_period_steps"](chosen, 2))
+    other = with_rate(solver, recipe.rate(resolved(chosen, 2), 2))
+    _, wanted = trained(other, tmp_path / "by hand", "--strategy", "diloco", *by_hand)
+    assert result["weights_sha256"] == wanted["weights_sha256"]
+    assert (result["recipe"], wanted["recipe"], wanted["recipe_changes"]) == ("auto", "none", [])
+    assert result["recipe_changes"][0] == "a worker's batch 12 -> 6"
+    told = f"recipe of diloco, for one worker's accuracy from the same samples: {', '.join(result['recipe_changes'])}"
+    assert told in ended.output
+
+
+@pytest.mark.slow
+def test_without_a_recipe_workers_have_the_nets_batch_each(solver: Path, tmp_path: Path) -> None:
+    _, none = trained(solver, tmp_path / "none", "--strategy", "local-sgd", "--recipe", "none")
+    _, each = trained(solver, tmp_path / "each", "--strategy", "local-sgd", "--batch-mode", "per-worker")
+    assert none["weights_sha256"] == each["weights_sha256"]
+    assert none["effective_batch"] == 24
+
+
+def test_sync_keeps_the_batch_of_caffe_and_says_which_that_is(solver: Path, tmp_path: Path) -> None:
+    ended, plain = trained(solver, tmp_path / "plain")
+    assert "2 workers x batch 12 make a step of 24 samples at rate 0.01" in ended.output
+    assert "--recipe auto shares a batch of 12" in ended.output
+    ended, shared = trained(solver, tmp_path / "shared", "--recipe", "auto")
+    assert (plain["effective_batch"], shared["effective_batch"]) == (24, 12)
+    assert (plain["recipe"], shared["recipe"]) == ("none", "auto")
+    assert "make a step of" not in ended.output
+
+
+def test_replicate_divides_batches_and_scales_rates() -> None:
+    ranks = run_ranks("tests.multiproc.replicate_recipe_rank", 2)
+    for result in succeeded(ranks, "averaging"):
+        assert result == {"sizes": [3, 3, 3], "rate": pytest.approx(0.1 / 7), "samples": 9}
+    for result in succeeded(ranks, "with_scheduler"):
+        assert "make the scheduler after replicate" in result
+    for result in succeeded(ranks, "odd_batch"):
+        assert "one of 7 samples has no equal parts for 2 ranks; give a multiple of 2" in result
+    for result in succeeded(ranks, "only_one_has_it"):
+        assert "differ from rank 0 in their settings" in result

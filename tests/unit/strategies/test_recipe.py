@@ -1,0 +1,63 @@
+"""Recipes of strategies: what they change, and what stays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from samovar.config import RunConfig
+from samovar.core.errors import InputError
+from samovar.strategies.base import strategy
+from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import by_recipe, recipe_changes, resolved
+from samovar.strategies.local_sgd import LocalSgd
+from samovar.strategies.traits import KINDS
+
+
+def test_each_of_ours_has_one_and_all_but_sync_use_it_by_default() -> None:
+    recipes = {name: KINDS[name].traits.recipe for name in STRATEGIES}
+    assert all(recipes.values())
+    assert [name for name, recipe in recipes.items() if recipe and not recipe.is_default] == ["sync"]
+
+
+@pytest.mark.parametrize("num_workers", [2, 4, 16])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_its_settings_are_allowed_and_told_as_changes(name: str, num_workers: int) -> None:
+    chosen = resolved(by_recipe(StrategyConfig(name), num_workers), num_workers)
+    default = resolved(StrategyConfig(name), num_workers)
+    changes = {change.name: (change.before, change.after) for change in recipe_changes(chosen, num_workers)}
+    recipe = KINDS[name].traits.recipe
+    assert recipe is not None
+    assert recipe.rate(chosen, num_workers) > 0
+    assert changes == {key: (default[key], chosen[key]) for key in recipe.settings if chosen[key] != default[key]}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_worker_needs_none(name: str) -> None:
+    assert by_recipe(StrategyConfig(name), 1) == StrategyConfig(name)
+
+
+def test_a_given_setting_stays() -> None:
+    given = resolved(by_recipe(StrategyConfig("sync-easgd", sync_period_steps=5), 4), 4)
+    assert given.sync_period_steps == 5
+    assert recipe_changes(given, 4) == ()
+
+
+@pytest.mark.parametrize(("rate", "momentum", "factor"), [(0.7, 0.9, 1 / 7), (1.0, 0.0, 1.0), (1.0, 0.5, 0.5)])
+def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, factor: float) -> None:
+    chosen = StrategyConfig("diloco", outer_rate=rate, outer_momentum=momentum)
+    recipe = chosen.traits.recipe
+    assert recipe is not None
+    assert recipe.rate(chosen, 4) == pytest.approx(factor)
+
+
+def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = strategy("its-own")(type("ItsOwn", (LocalSgd,), {}))
+    monkeypatch.delitem(KINDS, "its-own")  # and again when the test ends
+    monkeypatch.setitem(KINDS, "its-own", own)
+    assert own.traits.recipe is None
+    config = RunConfig("train", Path("solver"), strategy=StrategyConfig("its-own"))
+    assert config.used_recipe is None
+    with pytest.raises(InputError, match="--recipe auto: its-own declares no recipe"):
+        replace(config, recipe="auto")
