@@ -23,7 +23,9 @@ def solver(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
 
 
 def arguments_of(solver: Path, *more: object, workers: int = WORKERS) -> Arguments:
-    return ("train", "--solver", solver, "--workers", workers, "--threads-per-worker", 1, *more)
+    """Every worker has the net's own batch."""
+    shape = ("--workers", workers, "--threads-per-worker", 1, "--recipe", "none")
+    return ("train", "--solver", solver, *shape, *more)
 
 
 @pytest.fixture(scope="module")

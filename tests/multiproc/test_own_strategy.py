@@ -58,7 +58,20 @@ def test_two_workers_train_with_it_and_the_bits_come_out_twice(solver: Path, exa
     strategy = json.loads((tmp_path / "once/config.json").read_text())["strategy"]
     assert (strategy["name"], strategy["own"]) == ("growing-sgd", {"growth": 2.0})
     assert strategy["source"] == f"{example}:GrowingSgd"
-    plain = train(solver, tmp_path, "--workers", 2, "--strategy", "local-sgd", "--sync-period", 3, "--out", "plain")
+    plain = train(
+        solver,
+        tmp_path,
+        "--workers",
+        2,
+        "--strategy",
+        "local-sgd",
+        "--sync-period",
+        3,
+        "--recipe",
+        "none",
+        "--out",
+        "plain",
+    )
     assert plain != once
 
 

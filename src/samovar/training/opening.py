@@ -21,7 +21,7 @@ from samovar.report.wording import counted
 from samovar.training import build
 from samovar.training.context import RankContext
 from samovar.training.memory import Slices, portions
-from samovar.training.recipe import by_recipe, recipe_sentence
+from samovar.training.recipe import by_recipe, larger_steps
 
 _MOST_OF_MEMORY = 0.9
 _TELL_EVERY_S = 10.0
@@ -114,7 +114,7 @@ def open_training(context: RankContext) -> Iterator[Opened]:
     seed = build.run_seed(config, caffe)
     with contextlib.closing(build.open_reader(definition, "TRAIN", config, seed)) as reader:
         changed, changes = by_recipe(config, caffe, reader.batch_size)
-        if context.is_first and (sentence := recipe_sentence(config, caffe, reader.batch_size, changes)):
+        if context.is_first and (sentence := larger_steps(config, caffe, reader.batch_size, changes)):
             context.writer.write(Notice(level="info", text=sentence))
         net = build.net_for(definition, reader, seed, config)
         net.device = context.device

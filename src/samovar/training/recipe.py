@@ -23,18 +23,24 @@ def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[C
     return changed, (batch, *settings, *changes(caffe, changed))
 
 
-def recipe_sentence(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
-    """What was changed; where the batch grows with the workers unasked, which batch and rate that is; else ""."""
-    own, workers = batch_size * caffe.iter_size, config.workers
-    if config.large_batch is not None:
-        head = f"{config.large_batch.batch_size:,} samples a step instead of {own:,}, the same epochs"
-    elif changed:
-        head = f"recipe of {config.strategy.name}, for one worker's accuracy from the same samples"
-    elif workers > 1 and config.leaves_batch and not config.by_caffe and config.strategy.traits.recipe is not None:
-        return (
-            f"{workers} workers x batch {own:,} make a step of {workers * own:,} samples at rate {caffe.base_lr:g}, "
-            f"as Caffe does on several GPUs; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
-        )
-    else:
+def larger_steps(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
+    """What --large-batch changed, as a sentence; "" without it."""
+    if config.large_batch is None:
         return ""
-    return f"{head}: {', '.join(changed)}"
+    samples = f"{config.large_batch.batch_size:,} samples a step instead of {batch_size * caffe.iter_size:,}"
+    return f"{samples}, the same epochs: {', '.join(changed)}"
+
+
+def recipe_sentence(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
+    """What the recipe changed; where batches add up unasked, which step and rate that is; else ""."""
+    own, workers = batch_size * caffe.iter_size, config.workers
+    if config.used_recipe is not None and changed:
+        return (
+            f"recipe of {config.strategy.name}, for one worker's accuracy from the same samples: {', '.join(changed)}"
+        )
+    if workers == 1 or not config.leaves_batch or config.by_caffe or config.strategy.traits.recipe is None:
+        return ""
+    return (
+        f"{workers} workers x batch {own:,} make a step of {workers * own:,} samples at rate {caffe.base_lr:g}, as "
+        f"Caffe does on several GPUs; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
+    )

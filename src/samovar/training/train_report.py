@@ -27,6 +27,7 @@ from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
 from samovar.training.observer import RunObserver, SilentObserver, remedy_for
 from samovar.training.opening import Opened
+from samovar.training.recipe import recipe_sentence
 from samovar.training.snapshots import make_saver
 from samovar.training.train_tests import TestPart
 
@@ -69,6 +70,8 @@ def announce(
     context.writer.write(started)
     if config.strategy.exchanges_weights or config.strategy.codec is not None:
         context.writer.write(Notice(level="info", text=described(config.strategy)))
+    if sentence := recipe_sentence(config, caffe, reader.batch_size, opened.changes):
+        context.writer.write(Notice(level="info", text=sentence))
     if not config.by_caffe:
         notices = (*caffe.only_for_caffe, *notices)
     for text in (*notices, *strategy_warnings(config.strategy, config.workers)):

@@ -1,0 +1,197 @@
+"""How well many workers learn, simulated: real gradients of CIFAR-10 quick, at paces on a virtual clock.
+
+The strategies are the production code, in one process and on one thread (`samovar.transports.sim`), by their recipes.
+A worker's step takes STEP_S, and three paces are played: all steps alike; up to twice as long at random; and one worker
+four times as slow as the others. Asynchronous workers end when all together have made the steps of all. The same seed
+gives the same bits.
+
+`learning-simulated` compares 8 and 16 workers with one (`make bench-learning`), each with 400,000 samples.
+`learning-slow` has four workers, of which one is slow, and compares the virtual seconds to an accuracy with those of
+`sync`. Each run leaves a file in benchmarks/out/NAME/, and is not repeated while that exists.
+"""
+
+import contextlib
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import torch
+from learning import BATCH, NUM_TESTS
+
+from samovar.box.window_center import WindowCenter
+from samovar.collectives.engine import PlannedCollectives
+from samovar.collectives.plans import dissemination_barrier
+from samovar.config import RunConfig
+from samovar.core.buffer import FlatBuffer
+from samovar.core.group import Group
+from samovar.core.machine import Link, MachineModel
+from samovar.data.order import batch_portions
+from samovar.data.stream import BatchStream, evaluation_batches
+from samovar.frontends.caffe.definition import load_source
+from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
+from samovar.launcher.momentum import with_momentum
+from samovar.model.model import Model, layout_of
+from samovar.solver.flat import Multipliers, build_solver
+from samovar.strategies.base import Buffers, CenterSeat
+from samovar.strategies.build import build_strategy
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import by_recipe as settings_by_recipe
+from samovar.strategies.defaults import resolved
+from samovar.training import build
+from samovar.training.memory import open_memory
+from samovar.training.recipe import by_recipe
+from samovar.training.step import Parts, Worker
+from samovar.transports.sim.world import SimConfig, SimTransport, simulate
+
+STEP_S = 0.01
+SLOWER = 4.0
+MACHINE = MachineModel(Link(2e-6, 1e10))
+EVEN, JITTERED, ONE_SLOW = "even", "jittered", "one slow"
+NUM_SAMPLES = 400_000
+GOAL, BAR = 0.65, 2.0
+IN_STEP_ONES, ASYNCHRONOUS_ONES = ("sync", "sync-easgd", "diloco"), ("async-easgd", "shm-easgd", "async-sgd")
+TIMEOUT_S = 80_000.0
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One run, of `num_workers` at that pace; one worker's strategy is `sync`."""
+
+    strategy: str
+    num_workers: int
+    pace: str
+    seed: int
+    num_samples: int = NUM_SAMPLES
+
+    @property
+    def title(self) -> str:
+        return f"{self.strategy}, {self.num_workers} workers, {self.pace}"
+
+    def step_s(self, rank: int, random: Random) -> float:
+        if self.pace == JITTERED:
+            return STEP_S * (1 + random.random() ** 3)
+        return STEP_S * (SLOWER if self.pace == ONE_SLOW and rank == self.num_workers - 1 else 1.0)
+
+
+@dataclass
+class Progress:
+    """What all workers see: the steps of each, and the tests so far."""
+
+    steps: list[int]
+    tests: list[dict[str, float]] = field(default_factory=list)
+
+
+class Rank:
+    """One worker's net, solver and strategy on a simulated machine; `stack` closes its data."""
+
+    def __init__(self, cell: Simulated, folder: Path, transport: SimTransport, stack: contextlib.ExitStack) -> None:
+        self.group = group = transport.group
+        strategy = settings_by_recipe(StrategyConfig(cell.strategy), group.world_size)
+        chosen = resolved(strategy, group.world_size)
+        config = RunConfig("train", folder / "solver.prototxt", recipe="auto", seed=cell.seed, strategy=chosen)
+        config = replace(config, workers=group.world_size)
+        published = load_solver(config.model)
+        definition = load_source(published.net)
+        reader, self._test_reader = (
+            build.open_reader(definition, phase, config, cell.seed) for phase in ("TRAIN", "TEST")
+        )
+        stack.callback(self._test_reader.close)
+        caffe, _ = by_recipe(config, published, reader.batch_size)
+        self._num_test_batches = caffe.test_nets[0].num_batches
+        self._net = build.net_for(definition, reader, cell.seed, config)
+        self._test_net = build.net_for(definition, self._test_reader, 0, config)
+        self._test_net.share_parameters(self._net)
+        self.num_steps, self.is_async = cell.num_samples // reader.batch_size, chosen.is_async
+        stream = stack.enter_context(BatchStream(reader, batch_portions(group, reader.batch_size), 0))
+        self._learns(transport, caffe, strategy, stream)
+
+    def _learns(
+        self, transport: SimTransport, caffe: CaffeSolver, strategy: StrategyConfig, stream: BatchStream
+    ) -> None:
+        """Lay the net into memory that others reach, and make its solver and strategy."""
+        group, infos = self.group, self._net.parameter_infos
+        layout = layout_of({info.name: info.parameter for info in infos})
+        memory = open_memory(transport, layout, None)
+        self._weights = memory.weights.array
+        flat = [FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients)]
+        buckets = layout.buckets(None)
+        model = Model(self._net, {info.name: info.parameter for info in infos}, *flat, buckets)
+        sharing, settings, _ = with_momentum(strategy, solver_config(caffe), group.world_size)
+        multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in infos}
+        forever = partial(transport.deadline, math.inf)
+        collectives = PlannedCollectives(transport, lambda _num_bytes: "tree")
+        plan = dissemination_barrier(group.rank, group.world_size)
+        self._barrier = collectives.planned("barrier", plan, memory.weights.part(0, 0))
+        seat = _seat(transport, strategy, len(self._weights)) if strategy.needs_center else None
+        buffers = Buffers(memory.weights, memory.gradients)
+        self.strategy = build_strategy(sharing, collectives, buckets, buffers, forever, seat)
+        solver, parts = build_solver(settings, *flat, multipliers), Parts(1, group.world_size, 1)
+        self.worker = Worker(model, solver, self.strategy, stream, parts, TIMEOUT_S)
+        self.meet = lambda: self._barrier.run(forever())
+
+    def accuracy(self) -> float:
+        """Of the weights that count, on all held-out images."""
+        center, own = self.strategy.center(), self._weights.copy()
+        if center is not None:
+            self._weights[:] = center
+        with torch.no_grad():
+            batches = evaluation_batches(self._test_reader, Group(0, 1), self._num_test_batches)
+            found = fmean(float(self._test_net(tensors).scalars["accuracy"]) for _, tensors in batches)
+        self._weights[:] = own
+        return found
+
+
+def _seat(transport: SimTransport, strategy: StrategyConfig, size: int) -> CenterSeat:
+    traits = strategy.traits
+    center = WindowCenter(transport, size, with_velocity=traits.has_velocity, with_locks=traits.has_locks)
+    return CenterSeat(center, transport.group.rank == 0)
+
+
+def work(cell: Simulated, folder: Path, progress: Progress, transport: SimTransport) -> None:
+    """One worker's whole run; the first tests at even parts of all samples."""
+    with contextlib.ExitStack() as stack:
+        rank = Rank(cell, folder, transport, stack)
+        number, random = transport.group.rank, Random(f"{cell.seed} {transport.group.rank}")
+        rank.meet()
+        while not is_over(rank, progress, number):
+            transport.sleep(cell.step_s(number, random))
+            rank.worker.step(progress.steps[number])
+            progress.steps[number] += 1
+            if is_test_due(rank, progress, number):
+                rank.strategy.drain()
+                if number == 0:
+                    progress.tests.append(told(rank, progress, transport.now_s))
+        rank.strategy.drain()
+        rank.meet()
+        if number == 0 and len(progress.tests) < NUM_TESTS:
+            progress.tests.append(told(rank, progress, transport.now_s))
+
+
+def is_over(rank: Rank, progress: Progress, number: int) -> bool:
+    if not rank.is_async:
+        return progress.steps[number] >= rank.num_steps
+    return sum(progress.steps) >= rank.num_steps * len(progress.steps)
+
+
+def is_test_due(rank: Rank, progress: Progress, number: int) -> bool:
+    """In step all ranks say the same; else the first worker looks at what all have done."""
+    if not rank.is_async:
+        return progress.steps[number] % (rank.num_steps // NUM_TESTS) == 0
+    part = rank.num_steps * len(progress.steps) // NUM_TESTS
+    return number == 0 and sum(progress.steps) // part > len(progress.tests)
+
+
+def told(rank: Rank, progress: Progress, now_s: float) -> dict[str, float]:
+    samples = sum(progress.steps) * BATCH / len(progress.steps)
+    return {"samples": samples, "seconds": now_s, "accuracy": rank.accuracy()}
+
+
+def simulated(cell: Simulated, folder: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    progress = Progress([0] * cell.num_workers)
+    run = simulate(partial(work, cell, folder, progress), cell.num_workers, SimConfig(cell.seed, MACHINE, check=False))
+    return {"tests": progress.tests, "seconds": run.seconds}
