@@ -1,8 +1,8 @@
 """How well many workers learn, simulated: real gradients of CIFAR-10 quick, at paces on a virtual clock.
 
 The strategies are the production code, in one process and on one thread (`samovar.transports.sim`), by their recipes.
-A worker's step takes STEP_S, and three paces are played: all steps alike; up to twice as long at random; and one worker
-four times as slow as the others. Asynchronous workers end when all together have made the steps of all. The same seed
+A worker's step takes STEP_S. Three paces are played: every step takes the same time, or up to twice as long at random,
+or one worker is four times as slow as the others. Asynchronous workers end when all together have made the steps of all. The same seed
 gives the same bits.
 
 `learning-simulated` compares 8 and 16 workers with one (`make bench-learning`), each with 400,000 samples.
@@ -79,7 +79,7 @@ class Simulated:
 
 @dataclass
 class Progress:
-    """What all workers see: the steps of each, and the tests so far."""
+    """The steps of each worker, and the tests so far, which all workers see."""
 
     steps: list[int]
     tests: list[dict[str, float]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a recipe changes in a solver, and the sentence that tells it."""
+"""The changes that a recipe makes in a solver, and the sentence that tells them."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def by_recipe(config: RunConfig, caffe: CaffeSolver, batch_size: int) -> tuple[C
 
 
 def larger_steps(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
-    """What --large-batch changed, as a sentence; "" without it."""
+    """The changes of --large-batch as a sentence; "" without it."""
     if config.large_batch is None:
         return ""
     samples = f"{config.large_batch.batch_size:,} samples a step instead of {batch_size * caffe.iter_size:,}"
@@ -32,7 +32,7 @@ def larger_steps(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed
 
 
 def recipe_sentence(config: RunConfig, caffe: CaffeSolver, batch_size: int, changed: tuple[str, ...]) -> str:
-    """What the recipe changed; where batches add up unasked, which step and rate that is; else ""."""
+    """The changes of the recipe as a sentence. Where batches add up unasked, it is the step and its rate; else ""."""
     own, workers = batch_size * caffe.iter_size, config.workers
     if config.used_recipe is not None and changed:
         return (
@@ -42,5 +42,5 @@ def recipe_sentence(config: RunConfig, caffe: CaffeSolver, batch_size: int, chan
         return ""
     return (
         f"{workers} workers x batch {own:,} make a step of {workers * own:,} samples at rate {caffe.base_lr:g}, as "
-        f"Caffe does on several GPUs; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
+        f"in Caffe; --recipe auto shares a batch of {own:,}, and keeps one worker's accuracy"
     )

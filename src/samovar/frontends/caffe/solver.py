@@ -305,7 +305,7 @@ def _fewer(steps: int, times: float) -> int:
 
 
 def changes(before: CaffeSolver, after: CaffeSolver) -> Iterator[str]:
-    """What differs between two solvers: "max_iter 1,280 -> 32"."""
+    """The fields that differ between two solvers: "max_iter 1,280 -> 32"."""
     for name in _SHOWN:
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
