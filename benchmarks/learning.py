@@ -12,7 +12,7 @@ continued. Seeds take turns: every strategy is run once before any comes again. 
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -75,6 +75,17 @@ class Cell:
         return num_samples // (batch * workers_with_a_batch)
 
 
+def kept(folder: Path, title: str, seed: int, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The record of a finished run in `folder`; else that of `make`, which is kept there."""
+    found = folder / f"{title.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    if not found.exists():
+        record = make()
+        partial_file = found.with_suffix(".partial")
+        partial_file.write_text(json.dumps(record, indent=2) + "\n")
+        partial_file.rename(found)
+    return dict(json.loads(found.read_text()))
+
+
 @dataclass(frozen=True)
 class Task:
     """A solver and its net in `folder`, where the files of finished runs are, too."""
@@ -86,15 +97,9 @@ class Task:
 
     def result(self, cell: Cell) -> dict[str, Any]:
         """Of a finished run, or of one now."""
-        found = self.folder / f"{cell.title.replace(', ', '-').replace(' ', '-')}-{cell.seed}.json"
-        if not found.exists():
-            record = self._run(cell)
-            partial_file = found.with_suffix(".partial")
-            partial_file.write_text(json.dumps(record, indent=2) + "\n")
-            partial_file.rename(found)
-        return dict(json.loads(found.read_text())["result"])
+        return dict(kept(self.folder, cell.title, cell.seed, lambda: self._run(cell))["result"])
 
-    def _run(self, cell: Cell) -> dict[str, object]:
+    def _run(self, cell: Cell) -> dict[str, Any]:
         began, num_steps = datetime.now(UTC), cell.num_steps(self.num_samples, self.batch)
         solver = self._tested_often(num_steps)
         result = trained(self.folder, "--solver", solver, "--iterations", num_steps, *cell.flags)

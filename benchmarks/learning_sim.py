@@ -2,8 +2,8 @@
 
 The strategies are the production code, in one process and on one thread (`samovar.transports.sim`), by their recipes.
 A worker's step takes STEP_S. Three paces are played: every step takes the same time, or up to twice as long at random,
-or one worker is four times as slow as the others. Asynchronous workers end when all together have made the steps of all. The same seed
-gives the same bits.
+or one worker is four times as slow as the others. Asynchronous workers end when all together have made the steps of
+all. The same seed gives the same bits.
 
 `learning-simulated` compares 8 and 16 workers with one (`make bench-learning`), each with 400,000 samples.
 `learning-slow` has four workers, of which one is slow, and compares the virtual seconds to an accuracy with those of
@@ -12,15 +12,19 @@ gives the same bits.
 
 import contextlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
 import torch
-from learning import BATCH, NUM_TESTS
+from figures import Figure
+from learning import BATCH, NUM_TESTS, SEEDS, ZOO, kept
+from ranks import FOLDER
 
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
@@ -30,6 +34,7 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.group import Group
 from samovar.core.machine import Link, MachineModel
 from samovar.data.order import batch_portions
+from samovar.data.published import write_cifar10
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
@@ -53,7 +58,10 @@ MACHINE = MachineModel(Link(2e-6, 1e10))
 EVEN, JITTERED, ONE_SLOW = "even", "jittered", "one slow"
 NUM_SAMPLES = 400_000
 GOAL, BAR = 0.65, 2.0
-IN_STEP_ONES, ASYNCHRONOUS_ONES = ("sync", "sync-easgd", "diloco"), ("async-easgd", "shm-easgd", "async-sgd")
+ASYNCHRONOUS_ONES = ("async-easgd", "shm-easgd", "async-sgd")
+# How much lower than one worker's each may end.
+LOWER = {"sync": 0.01, "sync-easgd": 0.01, "diloco": 0.01, **dict.fromkeys(ASYNCHRONOUS_ONES, 0.02)}
+SHORT_SAMPLES, SHORT_TESTS = 1_600, 1
 TIMEOUT_S = 80_000.0
 
 
@@ -66,6 +74,7 @@ class Simulated:
     pace: str
     seed: int
     num_samples: int = NUM_SAMPLES
+    num_test_batches: int = 100
 
     @property
     def title(self) -> str:
@@ -101,7 +110,7 @@ class Rank:
         )
         stack.callback(self._test_reader.close)
         caffe, _ = by_recipe(config, published, reader.batch_size)
-        self._num_test_batches = caffe.test_nets[0].num_batches
+        self._num_test_batches = cell.num_test_batches
         self._net = build.net_for(definition, reader, cell.seed, config)
         self._test_net = build.net_for(definition, self._test_reader, 0, config)
         self._test_net.share_parameters(self._net)
@@ -191,7 +200,73 @@ def told(rank: Rank, progress: Progress, now_s: float) -> dict[str, float]:
 
 
 def simulated(cell: Simulated, folder: Path) -> dict[str, Any]:
+    """The tests of a run: accuracy, samples of all workers, and virtual seconds."""
     torch.set_num_threads(1)
     progress = Progress([0] * cell.num_workers)
     run = simulate(partial(work, cell, folder, progress), cell.num_workers, SimConfig(cell.seed, MACHINE, check=False))
+    print(f"{cell.title}, seed {cell.seed}: {progress.tests[-1]['accuracy']:.4f}", flush=True)
     return {"tests": progress.tests, "seconds": run.seconds}
+
+
+def cells_of(strategy: str, num_workers: int, pace: str, short: bool) -> list[Simulated]:
+    """One for each seed."""
+    if short:
+        return [Simulated(strategy, num_workers, pace, SEEDS[0], SHORT_SAMPLES, SHORT_TESTS)]
+    return [Simulated(strategy, num_workers, pace, seed) for seed in SEEDS]
+
+
+def prepared(source: Path | None, name: str, short: bool) -> Path:
+    """The folder of the results, with data and solver."""
+    if source is None:
+        raise SystemExit("give the folder of CIFAR-10's files with --cifar10")
+    out = FOLDER / "out" / (f"{name}-short" if short else name)
+    write_cifar10(source.resolve(), out / "data" / "cifar10")
+    for path in ZOO.glob("*.prototxt"):
+        (out / path.name).write_text(path.read_text())
+    return out
+
+
+def results(folder: Path, cells: Sequence[Simulated]) -> list[dict[str, Any]]:
+    return [kept(folder, cell.title, cell.seed, partial(simulated, cell, folder)) for cell in cells]
+
+
+def run_many(source: Path | None, short: bool = False) -> list[Figure]:
+    """8 and 16 workers against one: the mean accuracy over the seeds."""
+    folder = prepared(source, "learning-simulated", short)
+
+    def ends(strategy: str, num_workers: int, pace: str) -> list[float]:
+        cells = cells_of(strategy, num_workers, pace, short)
+        return [float(result["tests"][-1]["accuracy"]) for result in results(folder, cells)]
+
+    alone = fmean(ends("sync", 1, EVEN))
+    figures = []
+    for num_workers, pace, (strategy, lower) in product((16, 8), (EVEN, JITTERED), LOWER.items()):
+        ours = ends(strategy, num_workers, pace)
+        ratios = [one / alone for one in ours]
+        title, bar = f"{strategy}, {num_workers} workers, {pace}", 1 - lower / alone
+        spread = min(ratios), max(ratios)
+        figures.append(Figure(title, fmean(ours), alone, "accuracy", fmean(ratios), *spread, len(ratios), bar))
+    return figures
+
+
+def run_slow(source: Path | None, short: bool = False) -> list[Figure]:
+    """Four workers, one of them slow: virtual seconds to the goal, against `sync`."""
+    folder, goal = prepared(source, "learning-slow", short), 0.0 if short else GOAL
+
+    def seconds(strategy: str) -> list[float]:
+        cells = cells_of(strategy, 4, ONE_SLOW, short)
+        return [seconds_to(goal, result["tests"]) for result in results(folder, cells)]
+
+    theirs = seconds("sync")
+    figures = []
+    for strategy in ASYNCHRONOUS_ONES:
+        ours = seconds(strategy)
+        ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+        name, spread = f"{strategy} / sync, one of four slow", (min(ratios), max(ratios))
+        figures.append(Figure(name, fmean(ours), fmean(theirs), "s", fmean(ratios), *spread, len(ratios), BAR))
+    return figures
+
+
+def seconds_to(goal: float, tests: Sequence[dict[str, float]]) -> float:
+    """Of the first test that reaches it; infinity if none does."""
+    return next((test["seconds"] for test in tests if test["accuracy"] >= goal), math.inf)

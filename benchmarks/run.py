@@ -20,6 +20,7 @@ import data
 import elastic
 import faults
 import learning
+import learning_sim
 import lenet
 import nets
 import remote
@@ -63,7 +64,9 @@ ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     "two-hosts-accuracy": two_hosts.run_accuracy,
 }
 ON_CIFAR10: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
-    name: partial(learning.run, name=name) for name in learning.SIZES
+    **{name: partial(learning.run, name=name) for name in learning.SIZES},
+    "learning-simulated": learning_sim.run_many,
+    "learning-slow": learning_sim.run_slow,
 }
 OUT = Path(__file__).parent / "out"
 
