@@ -63,6 +63,7 @@ def _as_json(host: HostFigures, devices: str, record: CalibrationRecord | None, 
         "devices": devices,
         "calibration": record.to_json() if record is not None else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
+        "advice": dict(advice(host)),
     }
     return json.dumps(parts, indent=2)
 
@@ -76,9 +77,23 @@ def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, fin
     show_lines(console, "")
     if not findings:
         show_lines(console, "Nothing is wrong.")
-        return
-    told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
-    show_facts(console, "What is wrong", told)
+    else:
+        told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
+        show_facts(console, "What is wrong", told)
+    show_lines(console, "")
+    show_facts(console, "What to train with", advice(host))
+
+
+def advice(host: HostFigures) -> list[Row]:
+    """The strategies that learn as well as one worker, for this host; `docs/explanation/learning.md` has the figures."""
+    cores = len(host.cpus_allowed)
+    if cores == 1:
+        return [("on this host", "one worker: there is one core")]
+    return [
+        ("on this host", f"up to {cores} workers with --recipe auto (sync); find their number by --workers auto"),
+        ("workers of uneven speed", "--strategy async-easgd"),
+        ("a slow link to other hosts", "diloco with recipe='auto', in a loop with samovar.replicate"),
+    ]
 
 
 def host_rows(host: HostFigures) -> list[Row]:

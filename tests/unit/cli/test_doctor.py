@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samovar.cli.doctor import host_rows, record_rows
+from samovar.cli.doctor import advice, host_rows, record_rows
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.report.host import HostFigures, diagnose, read_host
 
@@ -90,6 +90,15 @@ def test_a_disk_that_refuses_the_file_is_told() -> None:
     assert ended.returncode == 2
     assert ended.stderr.startswith("samovar: error: --save /proc/calibration.json: cannot be written: ")
     assert ended.stderr.endswith("; give a file elsewhere\n")
+
+
+def test_it_ends_with_the_strategies_that_fit() -> None:
+    assert advice(dataclasses.replace(HEALTHY, cpus_allowed=(3,))) == [
+        ("on this host", "one worker: there is one core")
+    ]
+    rows = dict(advice(HEALTHY))
+    assert rows["on this host"].startswith("up to 8 workers with --recipe auto (sync)")
+    assert {"workers of uneven speed", "a slow link to other hosts"} <= rows.keys()
 
 
 def test_a_healthy_machine_has_no_findings() -> None:
