@@ -85,7 +85,7 @@ def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, fin
 
 
 def advice(host: HostFigures) -> list[Row]:
-    """The strategies that learn as well as one worker, for this host; `docs/explanation/learning.md` has the figures."""
+    """The strategies that learn as well as one worker, for this host; docs/explanation/learning.md has the figures."""
     cores = len(host.cpus_allowed)
     if cores == 1:
         return [("on this host", "one worker: there is one core")]
