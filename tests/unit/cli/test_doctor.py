@@ -93,9 +93,8 @@ def test_a_disk_that_refuses_the_file_is_told() -> None:
 
 
 def test_it_ends_with_the_strategies_that_fit() -> None:
-    assert advice(dataclasses.replace(HEALTHY, cpus_allowed=(3,))) == [
-        ("on this host", "one worker: there is one core")
-    ]
+    small = dataclasses.replace(HEALTHY, cpus_allowed=(3,))
+    assert advice(small) == [("on this host", "one worker: there is one core")]
     rows = dict(advice(HEALTHY))
     assert rows["on this host"].startswith("up to 8 workers with --recipe auto (sync)")
     assert {"workers of uneven speed", "a slow link to other hosts"} <= rows.keys()
