@@ -16,12 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from samovar.strategies.config import StrategyConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 STRATEGIES = ROOT / "src/samovar/strategies"
 OURS = STRATEGIES / "ours.py"
 SECTIONS = "settings of each strategy"
 TABLE = re.compile(r"(<!-- made from the code: ([a-z -]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _DECORATOR = "strategy"
+_FEW_WORKERS = 4
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -120,9 +123,18 @@ def section(kind: Any) -> str:
         flag = _with_value(setting) if setting.has_flag else "-"
         spelled = ", ".join(f"`{spelling}`" for spelling in setting.spellings)
         values = listed(setting.choices) if setting.choices else _values(setting)
-        rows.append((flag, spelled, setting.default_words, values, setting.help.replace("|", "\\|")))
+        rows.append((flag, spelled, _default(kind, setting), values, setting.help.replace("|", "\\|")))
     head = ("Flag", "In Python", "Default", "Values", "Meaning")
     return f"\n### {kind.traits.name}\n\n{_written(head, rows)}"
+
+
+def _default(kind: Any, setting: Any) -> str:
+    """The default, and the value of the strategy's recipe if it has one."""
+    recipe = kind.traits.recipe
+    if recipe is None or setting.name not in recipe.settings:
+        return str(setting.default_words)
+    value = recipe.settings[setting.name](StrategyConfig(kind.traits.name), _FEW_WORKERS)
+    return f"{setting.default_words}; {value:g} by its recipe"
 
 
 def _values(setting: Any) -> str:
