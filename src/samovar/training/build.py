@@ -247,9 +247,11 @@ def global_batch_size(config: RunConfig, reader: BatchReader, num_parts: int) ->
     if not config.shares_batch:
         return reader.batch_size * config.workers
     if reader.batch_size < config.workers:
+        has_recipe = config.used_recipe is not None
+        flag, other = ("--recipe auto", ", or --recipe none") if has_recipe else ("--batch-mode global", "")
         raise InputError(
-            f"--workers {config.workers} with --batch-mode global: {reader.described} gives batches of "
-            f"{reader.batch_size}, less than a sample a worker; use fewer workers or a larger batch_size"
+            f"--workers {config.workers} with {flag}: {reader.described} gives batches of {reader.batch_size}, "
+            f"less than a sample a worker; use fewer workers or a larger batch_size{other}"
         )
     return reader.batch_size
 
