@@ -126,9 +126,9 @@ class Rank:
         layout = layout_of({info.name: info.parameter for info in infos})
         memory = open_memory(transport, layout, None)
         self._weights = memory.weights.array
-        flat = [FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients)]
+        weights, gradients = (FlatBuffer(layout, region.array) for region in (memory.weights, memory.gradients))
         buckets = layout.buckets(None)
-        model = Model(self._net, {info.name: info.parameter for info in infos}, *flat, buckets)
+        model = Model(self._net, {info.name: info.parameter for info in infos}, weights, gradients, buckets)
         sharing, settings, _ = with_momentum(strategy, solver_config(caffe), group.world_size)
         multipliers = {info.name: Multipliers(info.lr_mult, info.decay_mult) for info in infos}
         forever = partial(transport.deadline, math.inf)
@@ -138,7 +138,7 @@ class Rank:
         seat = _seat(transport, strategy, len(self._weights)) if strategy.needs_center else None
         buffers = Buffers(memory.weights, memory.gradients)
         self.strategy = build_strategy(sharing, collectives, buckets, buffers, forever, seat)
-        solver, parts = build_solver(settings, *flat, multipliers), Parts(1, group.world_size, 1)
+        solver, parts = build_solver(settings, weights, gradients, multipliers), Parts(1, group.world_size, 1)
         self.worker = Worker(model, solver, self.strategy, stream, parts, TIMEOUT_S)
         self.meet = lambda: self._barrier.run(forever())
 

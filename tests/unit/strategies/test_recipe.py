@@ -53,7 +53,10 @@ def test_an_outer_step_makes_up_for_a_lower_rate(rate: float, momentum: float, f
 
 
 def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = strategy("its-own")(type("ItsOwn", (LocalSgd,), {}))
+    class ItsOwn(LocalSgd):
+        """It declares nothing."""
+
+    own = strategy("its-own")(ItsOwn)
     monkeypatch.delitem(KINDS, "its-own")  # and again when the test ends
     monkeypatch.setitem(KINDS, "its-own", own)
     assert own.traits.recipe is None
