@@ -68,14 +68,20 @@ def announce(
         buckets=bucket_cut.described(config, learner.buckets),
     )
     context.writer.write(started)
-    if config.strategy.exchanges_weights or config.strategy.codec is not None:
-        context.writer.write(Notice(level="info", text=described(config.strategy)))
-    if sentence := recipe_sentence(config, caffe, reader.batch_size, opened.changes):
-        context.writer.write(Notice(level="info", text=sentence))
+    _tell_sharing(opened)
     if not config.by_caffe:
         notices = (*caffe.only_for_caffe, *notices)
     for text in (*notices, *strategy_warnings(config.strategy, config.workers)):
         context.writer.write(Notice(level="warning", text=text))
+
+
+def _tell_sharing(opened: Opened) -> None:
+    """The settings of the strategy, and what its recipe changed."""
+    config, writer = opened.context.config, opened.context.writer
+    if config.strategy.exchanges_weights or config.strategy.codec is not None:
+        writer.write(Notice(level="info", text=described(config.strategy)))
+    if sentence := recipe_sentence(config, opened.caffe, opened.reader.batch_size, opened.changes):
+        writer.write(Notice(level="info", text=sentence))
 
 
 def _transport(config: RunConfig) -> str:
