@@ -11,6 +11,7 @@ from samovar.api.replica import Replica
 from samovar.api.replicate import replicate
 from samovar.core.errors import InputError
 from samovar.strategies.ours import StrategyName
+from samovar.strategies.traits import NONE
 
 
 class SharedTraining:
@@ -22,6 +23,11 @@ class SharedTraining:
     def __init__(self, strategy: StrategyName, settings: Mapping[str, Any] | None) -> None:
         self._strategy: StrategyName = strategy
         self._settings = dict(settings or {})
+        if self._settings.get("recipe", NONE) != NONE:
+            raise InputError(
+                f"recipe={self._settings['recipe']!r}: divides batches in replica.shard, and a framework divides its "
+                "data itself; leave it out, and give a worker's batch and settings yourself"
+            )
         self.models: list[nn.Module] = []
         self._replica: Replica | None = None
         self._is_finished = False

@@ -7,6 +7,7 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.integrations.shared import SharedTraining
 from samovar.strategies.base import strategy
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
@@ -64,3 +65,8 @@ def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pyt
     assert config.used_recipe is None
     with pytest.raises(InputError, match="--recipe auto: its-own declares no recipe"):
         replace(config, recipe="auto")
+
+
+def test_a_framework_that_divides_data_itself_takes_none() -> None:
+    with pytest.raises(InputError, match=r"recipe='auto': divides batches in replica\.shard"):
+        SharedTraining("diloco", {"recipe": "auto"})
