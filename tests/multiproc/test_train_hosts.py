@@ -1,18 +1,21 @@
 """`samovar train --nodes`: launchers on the loopback of one machine are hosts to each other."""
 
+import json
 import re
 import signal
 from pathlib import Path
 
 import pytest
 
+from samovar.core.machine import CalibrationRecord
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
 from tests.multihost.train_run import started
-from tests.multiproc.command import TIMEOUT_S, last_step, result_of, run, succeed
+from tests.multiproc.command import TIMEOUT_S, Command, last_step, result_of, run, succeed
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
+from tests.multiproc.ports import reserved_port
 
 ENDLESS = 10_000_000
 
@@ -204,6 +207,22 @@ def test_another_net_and_a_missing_key_are_refused(solver: Path, tmp_path: Path,
     (_, first), (code, second) = both(tmp_path, *keys)
     assert "host 1 did not come" in first
     assert (code, "does not hold the same key" in second) == (2, True), second
+
+
+@pytest.mark.slow
+def test_doctor_measures_the_links_and_auto_stands_on_its_figures(solver: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "calibration.json"
+    with reserved_port() as port:
+        place = ("--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", port)
+        with Command("doctor", *place, "--node-rank", 1, folder=tmp_path) as other:
+            found = succeed("doctor", *place, "--node-rank", 0, "--save", saved, "--json", folder=tmp_path)
+            assert other.wait().return_code == 0
+    (link,) = json.loads(found.output)["links"]
+    assert abs(link["clock_ahead_s"]) < 1.0  # it is this machine's own
+    figures = CalibrationRecord.load(saved).transports["tcp"]
+    assert figures.sleeping_latency_s == link["figures"]["sleeping_latency_s"]
+    with started(tmp_path, (1, 1), "--solver", solver, "--calibration", saved, "--overlap", "backward") as run_:
+        run_.succeed()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,21 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT
+from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
+from samovar.launch.script import Hosts
 from samovar.launcher.calibrate import calibrate
+from samovar.launcher.doctor_hosts import HostLinkFigures, measure_hosts, with_links
+from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
@@ -21,26 +27,65 @@ from samovar.report.wording import cpu_ranges
 Row = tuple[str, str]
 
 _GIB = 1 << 30
+_MOST_CLOCK_S = 1.0
 _SAVE = "Also save the measurements, for `samovar train --calibration`."
 
 
 def doctor(
+    nodes: flags.Nodes = 1,
+    node_rank: flags.NodeRank = None,
+    master_addr: flags.MasterAddress = None,
+    master_port: flags.MasterPort = None,
+    key_file: flags.KeyFile = None,
     save: Annotated[Path | None, OUTPUT("FILE", _SAVE)] = None,
     as_json: Annotated[bool, OUTPUT("", "Print host, devices, calibration and findings as JSON.", "--json")] = False,
 ) -> None:
-    """Show and measure this machine, and say what is wrong with it."""
+    """Show and measure this machine, and say what is wrong with it. With --nodes, also measure links between hosts."""
+    place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
     if save is not None:
         _require_writable(save)
     host = read_host()
     devices = "not known" if host.missing_modules else torch_devices().described
     record = calibrate(host) if host.memfd_error is None else None
-    findings = diagnose(host, record)
+    links: tuple[HostLinkFigures, ...] = ()
+    if place is not None:
+        met, links = measure_hosts(place, DEFAULT_TIMEOUT_S)
+        met.close()
+    if record is not None and links:
+        record = with_links(record, links)
+    findings = [*diagnose(host, record), *_clock_findings(links)]
     if save is not None and record is not None:
         _save(record, save)
     if as_json:
-        typer.echo(_as_json(host, devices, record, findings))
+        typer.echo(_as_json(host, devices, record, findings, links))
     else:
         _show(host, devices, record, findings)
+        _show_links(links)
+
+
+def _clock_findings(links: Sequence[HostLinkFigures]) -> list[Finding]:
+    """A clock that is off disturbs no run, but times in logs."""
+    return [
+        Finding("warning", f"the clock of {link.host} is {link.clock_ahead_s:+.1f} s off", "let NTP set the clocks")
+        for link in links
+        if abs(link.clock_ahead_s) > _MOST_CLOCK_S
+    ]
+
+
+def _show_links(links: Sequence[HostLinkFigures]) -> None:
+    if not links:
+        return
+    console = printer()
+    show_lines(console, "")
+    rows = []
+    for link in links:
+        sizes = ", ".join(f"{_size(size)} {rate / 1e6:,.0f}" for size, rate in link.figures.bandwidth)
+        rows += [
+            (f"to {link.host}: put + notify", _microseconds(link.figures.sleeping_latency_s)),
+            (f"to {link.host}: put, MB/s", sizes),
+            (f"to {link.host}: its clock", f"{link.clock_ahead_s * 1e3:+.1f} ms"),
+        ]
+    show_facts(console, "Between hosts", rows)
 
 
 def _require_writable(path: Path) -> None:
@@ -57,14 +102,22 @@ def _save(record: CalibrationRecord, path: Path) -> None:
         raise InputError(f"--save {path}: cannot be written: {reason}; give a file elsewhere") from error
 
 
-def _as_json(host: HostFigures, devices: str, record: CalibrationRecord | None, findings: list[Finding]) -> str:
-    parts = {
+def _as_json(
+    host: HostFigures,
+    devices: str,
+    record: CalibrationRecord | None,
+    findings: list[Finding],
+    links: Sequence[HostLinkFigures],
+) -> str:
+    parts: dict[str, object] = {
         "host": to_plain(host),
         "devices": devices,
         "calibration": record.to_json() if record is not None else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
         "advice": dict(advice(host)),
     }
+    if links:
+        parts["links"] = to_plain(list(links))
     return json.dumps(parts, indent=2)
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from samovar.collectives.plan import Combine, Notify, Plan, Put, Reduce, Wait
 from samovar.collectives.plans import ALL_REDUCES
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord, TransportFigures
+from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
 
 # The order in which equals are preferred.
 _CANDIDATES = ("direct", "kary-tree", "tree", "halving-doubling", "ring", "server")
@@ -128,7 +128,8 @@ def predicted_between_s(
     if the number of ranks is not a power of two.
     """
     num_elements = num_bytes // ELEMENT_BYTES
-    timing = _Links(_plans(name, world_size), num_elements, record.transports[transport], record.transports["shm"])
+    link = record.transports.get(transport) or NOMINAL.transports[transport]  # a record may be of one host alone
+    timing = _Links(_plans(name, world_size), num_elements, link, record.transports["shm"])
     timing.run()
     return max(rank.clock for rank in timing.ranks)
 

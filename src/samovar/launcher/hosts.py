@@ -107,13 +107,14 @@ def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello
         config.threads_per_worker,
         max(0, spare),
         config.oversubscribed,
-        {"samovar": samovar.__version__, "torch": _version_of("torch")},
+        {"samovar": samovar.__version__, "torch": version_of("torch")},
         settings,
         _digest(config),
     )
 
 
-def _version_of(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version, or "none"."""
     try:
         return version(package)
     except PackageNotFoundError:
