@@ -13,6 +13,7 @@ from torch import nn
 
 from samovar.api.center import BoxChoice, box_choice
 from samovar.api.connect import Joined, join_group
+from samovar.api.figures_wanted import figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
@@ -21,6 +22,7 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.limits import allocator_is_chosen
+from samovar.report.sinks.choice import Place
 from samovar.strategies import defaults
 from samovar.strategies.base import Strategy
 from samovar.strategies.catalog import by_name
@@ -105,6 +107,8 @@ def replicate(
     key_file: str | Path | None = ...,
     join: bool = ...,
     compare_weights_steps: int | None = ...,
+    metrics: Place | Sequence[Place] | None = ...,
+    trace: str | None = ...,
     **settings: Unpack[Settings],
 ) -> Replica: ...
 @overload
@@ -123,6 +127,8 @@ def replicate(
     key_file: str | Path | None = None,
     join: bool = False,
     compare_weights_steps: int | None = None,
+    metrics: Place | Sequence[Place] | None = None,
+    trace: str | None = None,
     **settings: Any,
 ) -> Replica:
     """Train `model` with one or several optimizers on all ranks of this job. Each rank gives the same arguments.
@@ -130,24 +136,24 @@ def replicate(
     The first call waits for all ranks: those of `samovar run`, torchrun, SLURM or MPI, or this one process. Rank 0
     sends its weights and buffers to all, which costs their bytes once, and prints the settings in use.
 
-    - `strategy`: its name, or your own strategy: the class, "module:Name" or "file.py:Name". `settings` are its own.
+    - `strategy`: its name, or your own: the class, "module:Name" or "file.py:Name". `settings` are its own.
     - `collective`: the plan of the all-reduce; `transport`: "shm" on one host, "gloo" between hosts, "nccl" between
       hosts through GPUs, or "tcp", which encrypts. Both hold for the whole process. `timeout_s`: the longest wait.
     - `box`: the parameter server with the center: a name on this host, "HOST:PORT", or a list to divide the center.
       `buffer`: the center's name there, by default that of the model's class; `join`: start from its weights.
     - `key_file`: the key of the box, of "tcp", or of a center that ranks on other hosts reach.
     - `compare_weights_steps`: with `sync`, the steps between two comparisons of all ranks' weights.
+    - `metrics`: a folder for metrics.jsonl, "tensorboard", "wandb", "mlflow", a `samovar.Sink`, or a list of these.
+      `trace`: "steps=20-30" also writes a timeline of these steps into the folder.
 
     Raises InputError if an argument cannot be used or differs between ranks, DeadlineExceeded if a rank is missing.
     """
     config, has_bucket = _config(strategy, collective, settings)
-    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
-    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__))
-    joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
+    wanted = figures_wanted(metrics, trace, is_async=config.is_async)
+    choice = _box(config, transport, box, buffer, key_file, join, type(model).__name__)
+    joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-    replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps)
-    _describe(replica, joined)
-    return replica
+    return _described(Replica(model, optimizer, team, config, timeout_s, choice, compare_weights_steps, wanted), joined)
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
@@ -156,8 +162,18 @@ def _device_of(model: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in parameters if parameter.requires_grad), None)
 
 
-def _fitting(config: StrategyConfig, choice: BoxChoice | None) -> BoxChoice | None:
-    """`choice`. Raises InputError if the strategy has nothing to put into a box."""
+def _box(
+    config: StrategyConfig,
+    transport: str,
+    box: str | Sequence[str] | None,
+    buffer: str | None,
+    key_file: str | Path | None,
+    join: bool,
+    model_name: str,
+) -> BoxChoice | None:
+    """The choice of a box. Raises InputError if the strategy has nothing to put into one."""
+    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
+    choice = box_choice(box, buffer, key_of_box, join, model_name)
     if choice is not None and not config.is_async:
         raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, for example")
     return choice
@@ -219,11 +235,12 @@ def _known(strategy: str) -> str:
     return ", ".join(dict.fromkeys(setting.argument for kind in kinds for setting in kind.traits.settings))
 
 
-def _describe(replica: Replica, joined: Joined) -> None:
+def _described(replica: Replica, joined: Joined) -> Replica:
     if not replica.is_first:
-        return
+        return replica
     for sentence in (*replica.notices, *defaults.warnings(replica.config, replica.num_workers)):
         warnings.warn(in_python(sentence), stacklevel=4)  # the line that calls replicate
     if replica.world_size > 1:
         hosts = "one host" if joined.is_one_host else "; ".join(map(str, joined.hosts))
         sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.world_size} ranks on {hosts}\n")
+    return replica
