@@ -41,7 +41,7 @@ simulate: $(GROUND) ; $(BIN)/python tools/simulate.py --seeds $(SEEDS)
 bench: $(GROUND) ; $(BIN)/python benchmarks/run.py lenet
 bench-nets: $(GROUND) ; $(BIN)/python benchmarks/run.py nets
 bench-sync: $(GROUND) ; $(BIN)/python benchmarks/run.py sync
-bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch
+bench-torch: $(GROUND) ; $(BIN)/python benchmarks/run.py torch && $(BIN)/python benchmarks/run.py checks
 bench-collectives: $(GROUND) ; $(BIN)/python benchmarks/run.py collectives
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import box
+import checks
 import collectives
 import convergence
 import crowded
@@ -35,6 +36,7 @@ from rich.table import Table
 # Each takes `short`: a few steps, to see that everything runs.
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "box": box.run,
+    "checks": checks.run,
     "lenet": lenet.run,
     "collectives": collectives.run,
     "collectives-network": collectives.run_network,

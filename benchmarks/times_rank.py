@@ -20,9 +20,9 @@ from turns import answer, serve
 
 from samovar import _native
 from samovar.core.host import keep_freed_memory
-from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
-from samovar.training.in_step import last_to_arrive
-from samovar.training.step import Laps, StepTimes, Worker
+from samovar.report.steps import Laps, StepTimes, last_to_arrive
+from samovar.report.time_spent import Advice, Arrival, StragglerWatch, TimeSpent
+from samovar.training.step import Worker
 
 NUM_CALLS, NUM_TIMES = 2000, 15
 
@@ -72,7 +72,7 @@ class Measured:
 
 def measuring_s(kinds: list[str]) -> float:
     """The work of rank 0 of two to measure a step: its laps, and the search for late ranks."""
-    laps, spent, stragglers = Laps(), TimeSpent("larger batches"), StragglerWatch()
+    laps, spent, stragglers = Laps(), TimeSpent(Advice("", "larger batches", "")), StragglerWatch()
     arrivals_s = np.array([1.0, 1.001])
     seconds = []
     for _ in range(NUM_TIMES):
@@ -85,7 +85,7 @@ def measuring_s(kinds: list[str]) -> float:
             times = laps.times()
             rank, late_s = last_to_arrive(arrivals_s)
             arrival = Arrival(rank or 0, late_s, 1.0)
-            spent.add({kind: getattr(times, f"{kind}_s") for kind in KINDS}, arrival)
+            spent.add(times, arrival)
             stragglers.take(arrival)
         seconds.append((time.process_time() - started_s) / NUM_CALLS)
     return median(seconds)

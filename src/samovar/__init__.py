@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from samovar.launcher.train import train
     from samovar.report.result import RunResult
+    from samovar.report.run_figures import Figures
+    from samovar.report.sinks.base import Sink
     from samovar.strategies.base import strategy
     from samovar.strategies.traits import Setting
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeadlineExceeded",
+    "Figures",
     "InputError",
     "NotFinite",
     "RankFailed",
@@ -35,6 +38,7 @@ __all__ = [
     "RunResult",
     "SamovarError",
     "Setting",
+    "Sink",
     "__version__",
     "caffe",
     "replicate",
@@ -45,6 +49,7 @@ __all__ = [
 # Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
 _LAZY = {
     "DeadlineExceeded": "samovar.core.errors",
+    "Figures": "samovar.report.run_figures",
     "InputError": "samovar.core.errors",
     "NotFinite": "samovar.core.errors",
     "RankFailed": "samovar.core.errors",
@@ -53,6 +58,7 @@ _LAZY = {
     "RunResult": "samovar.report.result",
     "SamovarError": "samovar.core.errors",
     "Setting": "samovar.strategies.traits",
+    "Sink": "samovar.report.sinks.base",
     "replicate": "samovar.api.replicate",
     "strategy": "samovar.strategies.base",
     "train": "samovar.launcher.train",

@@ -42,8 +42,9 @@ class RunConfig:
     `stop_rule`, `record` and `replay` are for workers that do not wait for each other. `box` is the place of their
     center: None is the launcher's, else a name, or HOST:PORT with a `key_file`. `buffer` is the center's name there;
     with `join` it exists already. `device` is where nets compute. With `cuda`, worker i takes device i modulo their
-    number. `hosts` has the hosts of a run on several; `cpus` are then those of one host's workers. A `stop_rule` or
-    `buffer` of None and a `device` of `auto` are settled before ranks start.
+    number. `hosts` has the hosts of a run on several; `cpus` are then those of one host's workers. `metrics`
+    names the sinks of figures besides metrics.jsonl. A `stop_rule` or `buffer` of None and a `device` of `auto` are
+    settled before ranks start.
     """
 
     job: str
@@ -85,6 +86,7 @@ class RunConfig:
     buffer: str | None = None
     device: str = CPU
     hosts: JobHosts | None = None
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _require_at_least("--workers", self.workers, 1)
@@ -262,6 +264,7 @@ class RunConfig:
             values[name] = None if values[name] is None else Path(values[name])
         values["weights"] = tuple(map(Path, values["weights"]))
         values["stages"] = tuple(values["stages"])
+        values["metrics"] = tuple(values["metrics"])
         if values["large_batch"] is not None:
             values["large_batch"] = LargeBatch(**values["large_batch"])
         if values["trace"] is not None:

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from samovar.launch.wishes import METRICS
+from samovar.report.metrics import read_metrics
+
 BIN = Path(sys.executable).parent
 WAS = re.compile(r"^( *).*# was: (.*)$", re.MULTILINE)
 MOST_LINES_CHANGED = 3
@@ -45,7 +48,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def losses_of(command: Sequence[object], folder: Path) -> list[float]:
     """What rank 0 prints: its losses, and the final one."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1", METRICS: str(folder / "figures")}
     completed = subprocess.run(
         list(map(str, command)),
         cwd=folder,
@@ -87,3 +90,6 @@ def test_another_strategy_trains_to_the_end(name: str, tmp_path: Path, repositor
     assert len(losses) > 5
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0]
+    lines = read_metrics(tmp_path / "figures/metrics.jsonl", "train")
+    assert all(line["samples"] > 0 and line["data_s"] > 0.0 for line in lines)
+    assert [line["step"] for line in lines] == sorted({line["step"] for line in lines}) != []

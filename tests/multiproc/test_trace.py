@@ -180,7 +180,7 @@ def test_a_run_that_ends_inside_the_window_has_a_shorter_trace(solver: Path) -> 
 def test_a_run_that_ends_before_says_so(solver: Path) -> None:
     out = solver.parent / "out"
     ended = succeed("train", "--solver", solver, "--out", out, "--trace", "steps=20-30", folder=solver.parent)
-    assert "--trace steps=20-30: training ended after step 8; no trace" in ended.output + ended.errors
+    assert "trace of steps 20-30: training ended after step 8; there is no trace" in ended.output + ended.errors
     assert not [path for path in out.iterdir() if "trace" in path.name]
 
 

@@ -15,6 +15,7 @@ from samovar.collectives.engine import RecordExchange
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.data.stream import Batch
+from samovar.report.steps import StepDone
 from samovar.report.time_spent import Arrival, StragglerWatch
 from samovar.solver.flat import build_solver
 from samovar.solver.policy import PolicyConfig, SolverConfig
@@ -22,7 +23,7 @@ from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.training.finite import FiniteCheck
 from samovar.training.in_step import NUM_RECORD_FIELDS, InStep
-from samovar.training.loop import Duties, Requests, Schedule, StepDone, Training
+from samovar.training.loop import Duties, Requests, Schedule, Training
 from samovar.training.step import Parts, Worker
 from samovar.transports.shm import ShmTransport
 from tests.parity.lenet import BATCH, Lenet, random_batch

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samovar.api.metrics import ReplicaMetrics
+from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import ProcessGroup
 from samovar.box.board import MAX_MEMBERS, MemberProgress, Row
 from samovar.box.buffers import BufferShape
@@ -79,9 +79,9 @@ class SharedCenter:
         layout: Layout,
         choice: BoxChoice | None,
         deadline: Callable[[], Deadline],
-        metrics: ReplicaMetrics,
+        figures: ReplicaFigures,
     ) -> None:
-        self._metrics = metrics
+        self._figures = figures
         self._name = f"rank {processes.group.rank}"
         self.deadline = _Patience(deadline)
         self._kept = None if processes.home is None else processes.home.kept
@@ -201,9 +201,9 @@ class SharedCenter:
         staleness = strategy.staleness
         progress = MemberProgress(
             steps=step,
-            samples=self._metrics.num_samples,
-            samples_per_s=self._metrics.samples_per_s(),
-            loss=self._metrics.loss,
+            samples=self._figures.num_samples,
+            samples_per_s=self._figures.samples_per_s(),
+            loss=self._figures.loss,
             staleness_mean=staleness.mean,
             staleness_max=staleness.largest,
             updates=strategy.num_updates,
@@ -211,6 +211,7 @@ class SharedCenter:
             finished=is_finished,
         )
         self._members.post(progress)
+        self._figures.see_workers(step, self._rows, is_finished=is_finished)
 
     def _rows(self) -> dict[int, Row]:
         """The rows of the job's ranks, except those that another member has taken."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from samovar.api.heartbeats import Heartbeats
-from samovar.api.uneven_inputs import Call, Event, Leaving, UnevenInputs
+from samovar.api.uneven_inputs import Call, Event, Leaving, Rows, UnevenInputs
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.clock import Deadline
@@ -95,6 +95,7 @@ class ProcessGroup:
     def forget(self, announcer: "Announcer") -> None:
         """A replica takes part in nothing any more."""
         del self._members[announcer.number]
+        self.uneven.forget(announcer.number)
 
     def enter_loop(self) -> None:
         """Say that a loop over divided data begins."""
@@ -135,6 +136,12 @@ class Announcer:
     def among(self, processes: ProcessGroup) -> "Announcer":
         """The announcer of the same replica among these ranks."""
         return replace(self, uneven=processes.uneven)
+
+    def listen(self, hear: Callable[[Rows], None]) -> None:
+        self.uneven.listen(self.number, hear)
+
+    def show_figures(self, figures: Sequence[float]) -> None:
+        self.uneven.show_figures(self.number, figures)
 
     def announce(self, event: Event, step: int, detail: float = 0.0) -> None:
         self.uneven.announce(Call(self.number, event, step, detail), self.deadline)

@@ -1,10 +1,9 @@
 """One rank's model and optimizer, and what a user's training loop calls on them."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,29 +15,32 @@ from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
-from samovar.api.metrics import ReplicaMetrics, Shard, Shards
+from samovar.api.figures import ReplicaFigures
+from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankCalls, RankReduction
+from samovar.api.shards import Shard, Shards
 from samovar.api.state import checked, from_arrays, identity_of, to_arrays
 from samovar.api.uneven_inputs import Call, Event
-from samovar.core.errors import InputError, NotFinite, SamovarError
-from samovar.core.layout import LOOK_EVERY_STEPS
+from samovar.api.weight_checks import WeightChecks, name_unclaimed
+from samovar.core.errors import InputError, SamovarError
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.neighbours import keep_alone, let_go
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import (
     claim,
     digest_of,
-    first_not_finite,
     layout_of,
     release,
     require_dense_gradients,
     trained_parameters,
-    unclaimed,
 )
+from samovar.report.run_figures import Figures
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.strategies.recipe import Recipe
+
+_Batch = TypeVar("_Batch")
 
 
 class Replica(RankCalls):
@@ -60,6 +62,7 @@ class Replica(RankCalls):
         timeout_s: float,
         box: BoxChoice | None = None,
         compare_weights_steps: int | None = None,
+        wanted: FiguresWanted | None = None,
         *,
         recipe: Recipe | None = None,
     ) -> None:
@@ -67,16 +70,16 @@ class Replica(RankCalls):
         self._parameters = trained_parameters(model, optimizers)
         config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
-        self.config = resolved(config, processes.group.world_size)
+        self.config = resolved(config, self.num_workers)
         optimizers.scale_rates(recipe.rate(self.config, self.num_workers) if recipe else 1.0)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
-        self._model = model
-        self.recipe = recipe
+        self._model, self.recipe = model, recipe
         self._step_group = step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
-        self._metrics = ReplicaMetrics()
+        wanted = (wanted or FiguresWanted()).of_replica(self._announcer.number)
+        self._figures = ReplicaFigures(processes, self.config, wanted, optimizers.learning_rate)
         self._run = 0.0
         self._exchange: Exchange = NoExchange()
         with ExitStack() as closing:
@@ -84,8 +87,8 @@ class Replica(RankCalls):
             self._join(config, box, closing)
             self._closing = closing.pop_all()
         self._is_async = config.is_async
-        self._keeps_equal = not config.exchanges_weights and not config.needs_center
-        self._compare_weights_steps = compare_weights_steps
+        made = (self._parameters, optimizers, processes, self._announcer, config, compare_weights_steps)
+        self._checks = WeightChecks(*made)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
         self._shards = Shards()
         self._is_evaluating = self._is_finished = self._is_closed = False
@@ -131,9 +134,9 @@ class Replica(RankCalls):
     def _backward(self, more: bool, backward: BackwardPass) -> None:
         self._require_training("backward()")
         self._optimizers.require_same_parameters()
-        self._exchange.backward(backward, self._step, more)
+        self._exchange.backward(backward.inside(self._figures.run_backward), self._step, more)
         self._order.backward(more=more)
-        self._metrics.lost(backward.loss)
+        self._figures.passed(backward.loss)
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
         """Call this in place of `optimizer.step()`, once for each step.
@@ -151,17 +154,15 @@ class Replica(RankCalls):
                 f"step: got a {type(apply).__name__}; give nothing, or a function without arguments "
                 "that updates the weights"
             )
-        if not self._step:
-            self._name_unclaimed()
+        if not self._step and self.is_first:
+            name_unclaimed(self._model)
         self._order.step()
         with self._optimizers.allowed():
-            self._exchange.step(self._step, apply or self._optimizers.step)
+            self._exchange.step(self._step, self._figures.updating(apply or self._optimizers.step))
         self._step += 1
+        self._figures.stepped(self._step)
         self._buffers.stepped()
-        if self._step % LOOK_EVERY_STEPS == 0:
-            self._require_finite()
-        if self._compare_weights_steps and self._step % self._compare_weights_steps == 0:
-            self._show_digest()
+        self._checks.stepped(self._step, self._figures)
 
     def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
         """This rank's part of the loader's data: `for x, y in replica.shard(loader)` is one epoch.
@@ -173,7 +174,7 @@ class Replica(RankCalls):
         Waits for all ranks at the start and the end of an epoch. At a center it does not. Raises InputError for a
         loader that cannot be divided, and ReplicasDiffer if ranks draw different orders.
         """
-        made = (self._team.group, self._step_group, self._announcer, seed, self._metrics, self.recipe is not None)
+        made = (self._team.group, self._step_group, self._announcer, seed, self._figures, self.recipe is not None)
         return self._shards.of(loader, seed, lambda: Shard(loader, *made))
 
     @contextmanager
@@ -192,7 +193,7 @@ class Replica(RankCalls):
             return
         self._require_training("evaluating()")
         self._order.require_steps("evaluating()")
-        self._require_finite()
+        self._checks.require_finite(self._step, self._figures)
         if not self._is_async:
             self._announcer.agree(Event.EVALUATING, self._step)
         with ExitStack() as stack:
@@ -200,6 +201,7 @@ class Replica(RankCalls):
             stack.enter_context(self._buffers.mean())
             self._is_evaluating = True
             stack.callback(setattr, self, "_is_evaluating", False)
+            stack.callback(self._figures.skip)
             yield
 
     def finish(self) -> None:
@@ -211,8 +213,9 @@ class Replica(RankCalls):
         """
         self._require_training("finish()")
         self._order.require_steps("finish()")
-        self._require_finite()
+        self._checks.require_finite(self._step, self._figures)
         self._exchange.finish(self._step)
+        self._figures.end()
         tensors = [*self._model.parameters(), *self._model.buffers()]
         with torch.no_grad():
             with self.evaluating():
@@ -224,6 +227,15 @@ class Replica(RankCalls):
         if not self._is_async and self.world_size > 1:
             self._announcer.uneven.show_digest(digest_of(self._parameters))
             self._announcer.agree(Event.FINISHING, self._step)
+        self._figures.finished(self._step)
+
+    def batches(self, loader: Iterable[_Batch], batch_size: int = 0) -> Iterator[_Batch]:
+        """The batches of a loader that is not a shard. The wait for each shows in the figures, as `data`."""
+        return self._figures.batches(loader, batch_size)
+
+    def figures(self) -> Figures:
+        """The figures of the run so far: speed, where the time went, and what to try. Waits for no other rank."""
+        return self._figures.figures()
 
     def close(self) -> None:
         """Give model and optimizers back, with memory of their own. They may be replicated again.
@@ -253,8 +265,8 @@ class Replica(RankCalls):
         that keep equal weights compare them at the next exchange.
         """
         self._require_training("state_dict()")
-        self._require_finite()
-        self._show_digest()
+        self._checks.require_finite(self._step, self._figures)
+        self._checks.show_digest()
         # Before the weights, because an exchange that is not over may change them.
         strategy_state = from_arrays(self._exchange.state_dict())
         return {
@@ -292,8 +304,9 @@ class Replica(RankCalls):
             self._take_common_weights(state["center"])
         self._step = int(state["step"])
         self._exchange.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {}, self._step)
+        self._figures.go_to(self._step)
         self._shards.load_state_dict(state, has_same_ranks=state["world_size"] == self.world_size)
-        self._show_digest()
+        self._checks.show_digest()
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""
@@ -324,7 +337,8 @@ class Replica(RankCalls):
         if config.needs_center:
             self._exchange = self._with_center(parameters, config, box, closing)
         else:
-            made = (self._optimizers, self._team.collectives, self.config, self._announcer, closing)
+            collectives = self._figures.traced(self._team.collectives)
+            made = (self._optimizers, collectives, self.config, self._announcer, closing)
             self._exchange = exchange_in_step(parameters, *made)
         self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async)
         closing.callback(self._buffers.close)
@@ -332,6 +346,8 @@ class Replica(RankCalls):
         closing.callback(self._optimizers.release)
         keep_alone(model)
         closing.callback(let_go, model)
+        closing.callback(self._figures.close)
+        self._figures.begin(self._announcer, model)
 
     def _with_center(
         self,
@@ -342,7 +358,7 @@ class Replica(RankCalls):
     ) -> Exchange:
         """The exchange with a center. The number of workers that share it gives the settings that are left out."""
         shared = SharedCenter(
-            self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._metrics
+            self._team, self.config, layout_of(parameters), box, self._announcer.deadline, self._figures
         )
         closing.callback(shared.close)
         self.num_workers = shared.num_pushers * (self.config.group_size or 1)
@@ -360,33 +376,8 @@ class Replica(RankCalls):
                 named[name].copy_(value)
         self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
 
-    def _name_unclaimed(self) -> None:
-        """Warn of parameters that require gradients and are in no optimizer at the first step."""
-        if self.is_first and (names := unclaimed(self._model)):
-            shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            warnings.warn(
-                f"{len(names)} parameter(s) require gradients but are in no optimizer, and stay as they are: {shown}",
-                stacklevel=4,
-            )
-
-    def _show_digest(self) -> None:
-        """Let ranks compare weights that the strategy keeps equal, at the next call that all make."""
-        if self._keeps_equal and self.world_size > 1:
-            self._announcer.uneven.show_digest(digest_of(self._parameters))
-
     def _require_training(self, what: str) -> None:
         if self._is_finished:
             raise SamovarError(f"{what}: finish() has ended training; make another model and replica to train more")
         if self._is_evaluating:
             raise SamovarError(f"{what}: the model holds other weights inside evaluating(); call it after that block")
-
-    def _require_finite(self) -> None:
-        """Raise NotFinite if ranks train in step and a weight is infinite or NaN; a center looks by itself."""
-        if self._is_async or not (name := first_not_finite(self._parameters)):
-            return
-        rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})
-        raise NotFinite(
-            f"rank {self.rank}: the weights of {name} are not finite after step {self._step} (loss "
-            f"{self._metrics.loss:.4g}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the "
-            "learning rate, or look at this rank's data"
-        )

@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from samovar.api.center import BoxChoice, box_choice
 from samovar.api.connect import Joined, join_group
+from samovar.api.figures_wanted import figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
@@ -21,13 +22,13 @@ from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
 from samovar.launch.limits import allocator_is_chosen
+from samovar.report.sinks.choice import Place
 from samovar.strategies import defaults
 from samovar.strategies.base import Strategy
 from samovar.strategies.catalog import by_name
 from samovar.strategies.config import StrategyConfig, in_python, parse_bucket
 from samovar.strategies.ours import Settings, StrategyName
 from samovar.strategies.own import declared_as, name_of
-from samovar.strategies.recipe import Recipe
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, KINDS, NONE, require_choice
 
@@ -107,6 +108,8 @@ def replicate(
     join: bool = ...,
     compare_weights_steps: int | None = ...,
     recipe: Literal["auto", "none"] = ...,
+    metrics: Place | Sequence[Place] | None = ...,
+    trace: str | None = ...,
     **settings: Unpack[Settings],
 ) -> Replica: ...
 @overload
@@ -126,32 +129,32 @@ def replicate(
     join: bool = False,
     compare_weights_steps: int | None = None,
     recipe: str = NONE,
+    metrics: Place | Sequence[Place] | None = None,
+    trace: str | None = None,
     **settings: Any,
 ) -> Replica:
     """Train `model` with one or several optimizers on all ranks of this job. Each rank gives the same arguments.
 
-    The first call waits for all ranks: those of `samovar run`, torchrun, SLURM or MPI, or this one process. Rank 0
-    sends its weights and buffers to all, which costs their bytes once, and prints the settings in use.
+    The first call waits for all ranks of `samovar run`, torchrun, SLURM or MPI. Rank 0 sends its weights to all.
 
-    - `strategy`: its name, or your own strategy: the class, "module:Name" or "file.py:Name". `settings` are its own.
-    - `collective`: the plan of the all-reduce; `transport`: "shm" on one host, "gloo" between hosts, "nccl" between
-      hosts through GPUs, or "tcp", which encrypts. Both hold for the whole process. `timeout_s`: the longest wait.
-    - `box`: the parameter server with the center: a name on this host, "HOST:PORT", or a list to divide the center.
-      `buffer`: the center's name there, by default that of the model's class; `join`: start from its weights.
-    - `key_file`: the key of the box, of "tcp", or of a center that ranks on other hosts reach.
-    - `recipe`: "auto" changes batch and settings, so that ranks learn as well as one (see `Replica.shard`).
-    - `compare_weights_steps`: with `sync`, the steps between two comparisons of all ranks' weights.
+    - `strategy`: its name, or your own: the class, "module:Name" or "file.py:Name". `settings` are its own.
+    - `collective`: the plan of the all-reduce. `transport`: "shm" on one host; "gloo", "nccl" or, encrypted, "tcp".
+      Both hold for the whole process. `timeout_s`: the longest wait.
+    - `box`: the center's server: a name on this host, "HOST:PORT", or a list to divide the center. `buffer`: the
+      center's name there; `join`: start from its weights; `key_file`: the key of the box, of "tcp", of a center.
+    - `recipe`: "auto" makes ranks learn as well as one. `compare_weights_steps`: with `sync`, how often to compare.
+    - `metrics`: a folder, "tensorboard", "wandb", "mlflow", a `samovar.Sink`, or a list. `trace`: "steps=20-30".
 
-    Raises InputError if an argument cannot be used or differs between ranks, DeadlineExceeded if a rank is missing.
+    Raises InputError for a wrong argument, or one that differs between ranks; DeadlineExceeded if a rank is missing.
     """
     config, has_bucket = _config(strategy, collective, settings)
-    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
-    choice = _fitting(config, box_choice(box, buffer, key_of_box, join, type(model).__name__), recipe)
-    joined, processes = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
+    wanted = figures_wanted(metrics, trace, is_async=config.is_async)
+    choice = _box(config, transport, box, buffer, key_file, join, type(model).__name__)
+    _require_recipe(config, recipe, choice)
+    joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
-    used, config = _by_recipe(config, recipe, joined.group.world_size)
-    replica = Replica(model, optimizer, processes, config, timeout_s, choice, compare_weights_steps, recipe=used)
-    return _described(replica, joined)
+    make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
+    return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined.group.world_size), joined)
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
@@ -160,9 +163,18 @@ def _device_of(model: nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in parameters if parameter.requires_grad), None)
 
 
-def _fitting(config: StrategyConfig, choice: BoxChoice | None, recipe: str) -> BoxChoice | None:
-    """`choice`. Raises InputError if the strategy has nothing to put into a box, or no such recipe."""
-    _require_recipe(config, recipe, choice)
+def _box(
+    config: StrategyConfig,
+    transport: str,
+    box: str | Sequence[str] | None,
+    buffer: str | None,
+    key_file: str | Path | None,
+    join: bool,
+    model_name: str,
+) -> BoxChoice | None:
+    """The choice of a box. Raises InputError if the strategy has nothing to put into one."""
+    key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
+    choice = box_choice(box, buffer, key_of_box, join, model_name)
     if choice is not None and not config.is_async:
         raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, for example")
     return choice
@@ -182,10 +194,13 @@ def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_it
     return replace(config, bucket_size_bytes=size, factors=config.factors or AUTO)
 
 
-def _by_recipe(config: StrategyConfig, recipe: str, world_size: int) -> tuple[Recipe | None, StrategyConfig]:
-    """The recipe to use, and the settings with its own."""
-    is_used = recipe == AUTO and world_size > 1
-    return (config.traits.recipe, defaults.by_recipe(config, world_size)) if is_used else (None, config)
+def _by_recipe(
+    make: Callable[..., Replica], config: StrategyConfig, recipe: str, compared: int | None, world_size: int
+) -> Replica:
+    """With the recipe, if one is to be used, and the settings that it changes."""
+    used = config.traits.recipe if recipe == AUTO and world_size > 1 else None
+    config = defaults.by_recipe(config, world_size) if used else config
+    return make(config=config, compare_weights_steps=compared, recipe=used)
 
 
 def _require_recipe(config: StrategyConfig, recipe: str, choice: BoxChoice | None) -> None:

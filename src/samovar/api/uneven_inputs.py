@@ -1,6 +1,6 @@
 """Before an exchange each rank tells the others its place in the script, and whether it still has data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
@@ -11,7 +11,9 @@ from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline
 from samovar.core.errors import ReplicasDiffer
 
-_NUM_FIELDS = 6  # active, replica, event, step, detail, digest of weights
+_NUM_OF_CALL = 6  # active, replica, event, step, detail, digest of weights
+NO_FIGURES = (0.0,) * 4  # a rank's steps since its last figures, their samples, mean loss, and its last arrival
+_NUM_FIELDS = _NUM_OF_CALL + len(NO_FIGURES)
 
 Rows = npt.NDArray[np.float64]
 
@@ -83,17 +85,42 @@ class UnevenInputs:
     a call as early as it can, and asks for the answers when the exchange begins. A rank whose data ended answers every
     call of the others until no rank is active.
 
-    Cost per call: P-1 messages of 48 bytes per rank, awaited only when the answers are asked for.
+    Figures of a replica travel in the messages of its calls.
+
+    Cost per call: P-1 messages of 80 bytes per rank, awaited only when the answers are asked for.
     """
 
     def __init__(self, collectives: Collectives, first_rank: int = 0) -> None:
         self.last_active: tuple[int, ...] = (0,)  # the ranks that took part in the last answered call
         self._group = collectives.group
-        self._first_rank = first_rank
+        self.first_rank = first_rank
         self._records = collectives.records(_NUM_FIELDS) if self._group.world_size > 1 else None
         self._pending: Call | None = None
         self._known: dict[Call, int] = {}
         self._digest = 0.0
+        self._figures: dict[int, Sequence[float]] = {}
+        self._hearers: dict[int, Callable[[Rows], None]] = {}
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other ranks to tell."""
+        return self._records is not None
+
+    def listen(self, replica: int, hear: Callable[[Rows], None]) -> None:
+        """Give `hear` the figures of all ranks, shape (P, 4), with each call of the replica."""
+        self._hearers[replica] = hear
+
+    def show_figures(self, replica: int, figures: Sequence[float]) -> None:
+        """Send these figures with the next call of the replica. A process that is alone hears them immediately."""
+        if self._records is None:
+            self._hearers[replica](np.array([figures]))
+        else:
+            self._figures[replica] = figures
+
+    def forget(self, replica: int) -> None:
+        """Drop the figures of a replica that is closed."""
+        self._figures.pop(replica, None)
+        self._hearers.pop(replica, None)
 
     def show_digest(self, digest: float) -> None:
         """Send the digest of weights that must be equal with the next call, which fails if ranks differ."""
@@ -104,7 +131,8 @@ class UnevenInputs:
         if self._records is None:
             return
         self._answer_pending(deadline)
-        self._records.post([1.0, call.replica, call.event, call.step, call.detail, self._digest])
+        figures = self._figures.pop(call.replica, NO_FIGURES)
+        self._records.post([1.0, call.replica, call.event, call.step, call.detail, self._digest, *figures])
         self._digest = 0.0
         self._pending = call
 
@@ -126,7 +154,9 @@ class UnevenInputs:
         `depth` is the number of loops over data that this rank is in. A rank in an inner loop leaves it before those
         whose outer loop has ended.
         """
-        rows = self.gather(Call(0, Event.DATA_END, depth), deadline)
+        number, figures = self._figures.popitem() if self._figures else (0, NO_FIGURES)
+        rows = self.gather(Call(number, Event.DATA_END, depth), deadline, figures)
+        self._pass_figures(rows)
         active = _active(rows)
         if active:
             self.last_active = active
@@ -137,9 +167,9 @@ class UnevenInputs:
             return Leaving.NOT_YET
         return Leaving.ALL if depth == rows[:, 3].min() else Leaving.SOME
 
-    def gather(self, call: Call, deadline: Callable[[], Deadline]) -> Rows:
-        """The records of all ranks for a call of ranks without data, shape (P, 6)."""
-        row = [0.0, call.replica, call.event, call.step, call.detail, 0.0]
+    def gather(self, call: Call, deadline: Callable[[], Deadline], figures: Sequence[float] = NO_FIGURES) -> Rows:
+        """The records of all ranks for a call of ranks without data, shape (P, 10)."""
+        row = [0.0, call.replica, call.event, call.step, call.detail, 0.0, *figures]
         if self._records is None:
             return np.array([row])
         self._answer_pending(deadline)  # announced, but the loop ended before its exchange
@@ -155,12 +185,19 @@ class UnevenInputs:
         self._pending = None
         rows = self._records.collect(deadline)
         self._require_agreement(call, rows)
+        self._pass_figures(rows)
         self.last_active = _active(rows)
         return len(self.last_active)
 
+    def _pass_figures(self, rows: Rows) -> None:
+        """Give each replica its own figures of all ranks, and zeros for the others."""
+        for replica in set(rows[:, 1].tolist()):
+            if (hear := self._hearers.get(int(replica))) is not None:
+                hear(np.where(rows[:, 1:2] == replica, rows[:, _NUM_OF_CALL:], 0.0))
+
     def _require_agreement(self, call: Call, rows: Rows) -> None:
-        calls = {rank: _call(row) for rank, row in enumerate(rows, self._first_rank) if row[0] > 0}
-        own_rank = self._first_rank + self._group.rank
+        calls = {rank: _call(row) for rank, row in enumerate(rows, self.first_rank) if row[0] > 0}
+        own_rank = self.first_rank + self._group.rank
         if all(other == call for other in calls.values()):
             self._require_same_weights(rows)
             return
@@ -176,11 +213,11 @@ class UnevenInputs:
         )
 
     def _require_same_weights(self, rows: Rows) -> None:
-        shown = {rank: row[5] for rank, row in enumerate(rows, self._first_rank) if row[5]}
+        shown = {rank: row[5] for rank, row in enumerate(rows, self.first_rank) if row[5]}
         first = min(shown, default=0)
         if differing := [rank for rank, digest in shown.items() if digest != shown[first]]:
             raise ReplicasDiffer(
-                f"rank {self._first_rank + self._group.rank}: the weights of ranks {differing} differ from those of "
+                f"rank {self.first_rank + self._group.rank}: the weights of ranks {differing} differ from those of "
                 f"rank {first}, and this strategy keeps them equal; did something else change them on some ranks only? "
                 "Start again from a checkpoint"
             )

@@ -1,7 +1,7 @@
 """The flags that several commands share, and those of `samovar train` that come to it as one value."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from samovar.cli.output_flags import OUTPUT, Panel
 from samovar.config import BATCH_MODES, RECIPES
@@ -9,6 +9,7 @@ from samovar.core.device import AUTO, CPU, CUDA, PRECISIONS
 from samovar.core.large_batch import RATE_SCALINGS
 from samovar.core.trace import TraceWindow
 from samovar.launch.limits import MOST_THREADS_PER_CORE
+from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.box_terms import MEAN, STOP_RULES
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import COLLECTIVES
@@ -38,6 +39,7 @@ _ADDRESS = "Name or address of host 0, as the others see it."
 _KEY = "The job's key, the same file on all hosts. Host 0 makes a missing one."
 _FILE = "Start the command on these hosts over ssh: a name on each line, this host first."
 _SSH = "The program of ssh, and its flags."
+_METRICS = "Give the figures to tensorboard, wandb, mlflow or FILE.py:NAME, too."
 _BUFFER = "The buffer in the box. Default: the net's name."
 
 Precision = Annotated[str, WORKERS("NAME", "fp32 or bf16.", choices=PRECISIONS)]
@@ -46,7 +48,6 @@ Oversubscribe = Annotated[bool, WORKERS("", _MANY, "--oversubscribe", hidden=Tru
 Timeout = Annotated[float, WORKERS("SECONDS", _TIMEOUT, hidden=True)]
 Threads = Annotated[int | None, WORKERS("N", "Compute threads of each. Default: cores / workers.")]
 Strategy = Annotated[str, SHARING("NAME", _STRATEGY, choices=STRATEGIES, show_default=False)]
-Trace = Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")]
 
 
 Nodes = Annotated[int, HOSTS("N", "Number of hosts. Start this command on each.")]
@@ -124,6 +125,13 @@ class Boxed(NamedTuple):
     buffer: Annotated[str | None, SHARING("NAME", _BUFFER, hidden=True)] = None
 
 
-def trace_of(written: str | None) -> TraceWindow | None:
-    """The steps that --trace names; InputError if it names none."""
-    return None if written is None else TraceWindow.parse(written)
+class FigureFlags(NamedTuple):
+    """Of a run's figures, besides those that each run shows and writes."""
+
+    trace: Annotated[str | None, OUTPUT("steps=A-B", "Record these steps as a timeline.")] = None
+    metrics: Annotated[str | None, OUTPUT("NAME", _METRICS, hidden=True)] = None
+
+    def checked(self) -> dict[str, Any]:
+        """The settings of a run; InputError if one cannot be used."""
+        trace = None if self.trace is None else TraceWindow.parse(self.trace)
+        return {"trace": trace, "metrics": named_sinks(self.metrics, "--metrics")}

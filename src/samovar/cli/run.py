@@ -14,12 +14,15 @@ import typer
 from samovar.cli import flags
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
+from samovar.core.trace import TraceWindow
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch, describe_route
+from samovar.launch.wishes import METRICS, TRACE
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
+from samovar.report.sinks.choice import metrics_choice
 
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
@@ -28,6 +31,8 @@ _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
+_METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
+_TRACE = "Record these steps as a timeline, into the folder of --metrics."
 _ALL_LINES = "Show a line that several ranks print once for each."
 
 
@@ -39,6 +44,8 @@ def run_script(
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
     max_restarts: Annotated[int | None, OPTIONS("N", _RESTARTS)] = None,
     keep_going: Annotated[bool, OPTIONS("", _KEEP_GOING, "--keep-going")] = False,
+    metrics: Annotated[str | None, OPTIONS("PLACE", _METRICS)] = None,
+    trace: Annotated[str | None, OPTIONS("steps=A-B", _TRACE)] = None,
     all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
     nodes: flags.Nodes = 1,
     node_rank: flags.NodeRank = None,
@@ -57,7 +64,7 @@ def run_script(
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     hosts = Hosts.of(nodes, node_rank, master_addr, master_port)
     most = _most_restarts(max_restarts, keep_going, hosts)
-    settings = _settings(transport, key_file)
+    settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
     output = ScriptOutput(with_doubles=all_lines)
     with KeptMemory(num_ranks) if keep_going else nullcontext() as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, most, kept)
@@ -128,6 +135,19 @@ def _num_ranks(workers: str) -> int:
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
     settings = {} if checked_transport("--transport", transport) == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
+
+
+def _figure_settings(metrics: str | None, trace: str | None) -> dict[str, str]:
+    settings = {}
+    if metrics is not None:
+        choice = metrics_choice(metrics, "--metrics")
+        settings[METRICS] = metrics
+    if trace is not None:
+        if metrics is None or choice.folder is None:
+            raise InputError(f"--trace {trace}: needs a folder for the trace; give --metrics FOLDER, too")
+        TraceWindow.parse(trace)
+        settings[TRACE] = trace
+    return settings
 
 
 def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:

@@ -50,7 +50,7 @@ def _train(
     boxed: flags.Boxed,
     hosts: flags.HostFlags,
     out: Annotated[Path | None, OUTPUT("FOLDER", "Run folder. Default: a new one in runs/.")] = None,
-    trace: flags.Trace = None,
+    figures: flags.FigureFlags,
     quiet: Quiet = False,
     as_json: Annotated[bool, OUTPUT("", "Print result.json; progress goes to stderr.", "--json")] = False,
     _help_all: HelpAll = False,
@@ -63,7 +63,7 @@ def _train(
     config = RunConfig("train", solver, parse_weights(weights), strategy=sharing, calibration=calibration)
     config = replace(config, **data._asdict(), **batch._asdict(), **asynchronous._asdict(), **boxed._asdict())
     config = replace(config, large_batch=large_batch_of(*large), precision=precision, device=device)
-    config = replace(config, trace=flags.trace_of(trace), timeout_s=timeout)
+    config = replace(config, **figures.checked(), timeout_s=timeout)
     output = sys.stderr if as_json else sys.stdout
     with _place(hosts, on.workers, key_file) as (workers, place):
         on = on._replace(workers=workers)
@@ -93,6 +93,7 @@ _GROUPS = {
     "plan": flags.PlanFlags,
     "asynchronous": flags.Async,
     "boxed": flags.Boxed,
+    "figures": flags.FigureFlags,
     "hosts": flags.HostFlags,
 }
 

@@ -327,6 +327,13 @@ class TracedCollectives(PlannedCollectives):
         self._trace = trace
         self._in_flight: list[TracedRunner] = []
 
+    @classmethod
+    def of(cls, inner: PlannedCollectives, trace: Trace) -> "TracedCollectives":
+        """The same plans on the same transport."""
+        made = cls(inner.transport, inner._all_reduce_name, trace)
+        made.host_size = inner.host_size
+        return made
+
     def planned(self, name: str, plan: Plan, buffer: Region) -> TracedRunner:
         return TracedRunner(name, super().planned(name, plan, buffer), self._trace, self._in_flight)
 

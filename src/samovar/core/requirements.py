@@ -16,7 +16,13 @@ _REQUIRED = {
     "PIL": "pillow",
     "safetensors": "safetensors",
 }
-_OPTIONAL = {"greenlet": "'samovar[simulator]'", "matplotlib": "'samovar[simulator]'"}
+_OPTIONAL = {
+    "greenlet": "'samovar[simulator]'",
+    "matplotlib": "'samovar[simulator]'",
+    "tensorboard": "'samovar[tensorboard]'",
+    "wandb": "'samovar[wandb]'",
+    "mlflow": "'samovar[mlflow]'",
+}
 _FOR_TORCH = "; without a GPU, add --index-url https://download.pytorch.org/whl/cpu"
 
 
@@ -48,6 +54,12 @@ def missing_modules() -> tuple[str, ...]:
 def require_packages() -> None:
     """Raise InputError if a package that Samovar needs is not installed."""
     for module in missing_modules():
+        raise Missing.of(module).as_error()
+
+
+def require_optional(module: str) -> None:
+    """Raise InputError if a package that the user has asked for is not installed."""
+    if not _is_installed(module):
         raise Missing.of(module).as_error()
 
 

@@ -35,11 +35,11 @@ class TraceWindow:
     last_step: int
 
     @classmethod
-    def parse(cls, written: str) -> "TraceWindow":
-        """Of a flag "steps=A-B"; InputError for anything else."""
+    def parse(cls, written: str, what: str = "--trace") -> "TraceWindow":
+        """Of "steps=A-B"; InputError about `what` for anything else."""
         match = _WINDOW.fullmatch(written)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise InputError(f"--trace {written!r}: give the first and the last step, from 1, as in steps=20-30")
+            raise InputError(f"{what} {written!r}: give the first and the last step, from 1, as in steps=20-30")
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:

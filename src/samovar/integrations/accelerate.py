@@ -58,6 +58,12 @@ class Accelerator(accelerate.Accelerator):
             self.training.train(self.unwrap_model(prepared, keep_torch_compile=False))
         return prepared
 
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Accelerate's; the wait for its batches shows in the figures."""
+        prepared = super().prepare_data_loader(data_loader, *args, **kwargs)
+        num_samples = getattr(prepared, "total_batch_size", None)
+        return self.training.watched(prepared, num_samples and num_samples // self.num_processes)
+
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None) -> Any:
         prepared = super().prepare_optimizer(optimizer, device_placement)
         prepared.__class__ = SharedOptimizer

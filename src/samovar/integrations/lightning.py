@@ -65,6 +65,11 @@ class _Sharing:
     def replica(self) -> Replica:
         return self._training.replica
 
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """As Lightning's; the wait for its batches shows in the figures."""
+        processed = super().process_dataloader(dataloader)  # type: ignore[misc]
+        return self._training.watched(processed, getattr(processed, "batch_size", None))
+
 
 class SamovarStrategy(_Sharing, DDPStrategy):
     """`Trainer(strategy=SamovarStrategy("sync-easgd"))`: `strategy` and `settings` as `samovar.replicate` takes them.

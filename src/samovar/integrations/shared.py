@@ -14,6 +14,16 @@ from samovar.strategies.ours import StrategyName
 from samovar.strategies.traits import NONE
 
 
+class WatchedLoader:
+    """Before a loader's class among its bases: what the replica learns from its batches shows in the figures."""
+
+    training: "SharedTraining"
+    num_samples: int  # of a batch of this rank; 0 if it is not known
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.training.batches(super().__iter__(), self.num_samples)  # type: ignore[misc]
+
+
 class SharedTraining:
     """The replica of one model and its optimizers. `settings` are those of `samovar.replicate`.
 
@@ -59,6 +69,18 @@ class SharedTraining:
     @property
     def has_begun(self) -> bool:
         return self._replica is not None
+
+    def watched(self, loader: Any, num_samples: int | None) -> Any:
+        """The loader as it is, whose batches of `num_samples` show in the figures."""
+        if not isinstance(loader, WatchedLoader) and hasattr(loader, "__iter__"):
+            kind = type(loader)
+            loader.__class__ = type(kind.__name__, (WatchedLoader, kind), {})
+            loader.training, loader.num_samples = self, num_samples or 0
+        return loader
+
+    def batches(self, loader: Iterator[Any], num_samples: int) -> Iterator[Any]:
+        """Its batches, which show in the figures once there is a replica."""
+        return loader if self._replica is None else self._replica.batches(loader, num_samples)
 
     def step(self, apply: Callable[[], Any]) -> Any:
         """The replica's step around the framework's; returns the result of the latter."""

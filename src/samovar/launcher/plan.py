@@ -29,6 +29,7 @@ _NO_MATTER_TO_REPLAY = (
     "timeout_s",
     "stop_rule",
     "hosts",
+    "metrics",
 )
 
 

@@ -27,6 +27,7 @@ from samovar.launcher.sweep import sweep_lines, with_fastest_workers
 from samovar.report.console import Console, LogFile
 from samovar.report.records import Notice
 from samovar.report.result import RunResult
+from samovar.report.sinks.choice import named_sinks
 from samovar.strategies.catalog import asked_for, by_name
 from samovar.strategies.config import StrategyConfig, in_python
 from samovar.strategies.ours import Settings
@@ -51,6 +52,7 @@ class TrainSettings(Settings, total=False):
     precision: Literal["fp32", "bf16"] | None
     device: str | None
     trace: str | TraceWindow | None
+    metrics: str | Sequence[str] | None
     stop_rule: str | None
     record: bool | None
     replay: str | Path | None
@@ -249,6 +251,7 @@ def _config(solver: Path, strategy: str, given: dict[str, Any]) -> RunConfig:
         calibration=calibration or NOMINAL,
         large_batch=large_batch_of(*large),
         trace=TraceWindow.parse(trace) if isinstance(trace, str) else trace,
+        metrics=named_sinks(run.pop("metrics", None), "--metrics"),
         **paths,
         **run,
     )

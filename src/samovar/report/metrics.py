@@ -15,14 +15,15 @@ from typing import Any
 from samovar.core.errors import InputError
 from samovar.report.plain import as_number, json_line
 from samovar.report.run_folder import write_atomic
+from samovar.report.sinks.base import Sink
 
 Line = dict[str, Any]
 
 
-class MetricsWriter:
+class MetricsWriter(Sink):
     """Appends to `path`; a run that starts after `start_step` steps first drops the lines beyond it.
 
-    The system has each line before `append` returns. Raises InputError if the disk refuses, or if `path` is a different
+    The system has each line before `write` returns. Raises InputError if the disk refuses, or if `path` is a different
     file.
     """
 
@@ -33,14 +34,14 @@ class MetricsWriter:
         write_atomic(path, b"".join(json_line(line) for line in kept))
         self._file = path.open("ab", buffering=0)
 
-    def append(self, step: int, kind: str, values: Mapping[str, object]) -> None:
+    def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
         """Add a line. A line of a step that its kind has passed (a test repeated after resuming) is left out."""
         if step <= self._last_steps.get(kind, -1):
             return
         line = json_line({"step": step, "kind": kind, **values})
         end = os.fstat(self._file.fileno()).st_size
         try:
-            self._write(line)
+            self._write_all(line)
         except OSError as error:
             self._file.truncate(end)  # half a line would spoil the next one
             raise InputError(
@@ -59,7 +60,7 @@ class MetricsWriter:
     ) -> None:
         self.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write_all(self, line: bytes) -> None:
         left = memoryview(line)
         while left:
             left = left[self._file.write(left) :]

@@ -68,14 +68,25 @@ def create_run_folder(out: Path | None, net_name: str, strategy: str, now: datet
     try:
         if out is None:
             return RunFolder(_new_folder(DEFAULT_PARENT, _run_name(net_name, strategy, now)))
+        return create_run_folder_at(out)
+    except OSError as error:
+        raise _refused(DEFAULT_PARENT, error) from error
+
+
+def create_run_folder_at(out: Path) -> RunFolder:
+    """Create `out`, which may exist already. Raises InputError if it cannot be created or written to."""
+    try:
         out.mkdir(parents=True, exist_ok=True)
         _probe(out)
     except OSError as error:
-        raise InputError(
-            f"cannot use {out or DEFAULT_PARENT} as run folder: {error.strerror}; "
-            "give a folder that can be written to with --out"
-        ) from error
+        raise _refused(out, error) from error
     return RunFolder(out)
+
+
+def _refused(folder: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot use {folder} as run folder: {error.strerror}; give a folder that can be written to with --out"
+    )
 
 
 def run_folders_of(net_name: str) -> list[Path]:

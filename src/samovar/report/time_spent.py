@@ -4,7 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-KINDS = ("data", "forward", "backward", "exchange", "update")
+from samovar.report.steps import KINDS, StepTimes
+
 _WINDOW_STEPS = 10
 _MOST_OF_WINDOW = 8
 _LATE_SHARE = 0.1  # of a step: less is noise
@@ -44,23 +45,41 @@ class StragglerWatch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Things to try, by what takes too long: waiting for data, exchanges, or computing."""
+
+    if_input: str
+    if_exchange: str
+    if_compute: str
+
+
 class TimeSpent:
-    """Adds up the seconds of a run's steps by kind, and the waits of others for each rank.
+    """Adds up the seconds of a run's steps by kind, and the waits of others for each rank."""
 
-    `remedy` is the advice if exchanges take long.
-    """
-
-    def __init__(self, remedy: str) -> None:
-        self._remedy = remedy
+    def __init__(self, advice: Advice) -> None:
+        self._advice = advice
         self._seconds = dict.fromkeys(KINDS, 0.0)
         self._late_s: dict[int, float] = {}
 
-    def add(self, seconds: dict[str, float], arrival: Arrival | None) -> None:
-        """One step; `seconds` by kind."""
-        for kind in KINDS:
-            self._seconds[kind] += seconds[kind]
+    def add(self, times: StepTimes, arrival: Arrival | None) -> None:
+        """One step."""
+        for kind, seconds in times.by_kind().items():
+            self._seconds[kind] += seconds
         if arrival is not None:
             self._late_s[arrival.rank] = self._late_s.get(arrival.rank, 0.0) + arrival.late_s
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds so far, by kind."""
+        return dict(self._seconds)
+
+    @property
+    def slowest(self) -> tuple[int | None, float]:
+        """The rank that the others waited for longest, and that share of the time; None without such waits."""
+        total_s = sum(self._seconds.values())
+        rank = max(self._late_s, key=lambda rank: self._late_s[rank], default=None)
+        return (None, 0.0) if rank is None or total_s <= 0.0 else (rank, self._late_s[rank] / total_s)
 
     def verdict(self) -> str | None:
         """Shares, the bottleneck, and advice; None without any step."""
@@ -69,15 +88,14 @@ class TimeSpent:
             return None
         shares = {kind: seconds / total_s for kind, seconds in self._seconds.items()}
         shown = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-        return f"where the time went: {shown}: {self._bound(shares, total_s)}"
+        return f"where the time went: {shown}: {self._bound(shares)}"
 
-    def _bound(self, shares: dict[str, float], total_s: float) -> str:
-        rank = max(self._late_s, key=lambda rank: self._late_s[rank], default=None)
+    def _bound(self, shares: dict[str, float]) -> str:
+        rank, late_share = self.slowest
         if shares["data"] > _INPUT_SHARE:
-            return "input-bound; try --hold-data, bring the data to a faster disk, or give reading a core"
-        if rank is not None and self._late_s[rank] > _STRAGGLER_SHARE * total_s:
-            share = self._late_s[rank] / total_s
-            return f"straggler-bound, the others wait {share:.0%} of the time for rank {rank}; see its cpus"
+            return f"input-bound; try {self._advice.if_input}"
+        if late_share > _STRAGGLER_SHARE:
+            return f"straggler-bound, the others wait {late_share:.0%} of the time for rank {rank}; see its cpus"
         if shares["exchange"] > _COMMUNICATION_SHARE:
-            return f"communication-bound; try {self._remedy}"
-        return "compute-bound; more cores, or --precision bf16 where the CPU has it, make it faster"
+            return f"communication-bound; try {self._advice.if_exchange}"
+        return f"compute-bound; try {self._advice.if_compute}"

@@ -9,12 +9,12 @@ from typing import Protocol, TypeAlias
 from samovar.core.clock import Deadline, Pace
 from samovar.membership.members import Headcount
 from samovar.membership.progress_table import ProgressTable, WorkerState, binned
+from samovar.report.steps import StepDone, StepTimes
 from samovar.strategies.center_steps import CenterSteps
 from samovar.training.async_order import Order
 from samovar.training.evaluated import CenterWeights
 from samovar.training.finite import FiniteCheck
-from samovar.training.loop import Duties, Observer, Outcome, Requests, StepDone, StepMade
-from samovar.training.step import StepTimes
+from samovar.training.loop import Duties, Observer, Outcome, Requests, StepMade
 
 # The master tests before any worker begins, and a test may take longer than an exchange.
 _START_PATIENCE = _END_PATIENCE = 10.0

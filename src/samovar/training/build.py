@@ -25,6 +25,7 @@ from samovar.launcher.momentum import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
 from samovar.model.model import Model, layout_of
+from samovar.report.steps import Laps
 from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
@@ -47,7 +48,7 @@ from samovar.training.memory import (
 )
 from samovar.training.resume import ResumePoint, load_weights, starting_weights
 from samovar.training.run_center import RunCenter
-from samovar.training.step import Laps, Parts, Updates, Worker
+from samovar.training.step import Parts, Updates, Worker
 from samovar.transports.base import Transport
 
 

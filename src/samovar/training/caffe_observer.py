@@ -14,11 +14,12 @@ from samovar.frontends.caffe.net import CaffeNet
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.model.half import NetOutput
 from samovar.report.records import Iterated, LastLoss, RecordWriter, Tested, Valued, ValueLine
+from samovar.report.steps import StepDone
 from samovar.solver.policy import PolicyConfig
 from samovar.training.build import Learner
 from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult, named_values
-from samovar.training.loop import Requests, StepDone
+from samovar.training.loop import Requests
 
 
 class CaffeObserver:

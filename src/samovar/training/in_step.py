@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from samovar.collectives.engine import RecordExchange
 from samovar.core.clock import Deadline
+from samovar.report.steps import StepDone, StepTimes, last_to_arrive
 from samovar.training.finite import FiniteCheck
-from samovar.training.loop import Duties, Outcome, Requests, Schedule, StepDone, StepMade
-from samovar.training.step import StepLoss, StepTimes
+from samovar.training.loop import Duties, Outcome, Requests, Schedule, StepMade
+from samovar.training.step import StepLoss
 
 NUM_RECORD_FIELDS = 5  # loss, samples, stop signal, snapshot requests, arrival at the exchange
 
@@ -107,11 +108,3 @@ def _mean(records: npt.NDArray[np.float64]) -> float:
     """The mean loss over all ranks' samples, from rows (loss, number of samples, ...)."""
     losses, counts = records[:, 0], records[:, 1]
     return float((losses * counts).sum() / int(counts.sum()))
-
-
-def last_to_arrive(arrivals_s: npt.NDArray[np.float64]) -> tuple[int | None, float]:
-    """The rank that came last, and its delay after the median of the others."""
-    if len(arrivals_s) < 2 or np.isnan(arrivals_s).any():
-        return None, 0.0
-    last = int(arrivals_s.argmax())
-    return last, float(arrivals_s[last] - np.median(np.delete(arrivals_s, last)))

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from samovar.report.steps import StepDone, StepTimes
 from samovar.training.evaluation import TestResult
-from samovar.training.step import StepLoss, StepTimes, Worker
+from samovar.training.step import StepLoss, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +45,6 @@ class StepMade:
     loss: StepLoss
     times: StepTimes
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """All ranks' results of one step: mean loss over the global batch.
-
-    `times` are this rank's own. `last_rank` came to the exchange last, `late_s` after the median of the others; it is
-    None without an exchange or without others. `num_steps` were done since the last report.
-    """
-
-    steps_done: int
-    loss: float
-    num_samples: int
-    seconds: float
-    times: StepTimes
-    last_rank: int | None = None
-    late_s: float = 0.0
-    num_steps: int = 1
 
 
 class Observer(Protocol):

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from samovar.membership.progress_table import WorkerState
-from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Notice, Progress, RecordWriter, Tested
 from samovar.report.result import WorkerFigures
-from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
+from samovar.report.run_figures import RunFigures
+from samovar.report.sinks.base import Sink
+from samovar.report.steps import StepDone
+from samovar.report.time_spent import Advice
 from samovar.solver.policy import PolicyConfig
 from samovar.strategies.config import StrategyConfig
 from samovar.training.evaluation import TestResult
-from samovar.training.loop import StepDone
 
 # A run without `display` still shows progress.
 _SILENCE_S = 1.0
-_RATE_STEPS = 50
 TOTAL_LOSS = "test_loss"  # the weighted sum of all losses (test_compute_loss)
 
 
@@ -28,41 +28,28 @@ class RunObserver:
     def __init__(
         self,
         writer: RecordWriter,
-        metrics: MetricsWriter,
+        sinks: Sequence[Sink],
         policy: PolicyConfig,
         num_steps: int,
         display_interval: int,
         average_loss: int,
-        remedy: str,
+        advice: Advice,
         shows_test_loss: bool = False,
     ) -> None:
         self._writer = writer
-        self._metrics = metrics
+        self._figures = RunFigures(advice, sinks)
         self._policy = policy
         self._num_steps = num_steps
         self._display_interval = display_interval
         self._shows_test_loss = shows_test_loss
         self._losses: deque[float] = deque(maxlen=average_loss)
-        self._recent: deque[StepDone] = deque(maxlen=_RATE_STEPS)
         self._shown_s = time.monotonic()
-        self._spent, self._stragglers = TimeSpent(remedy), StragglerWatch()
-        self._is_warm = False
 
     def step_done(self, done: StepDone) -> None:
         self._losses.append(done.loss)
-        self._recent.append(done)
         rate = self._policy.rate(done.steps_done - 1)
-        arrival = None if done.last_rank is None else Arrival(done.last_rank, done.late_s, done.seconds)
-        values = {
-            "loss": done.loss,
-            "learning_rate": rate,
-            "samples": done.num_samples,
-            "seconds": done.seconds,
-            **{f"{kind}_s": seconds for kind, seconds in _seconds(done).items()},
-            **({} if arrival is None else {"last_rank": arrival.rank, "late_s": arrival.late_s}),
-        }
-        self._metrics.append(done.steps_done, "train", values)
-        self._watch_time(done, arrival)
+        if (sentence := self._figures.step_done(done, rate)) is not None:
+            self._writer.write(Notice(level="warning", text=sentence))
         if self._is_due(done):
             self._shown_s = time.monotonic()
             self._writer.write(self._progress(done, rate))
@@ -71,25 +58,16 @@ class RunObserver:
         """Report a test; each test net has its own kind in metrics.jsonl: test, test_1, test_2, ..."""
         loss = result.loss if self._shows_test_loss else None
         values = result.outputs if loss is None else {TOTAL_LOSS: loss, **result.outputs}
-        self._metrics.append(steps_done, "test" if net == 0 else f"test_{net}", values)
+        self._figures.write(steps_done, "test" if net == 0 else f"test_{net}", values)
         self._writer.write(Tested(step=steps_done, outputs=result.outputs, net=net, loss=loss))
 
     def forwarded(self, steps_done: int, loss: float) -> None:
         """Report nothing: only Caffe's own command asks for it."""
 
     def ended(self) -> None:
-        verdict = self._spent.verdict()
+        verdict = self._figures.verdict()
         if verdict is not None:
             self._writer.write(Notice(level="info", text=verdict))
-
-    def _watch_time(self, done: StepDone, arrival: Arrival | None) -> None:
-        """Time spent, without the first step of a process, which warms up."""
-        if self._is_warm:
-            self._spent.add(_seconds(done), arrival)
-            sentence = None if arrival is None else self._stragglers.take(arrival)
-            if sentence is not None:
-                self._writer.write(Notice(level="warning", text=f"step {done.steps_done}: {sentence}"))
-        self._is_warm = True
 
     def _is_due(self, done: StepDone) -> bool:
         if done.steps_done == self._num_steps:
@@ -99,20 +77,16 @@ class RunObserver:
         return time.monotonic() - self._shown_s > _SILENCE_S
 
     def _progress(self, done: StepDone, rate: float) -> Progress:
-        seconds = sum(done.seconds for done in self._recent)
+        seconds, num_steps = self._figures.seconds_of_recent
         steps_left = self._num_steps - done.steps_done
         return Progress(
             step=done.steps_done,
             total_steps=self._num_steps,
             loss=sum(self._losses) / len(self._losses),
             learning_rate=rate,
-            samples_per_second=sum(done.num_samples for done in self._recent) / seconds if seconds > 0 else 0.0,
-            eta_s=seconds / sum(done.num_steps for done in self._recent) * steps_left,
+            samples_per_second=self._figures.samples_per_second,
+            eta_s=seconds / num_steps * steps_left,
         )
-
-
-def _seconds(done: StepDone) -> dict[str, float]:
-    return {kind: getattr(done.times, f"{kind}_s") for kind in KINDS}
 
 
 class SilentObserver:
@@ -131,12 +105,18 @@ class SilentObserver:
         """Rank 0 reports it."""
 
 
-def remedy_for(strategy: StrategyConfig) -> str:
-    """The advice if exchanges take long."""
+def advice_for(strategy: StrategyConfig) -> Advice:
+    """The advice by what takes too long, in flags of the command."""
     if strategy.exchanges_weights:
-        return "a longer --sync-period, or larger batches"
-    rest = "larger batches, or a strategy with a period"
-    return rest if strategy.has_owners else f"--overlap full, {rest}"
+        for_exchange = "a longer --sync-period, or larger batches"
+    else:
+        rest = "larger batches, or a strategy with a period"
+        for_exchange = rest if strategy.has_owners else f"--overlap full, {rest}"
+    return Advice(
+        if_input="--hold-data, bring the data to a faster disk, or give reading a core",
+        if_exchange=for_exchange,
+        if_compute="more cores, or --precision bf16 where the CPU has it",
+    )
 
 
 class WorkersObserver(RunObserver):
@@ -152,7 +132,7 @@ class WorkersObserver(RunObserver):
         figures = [worker_figures(state) for state in self._states]
         names = ("steps", "loss", "samples_per_second", "updates", "staleness", "lock_wait_s", "distance", "is_gone")
         values = {name: [getattr(one, name) for one in figures] for name in names}
-        self._metrics.append(done.steps_done, "workers", values)
+        self._figures.write(done.steps_done, "workers", values)
         return replace(super()._progress(done, rate), workers=_in_words(self._states))
 
 

@@ -13,9 +13,7 @@ from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.host import peak_memory_bytes
 from samovar.model.model import layout_of
-from samovar.report.metrics import MetricsWriter
 from samovar.report.records import Finished, Notice
-from samovar.report.run_folder import RunFolder
 from samovar.strategies.box_terms import MEAN, described
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.hybrid_easgd import GroupCollectives
@@ -162,12 +160,12 @@ class TrainRank:
         tests = test_parts(alone, caffe, opened.net, self._stack)
         # What an earlier master wrote stays.
         steps_kept = max(schedule.first_step, run.table.run_steps())
-        metrics = self._stack.enter_context(MetricsWriter(RunFolder(self._config.out).metrics, steps_kept))
+        sinks = self._stack.enter_context(train_report.open_run_sinks(self._context, steps_kept))
         if not run.table.has_begun:
             train_report.announce(opened, learner, tests, schedule, self._start_notices)
             rule = self._config.stop_rule or MEAN
             run.voice.inform(described(rule, schedule.num_steps, at_box=self._config.box is not None))
-        observer = train_report.observer_of(WorkersObserver, alone, metrics, caffe, learner, schedule)
+        observer = train_report.observer_of(WorkersObserver, alone, sinks, caffe, learner, schedule)
         save = train_report.save_function(alone, caffe, learner)
         duties = Duties(schedule, evaluate_function(learner, tests), save, observer)
         return Master(run, duties, observer, learner.evaluated.settle)

@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,9 +14,12 @@ from samovar.config import RunConfig
 from samovar.data.reader import BatchReader
 from samovar.frontends.caffe.solver import CaffeSolver
 from samovar.report.metrics import MetricsWriter
+from samovar.report.plain import to_plain
 from samovar.report.records import Notice, SnapshotWritten, Started
 from samovar.report.result import RunResult
 from samovar.report.run_folder import RunFolder
+from samovar.report.sinks.base import Sink
+from samovar.report.sinks.choice import MetricsChoice, close_all, open_sinks
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.defaults import described
 from samovar.strategies.defaults import warnings as strategy_warnings
@@ -25,7 +28,7 @@ from samovar.training import bucket_cut, build
 from samovar.training.caffe_observer import CaffeObserver, debug_notices
 from samovar.training.context import RankContext
 from samovar.training.loop import Observer, Outcome, Schedule
-from samovar.training.observer import RunObserver, SilentObserver, remedy_for
+from samovar.training.observer import RunObserver, SilentObserver, advice_for
 from samovar.training.opening import Opened
 from samovar.training.recipe import recipe_sentence
 from samovar.training.snapshots import make_saver
@@ -120,14 +123,36 @@ def run_observer(
     if context.config.by_caffe:
         yield CaffeObserver(context.writer, learner.net, caffe, learner.solver.config.policy, test_losses)
         return
-    with MetricsWriter(RunFolder(context.config.out).metrics, schedule.first_step) as metrics:
-        yield observer_of(RunObserver, context, metrics, caffe, learner, schedule)
+    with open_run_sinks(context, schedule.first_step) as sinks:
+        yield observer_of(RunObserver, context, sinks, caffe, learner, schedule)
+
+
+@contextlib.contextmanager
+def open_run_sinks(context: RankContext, first_step: int) -> Iterator[Sequence[Sink]]:
+    """metrics.jsonl, without lines after `first_step`, and the sinks of --metrics."""
+    config, folder = context.config, context.config.out
+
+    def warn(sentence: str) -> None:
+        context.writer.write(Notice(level="warning", text=sentence))
+
+    with contextlib.ExitStack() as closing:
+        metrics = closing.enter_context(MetricsWriter(RunFolder(folder).metrics, first_step))
+        sinks = open_sinks(MetricsChoice(sinks=config.metrics), folder, _settings_of(config), "--metrics", warn)
+        closing.callback(close_all, sinks)
+        yield metrics, *sinks
+
+
+def _settings_of(config: RunConfig) -> dict[str, object]:
+    """The settings that tell runs apart, by name."""
+    strategy = {f"strategy/{name}": value for name, value in to_plain(config.strategy).items() if value is not None}
+    plain = {name: value for name, value in config.to_json().items() if isinstance(value, str | int | float)}
+    return {**plain, **strategy, "strategy": config.strategy.name}
 
 
 def observer_of(
     kind: type[_Observer],
     context: RankContext,
-    metrics: MetricsWriter,
+    sinks: Sequence[Sink],
     caffe: CaffeSolver,
     learner: build.Learner,
     schedule: Schedule,
@@ -135,12 +160,12 @@ def observer_of(
     """An observer of a run of `schedule`, with the solver's settings."""
     return kind(
         context.writer,
-        metrics,
+        sinks,
         learner.solver.config.policy,
         schedule.num_steps,
         caffe.display,
         caffe.average_loss,
-        remedy_for(context.config.strategy),
+        advice_for(context.config.strategy),
         shows_test_loss=caffe.test_compute_loss,
     )
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from samovar.core.trace import Trace
-from samovar.model.model import LayerSpans
+from samovar.model.layer_spans import LayerSpans
 
 
 class Branches(nn.Module):

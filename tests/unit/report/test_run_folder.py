@@ -147,11 +147,11 @@ def metrics(tmp_path: Path) -> Path:
     """Steps 1 to 6, with tests at 0, 3 and 6."""
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as writer:
-        writer.append(0, "test", {"accuracy": 0.1})
+        writer.write(0, "test", {"accuracy": 0.1})
         for step in range(1, 7):
-            writer.append(step, "train", {"loss": 1 / step, "learning_rate": 0.01})
+            writer.write(step, "train", {"loss": 1 / step, "learning_rate": 0.01})
             if step % 3 == 0:
-                writer.append(step, "test", {"accuracy": step / 10})
+                writer.write(step, "test", {"accuracy": step / 10})
     return path
 
 
@@ -164,16 +164,16 @@ def test_each_line_stands_as_it_was_given(metrics: Path) -> None:
 
 def test_a_line_is_there_when_append_returns(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
-        writer.append(1, "train", {"loss": math.nan})
+        writer.write(1, "train", {"loss": math.nan})
         (line,) = read_metrics(tmp_path / "metrics.jsonl")
     assert math.isnan(line["loss"])
 
 
 def test_a_resumed_run_has_each_step_once(metrics: Path) -> None:
     with MetricsWriter(metrics, start_step=3) as writer:
-        writer.append(3, "test", {"accuracy": 0.3})  # the test is repeated on resume
+        writer.write(3, "test", {"accuracy": 0.3})  # the test is repeated on resume
         for step in (4, 5):
-            writer.append(step, "train", {"loss": 9})
+            writer.write(step, "train", {"loss": 9})
     assert steps_of(metrics, "train") == [1, 2, 3, 4, 5]
     assert steps_of(metrics, "test") == [0, 3]
     assert read_metrics(metrics)[-1] == {"step": 5, "kind": "train", "loss": 9}
@@ -181,7 +181,7 @@ def test_a_resumed_run_has_each_step_once(metrics: Path) -> None:
 
 def test_a_new_run_starts_a_new_file(metrics: Path) -> None:
     with MetricsWriter(metrics) as writer:
-        writer.append(1, "train", {"loss": 1})
+        writer.write(1, "train", {"loss": 1})
     assert steps_of(metrics) == [1]
 
 
@@ -189,7 +189,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out(metrics: Path) -> None:
     os.truncate(metrics, metrics.stat().st_size - 5)
     assert steps_of(metrics, "test") == [0, 3]
     with MetricsWriter(metrics, start_step=6) as writer:
-        writer.append(6, "test", {"accuracy": 0.6})
+        writer.write(6, "test", {"accuracy": 0.6})
     assert steps_of(metrics, "test") == [0, 3, 6]
 
 
@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         "import resource, sys; from pathlib import Path; from samovar.report.metrics import MetricsWriter\n"
         "writer = MetricsWriter(Path(sys.argv[1]))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "for step in range(100): writer.append(step, 'train', {'loss': 0.5})"
+        "for step in range(100): writer.write(step, 'train', {'loss': 0.5})"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "metrics.jsonl cannot be written: File too large" in done.stderr

@@ -2,13 +2,16 @@
 
 import pytest
 
-from samovar.report.time_spent import KINDS, Arrival, StragglerWatch, TimeSpent
+from samovar.report.steps import StepTimes
+from samovar.report.time_spent import Advice, Arrival, StragglerWatch, TimeSpent
 from samovar.strategies.config import StrategyConfig
-from samovar.training.observer import remedy_for
+from samovar.training.observer import advice_for
+
+ADVICE = Advice("another disk", "larger batches", "more cores")
 
 
-def seconds(**given: float) -> dict[str, float]:
-    return {kind: given.get(kind, 0.0) for kind in KINDS}
+def seconds(**given: float) -> StepTimes:
+    return StepTimes(**{f"{kind}_s": value for kind, value in given.items()})
 
 
 @pytest.mark.parametrize(
@@ -21,18 +24,18 @@ def seconds(**given: float) -> dict[str, float]:
         (seconds(forward=1, backward=2, exchange=1), Arrival(3, 0.1, 4.0), "communication-bound"),
     ],
 )
-def test_the_verdict_says_what_a_run_is_bound_by(spent: dict[str, float], arrival: Arrival | None, said: str) -> None:
-    whole = TimeSpent("larger batches")
+def test_the_verdict_says_what_a_run_is_bound_by(spent: StepTimes, arrival: Arrival | None, said: str) -> None:
+    whole = TimeSpent(ADVICE)
     for _ in range(5):
         whole.add(spent, arrival)
     verdict = whole.verdict()
     assert verdict is not None
     assert said in verdict
-    assert f"forward {1 / sum(spent.values()):.0%}" in verdict
+    assert f"forward {1 / sum(spent.by_kind().values()):.0%}" in verdict
 
 
 def test_a_run_without_steps_has_no_verdict() -> None:
-    assert TimeSpent("larger batches").verdict() is None
+    assert TimeSpent(ADVICE).verdict() is None
 
 
 def test_a_rank_that_is_late_in_most_steps_is_named_once() -> None:
@@ -62,4 +65,4 @@ def test_small_delays_and_changing_ranks_are_noise(late_s: float) -> None:
     ],
 )
 def test_advice_is_what_the_strategy_can_take(strategy: StrategyConfig, advises_full: bool) -> None:
-    assert ("--overlap full" in remedy_for(strategy)) == advises_full
+    assert ("--overlap full" in advice_for(strategy).if_exchange) == advises_full

@@ -26,6 +26,10 @@ class BackwardPass:
             return
         self.loss.backward(self.gradient, self.retain_graph, inputs=self.inputs)  # type: ignore[no-untyped-call]
 
+    def inside(self, run: "Callable[[BackwardPass], None]") -> "BackwardPass":
+        """The same pass, with `run` as the innermost of what runs it."""
+        return replace(self, around=(*self.around, run))
+
     def only(self, leaves: Sequence[torch.Tensor] | None) -> "BackwardPass":
         """The same pass for those of its leaves that are in `leaves`."""
         if leaves is None:

@@ -1,5 +1,6 @@
 """The optimizers of one model. They step together, and only when the replica steps."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -44,6 +45,10 @@ class Optimizers:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.all for group in optimizer.param_groups]
+
+    def learning_rate(self) -> float:
+        """That of the first group of parameters; NaN if it has none."""
+        return float(self.param_groups[0].get("lr", math.nan))
 
     @property
     def title(self) -> str:

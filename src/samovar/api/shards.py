@@ -1,38 +1,15 @@
-"""A rank's part of a loader's data, and its progress."""
+"""A rank's part of a loader's data, and how far it is."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
+from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
-from samovar.core.clock import Pace
 from samovar.core.group import Group
 from samovar.frontends.torch.order import divided_loader
-
-
-class ReplicaMetrics:
-    """The samples taken from a rank's shards, their rate, and the loss of the last backward pass."""
-
-    def __init__(self) -> None:
-        self.num_samples = 0
-        self._loss: torch.Tensor | None = None
-        self._pace = Pace()
-
-    def lost(self, loss: torch.Tensor) -> None:
-        """Keep the loss where it is. It comes from a GPU when somebody asks."""
-        self._loss = loss.detach()
-
-    @property
-    def loss(self) -> float:
-        """The last loss; NaN before the first backward pass."""
-        return float("nan") if self._loss is None else float(self._loss)
-
-    def samples_per_s(self) -> float:
-        """The rate since the last calls; 0 if loaders do not tell their batch size."""
-        return self._pace.take(self.num_samples)
 
 
 class Shard:
@@ -54,7 +31,7 @@ class Shard:
         step_group: ProcessGroup,
         announcer: Announcer,
         seed: int,
-        metrics: ReplicaMetrics,
+        figures: ReplicaFigures,
         divides_batch: bool = False,
     ) -> None:
         self.source = loader
@@ -64,7 +41,7 @@ class Shard:
         self._announcer = announcer
         self._batch_size = (loader.batch_size or 0) // (group.world_size if divides_batch else 1)
         self.epoch = 0
-        self._metrics = metrics
+        self._figures = figures
         self._num_given = 0  # batches of the epoch that is under way
         self._num_to_skip = 0  # batches that the loop got before its state was saved
 
@@ -76,9 +53,8 @@ class Shard:
         self._num_given = num_skipped
         self._step_group.enter_loop()
         try:
-            for batch in self._order.left(self._loader):
+            for batch in self._figures.batches(self._order.left(self._loader), self._batch_size):
                 self._num_given += 1
-                self._metrics.num_samples += self._batch_size
                 yield batch
             self._step_group.shadow_until_all_end()
         finally:

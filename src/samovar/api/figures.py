@@ -1,0 +1,324 @@
+"""The figures of one rank's loop: the seconds of its steps by kind, samples, losses, and what other ranks tell."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
+from samovar.api.process_group import Announcer, ProcessGroup
+from samovar.api.uneven_inputs import Rows
+from samovar.box.board import Row
+from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
+from samovar.core.clock import Pace
+from samovar.core.trace import Span, Trace
+from samovar.frontends.torch.backward_pass import BackwardPass
+from samovar.model.layer_spans import LayerSpans
+from samovar.report.run_figures import Figures, RunFigures
+from samovar.report.sinks.base import Sink
+from samovar.report.sinks.choice import close_all
+from samovar.report.steps import Laps, StepDone, StepTimes, last_to_arrive
+from samovar.report.time_spent import Advice
+from samovar.report.tracing import Tracing, Voice
+from samovar.strategies.config import StrategyConfig
+
+_ALONE_EVERY_S: Final = 1.0  # reading a loss from a device waits for it
+_WORKERS_EVERY_S: Final = 1.0
+_Batch = TypeVar("_Batch")
+
+
+class ReplicaFigures:
+    """The figures of one replica, on one rank.
+
+    A step begins when the loop asks a shard for data; without a shard, when the last step ends. All that the loop does
+    until `backward` counts as the forward pass, and all that it does from there to `step` as the update.
+
+    A rank's figures travel with its next call that all ranks make. So a step is reported during the next one, at no
+    message and no wait of its own. Strategies that exchange seldom report several steps together. Between hosts, whose
+    clocks differ, the rank that waited least came last.
+    """
+
+    def __init__(
+        self, processes: ProcessGroup, config: StrategyConfig, wanted: FiguresWanted, lr: Callable[[], float]
+    ) -> None:
+        group = processes.group
+        self.num_samples = 0
+        self._rank, self._num_ranks = group.rank, group.world_size
+        self._has_one_clock = processes.home is None or processes.home.address is None
+        self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
+        self._config, self._wanted, self._lr = config, wanted, lr
+        self._file: RunFile | None = None
+        self._sinks: list[Sink] = []
+        self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
+        self._run = RunFigures(advice_for(config))
+        self._pace = Pace()
+        self._laps = Laps()
+        self._tracing: Tracing | None = None
+        self._layers: LayerSpans | None = None
+        self._last_loss: torch.Tensor | None = None
+        self._losses: list[torch.Tensor] = []
+        self._times = StepTimes()
+        self._num_steps = self._num_samples_told = 0
+        self._posted: tuple[int, StepTimes] | None = None
+        self._has_met = self._is_open = self._has_passed = False
+        self._num_fetched = 0
+        self._told_s = -math.inf
+        self._steps_told = 0
+        self._workers: dict[int, Row] = {}
+        self._workers_s = -math.inf
+
+    def traced(self, collectives: Collectives) -> Collectives:
+        """The collectives of the exchange, whose runs show in the trace if there is one."""
+        window, folder = self._wanted.trace, self._wanted.folder
+        if window is None or folder is None:
+            return collectives
+        if not self._has_one_clock:
+            if self._rank == 0:
+                warn(f"there is no trace of steps {window}: ranks are on several hosts, whose clocks differ")
+            return collectives
+        trace = Trace(self._rank)
+        about: dict[str, object] = {"strategy": self._config.name}
+        self._tracing = Tracing(trace, window, self._num_ranks, folder, about, Voice(say, warn))
+        return TracedCollectives.of(collectives, trace) if isinstance(collectives, PlannedCollectives) else collectives
+
+    def begin(self, announcer: Announcer, model: nn.Module) -> None:
+        """Open the sinks, on rank 0, and start the clock. Raises InputError."""
+        self._announcer = announcer
+        announcer.listen(self.hear)
+        if self._rank == 0:
+            self._file, sinks = open_wanted(self._wanted, self._settings(model))
+            self._sinks.extend(sinks)
+            self._run = RunFigures(advice_for(self._config), self._sinks)
+        if self._tracing is not None:
+            self._layers = LayerSpans(leaves(model), self._tracing.trace)
+        self.go_to(0)
+
+    def go_to(self, step: int) -> None:
+        """The next step is number `step`, counted from 0."""
+        if self._file is not None:
+            self._file.go_to(step)
+        self._steps_told, self._num_steps, self._posted = step, 0, None
+        self._times, self._losses = StepTimes(), []
+        if self._tracing is not None and self._layers is not None and not self._tracing.has_part:
+            self._laps = self._tracing.laps(self._layers, step)
+        self._laps.start()
+
+    def batches(self, loader: Iterable[_Batch], batch_size: int) -> Iterator[_Batch]:
+        """The loader's batches. If the loop learns from them, the wait for each counts as data."""
+        try:
+            self._data_begins()
+            for batch in loader:
+                self._laps.lap("data_s")
+                self._is_open = True
+                self._num_fetched += batch_size
+                yield batch
+                self._data_begins()
+        finally:
+            if not self._has_passed:
+                self._laps.clear()
+                self._is_open, self._num_fetched = False, 0
+
+    def skip(self) -> None:
+        """Leave out the time since the last call, in which the loop did not train."""
+        self._laps.skip()
+
+    def run_backward(self, rest: BackwardPass) -> None:
+        """Run the pass, and note its time."""
+        self._laps.lap("forward_s")
+        rest.run()
+        if self._reduces_gradients and self._announcer.uneven.has_others:
+            _await_device(rest.loss)
+        self._laps.lap("backward_s")
+        self._laps.arrive()
+        self._is_open = self._has_passed = True
+        self.num_samples += self._num_fetched
+        self._num_fetched = 0
+
+    def passed(self, loss: torch.Tensor) -> None:
+        """A backward pass and its exchange are over. The loss is read later, because that may wait for a GPU."""
+        self._laps.lap("exchange_s")
+        self._last_loss = loss.detach()
+        self._losses.append(self._last_loss)
+
+    def updating(self, apply: Callable[[], Any]) -> Callable[[], Any]:
+        """`apply`, whose time counts as the update, as does that of the loop since its backward pass."""
+        laps, trace = self._laps, None if self._tracing is None else self._tracing.trace
+        laps.lap("update_s")
+        if not self._reduces_gradients:
+            laps.arrive()
+
+        def timed() -> Any:
+            laps.lap("exchange_s")
+            start_s = time.monotonic()
+            result = apply()
+            if self._has_met and self._last_loss is not None:
+                _await_device(self._last_loss)
+            laps.lap("update_s")
+            if trace is not None:
+                trace.add(Span("update", "optimizer step", start_s, trace.now_s()))
+            return result
+
+        return timed
+
+    def stepped(self, steps_done: int) -> None:
+        """A step is over. Its figures leave with the next call of all ranks, if there was one since the last."""
+        self._laps.lap("exchange_s")
+        self._times = self._times.plus(self._laps.times())
+        self._num_steps += 1
+        self._is_open = self._has_passed = False
+        if self._posted is None and (self._has_met or self._is_due_alone()):
+            self._post(steps_done)
+        self._laps.start()
+
+    def hear(self, rows: Rows) -> None:
+        """Take what all ranks have told with a call; zeros of those that told nothing."""
+        self._has_met = True
+        told = np.flatnonzero(rows[:, 0])
+        if not len(told):
+            return
+        steps, samples, losses, arrivals_s = rows[told].T
+        weights = samples if samples.all() else steps
+        num_steps = int(steps.max())
+        steps_done, times = self._posted or (self._steps_told + num_steps, StepTimes())
+        self._posted, self._steps_told = None, steps_done
+        last, late_s = last_to_arrive(arrivals_s)
+        last_rank = None if last is None else self._announcer.uneven.first_rank + int(told[last])
+        loss = float(losses @ weights / weights.sum())
+        seconds = sum(times.by_kind().values())
+        self._tell(StepDone(steps_done, loss, int(samples.sum()), seconds, times, last_rank, late_s, num_steps))
+
+    @property
+    def loss(self) -> float:
+        """The last loss; NaN before the first backward pass, and if it is not one number."""
+        return math.nan if self._last_loss is None else _number(self._last_loss)
+
+    def samples_per_s(self) -> float:
+        """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
+        return self._pace.take(self.num_samples)
+
+    def see_workers(self, step: int, rows: Callable[[], Mapping[int, Row]], *, is_finished: bool) -> None:
+        """At a center: look at all ranks' progress from time to time, on rank 0."""
+        now_s = time.monotonic()
+        if self._rank or (now_s - self._workers_s < _WORKERS_EVERY_S and not is_finished):
+            return
+        self._workers, self._workers_s = dict(rows()), now_s
+        if self._sinks:
+            self._run.write(step, "workers", _workers_values(self._workers.values()))
+
+    def figures(self) -> Figures:
+        """The figures so far; at a center, on rank 0, speeds are those of all ranks."""
+        figures = self._run.figures()
+        rates = {rank: row.progress.samples_per_s for rank, row in self._workers.items() if row.is_alive}
+        if len(rates) < 2:
+            return figures
+        slowest = min(rates, key=lambda rank: rates[rank])
+        return replace(figures, samples_per_second=sum(rates.values()), slow_rank=slowest)
+
+    def end(self) -> None:
+        """Training is over on this rank: no more is recorded. Its last figures leave with the next call."""
+        if self._tracing is not None:
+            self._tracing.end()
+
+    def finished(self, steps_done: int) -> None:
+        """All ranks have ended: make the timeline, and say where the time went."""
+        if self._tracing is not None:
+            self._tracing.merge(steps_done)
+        verdict = self._run.verdict()
+        if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
+            say(verdict)
+
+    def close(self) -> None:
+        """Close the sinks, and remove what is left of a trace that was not finished."""
+        if self._tracing is not None:
+            self._tracing.drop()
+        self._end()
+
+    def _data_begins(self) -> None:
+        if self._is_open:
+            self._laps.lap("forward_s")
+        else:
+            self._laps.skip()
+
+    def _is_due_alone(self) -> bool:
+        """A process without others tells each step; on a device, where that waits, now and then."""
+        if self._announcer.uneven.has_others:
+            return False
+        on_cpu = self._last_loss is None or self._last_loss.device.type == "cpu"
+        return on_cpu or time.monotonic() - self._told_s >= _ALONE_EVERY_S
+
+    def _post(self, steps_done: int) -> None:
+        losses = [_number(loss) for loss in self._losses]
+        loss = sum(losses) / self._num_steps if losses else math.nan
+        samples = self.num_samples - self._num_samples_told
+        times = self._times
+        arrived_s = times.arrived_s if self._has_one_clock else -times.exchange_s
+        num_steps = self._num_steps
+        self._posted, self._times = (steps_done, times), StepTimes()
+        self._losses, self._num_steps, self._num_samples_told = [], 0, self.num_samples
+        self._has_met, self._told_s = False, time.monotonic()
+        self._announcer.show_figures((num_steps, samples, loss, arrived_s))
+
+    def _tell(self, done: StepDone) -> None:
+        sentence = self._run.step_done(done, self._lr())
+        if sentence is not None and self._rank == 0:
+            warn(sentence)
+        if self._tracing is not None and done.steps_done >= self._tracing.window.last_step:
+            self._tracing.begin_merge()
+
+    def _settings(self, model: nn.Module) -> dict[str, object]:
+        config = self._config
+        settings = {setting.argument: config[setting.name] for setting in config.traits.settings}
+        return {
+            "model": type(model).__name__,
+            "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "world_size": self._num_ranks,
+            "strategy": config.name,
+            **{name: value for name, value in settings.items() if value is not None},
+        }
+
+
+def advice_for(config: StrategyConfig) -> Advice:
+    """The advice by what takes too long, in arguments of a torch loop."""
+    if config.exchanges_weights:
+        for_exchange = "a longer sync_period, or larger batches"
+    else:
+        for_exchange = "larger batches, or a strategy with a period (local-sgd, sync-easgd)"
+    return Advice(
+        if_input="more workers of the DataLoader (num_workers), a faster disk, or a core for reading",
+        if_exchange=for_exchange,
+        if_compute="more cores, autocast in bfloat16, or torch.compile",
+    )
+
+
+def leaves(model: nn.Module) -> Sequence[tuple[str, nn.Module]]:
+    """The modules without inner ones, by name."""
+    return [(name or type(model).__name__, m) for name, m in model.named_modules() if not any(m.children())]
+
+
+def _await_device(loss: torch.Tensor) -> None:
+    """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
+    if loss.is_cuda:
+        torch.cuda.synchronize(loss.device)
+
+
+def _number(loss: torch.Tensor) -> float:
+    return float(loss) if loss.numel() == 1 else math.nan
+
+
+def _workers_values(rows: Iterable[Row]) -> dict[str, object]:
+    found = list(rows)
+    return {
+        "steps": [row.progress.steps for row in found],
+        "loss": [row.progress.loss for row in found],
+        "samples_per_second": [row.progress.samples_per_s for row in found],
+        "updates": [row.progress.updates for row in found],
+        "staleness": [row.progress.staleness_mean for row in found],
+        "lock_wait_s": [row.progress.lock_wait_s for row in found],
+        "is_gone": [not row.is_alive for row in found],
+    }

@@ -1,0 +1,110 @@
+"""Where the figures of a replica go: to the sinks that the program names, or else its environment."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from samovar.core.errors import InputError
+from samovar.core.trace import TraceWindow
+from samovar.launch.wishes import METRICS, TRACE, figure_wishes
+from samovar.report.metrics import MetricsWriter
+from samovar.report.run_folder import RunFolder, create_run_folder_at
+from samovar.report.sinks.base import Sink
+from samovar.report.sinks.choice import MetricsChoice, Place, metrics_choice, open_sinks
+
+METRICS_WHAT: Final = "replicate: metrics"
+_folders_in_use: set[Path] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresWanted:
+    """The sinks of one replica, and the steps that are traced. `what` named them: the arguments or the environment."""
+
+    metrics: MetricsChoice = field(default_factory=MetricsChoice)
+    trace: TraceWindow | None = None
+    what: str = METRICS_WHAT
+
+    @property
+    def folder(self) -> RunFolder | None:
+        return None if self.metrics.folder is None else RunFolder(self.metrics.folder)
+
+    def of_replica(self, number: int) -> "FiguresWanted":
+        """For the `number`-th replica of this process. Later ones get a folder inside that of the environment."""
+        if self.what != METRICS or self.metrics.folder is None or not number:
+            return self
+        return replace(self, metrics=replace(self.metrics, folder=self.metrics.folder / f"replica{number}"))
+
+
+def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *, is_async: bool) -> FiguresWanted:
+    """The figures that arguments ask for, or else SAMOVAR_METRICS and SAMOVAR_TRACE. Raises InputError."""
+    wishes, what = figure_wishes(), METRICS_WHAT
+    if metrics is None and wishes.metrics is not None:
+        metrics, what = wishes.metrics, METRICS
+    choice, written = metrics_choice(metrics, what), trace or wishes.trace
+    if written is None:
+        return FiguresWanted(choice, None, what)
+    name = "replicate: trace" if trace else TRACE
+    if choice.folder is None:
+        raise InputError(f"{name} {written!r}: needs a folder for the trace; give metrics='FOLDER', too")
+    if is_async:
+        raise InputError(f"{name} {written!r}: shows how ranks wait for each other, and with this strategy they do not")
+    return FiguresWanted(choice, TraceWindow.parse(written, name), what)
+
+
+class RunFile(Sink):
+    """metrics.jsonl in the folder of one replica at a time; it is opened with the first line.
+
+    A program that loads a state continues behind the lines of that step. Raises InputError if the folder cannot be
+    used, or another replica of this process uses it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = create_run_folder_at(folder)
+        self._place = folder.resolve()
+        if self._place in _folders_in_use:
+            raise InputError(f"{METRICS_WHAT} {str(folder)!r}: another replica writes there; give each its own folder")
+        _folders_in_use.add(self._place)
+        self._writer: MetricsWriter | None = None
+        self._start_step = 0
+
+    def go_to(self, step: int) -> None:
+        """Replace the lines after `step`."""
+        self._end()
+        self._start_step = step
+
+    def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
+        if self._writer is None:
+            self._writer = MetricsWriter(self._folder.metrics, self._start_step)
+        self._writer.write(step, kind, values)
+
+    def close(self) -> None:
+        self._end()
+        _folders_in_use.discard(self._place)
+
+    def _end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def open_wanted(wanted: FiguresWanted, run: Mapping[str, object]) -> tuple[RunFile | None, list[Sink]]:
+    """The file of the replica and all sinks, in which it comes first. Raises InputError."""
+    folder = wanted.metrics.folder
+    file = None if folder is None else RunFile(folder)
+    try:
+        sinks = open_sinks(wanted.metrics, folder, run, wanted.what, warn)
+    except BaseException:
+        if file is not None:
+            file.close()
+        raise
+    return file, [*([] if file is None else [file]), *sinks]
+
+
+def say(sentence: str) -> None:
+    sys.stderr.write(f"samovar: {sentence}\n")
+
+
+def warn(sentence: str) -> None:
+    say(f"warning: {sentence}")

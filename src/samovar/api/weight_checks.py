@@ -1,0 +1,66 @@
+"""Checks of a replica's weights: that they are finite, that ranks keep them equal, and that all of them train."""
+
+import warnings
+from collections.abc import Mapping
+
+from torch import nn
+
+from samovar.api.figures import ReplicaFigures
+from samovar.api.process_group import Announcer, ProcessGroup
+from samovar.core.errors import NotFinite
+from samovar.core.layout import LOOK_EVERY_STEPS
+from samovar.frontends.torch.optimizers import Optimizers
+from samovar.frontends.torch.parameters import digest_of, first_not_finite, unclaimed
+from samovar.strategies.config import StrategyConfig
+
+
+class WeightChecks:
+    """The checks of one replica, on this rank. Ranks compare weights every `compare_steps` steps, if that is given."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        optimizers: Optimizers,
+        processes: ProcessGroup,
+        announcer: Announcer,
+        config: StrategyConfig,
+        compare_steps: int | None,
+    ) -> None:
+        self._parameters, self._optimizers = parameters, optimizers
+        self._rank, self._announcer = processes.group.rank, announcer
+        self._is_async = config.is_async
+        self._keeps_equal = not config.exchanges_weights and not config.needs_center and processes.group.world_size > 1
+        self._compare_steps = compare_steps
+
+    def stepped(self, step: int, figures: ReplicaFigures) -> None:
+        """After each step: look at the weights if it is time."""
+        if step % LOOK_EVERY_STEPS == 0:
+            self.require_finite(step, figures)
+        if self._compare_steps and step % self._compare_steps == 0:
+            self.show_digest()
+
+    def require_finite(self, step: int, figures: ReplicaFigures) -> None:
+        """Raise NotFinite if ranks train in step and a weight is infinite or NaN; a center looks by itself."""
+        if self._is_async or not (name := first_not_finite(self._parameters)):
+            return
+        rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})
+        raise NotFinite(
+            f"rank {self._rank}: the weights of {name} are not finite after step {step} (loss {figures.loss:.4g}, "
+            f"learning rate {', '.join(f'{rate:.4g}' for rate in rates)}); lower the learning rate, or look at this "
+            "rank's data"
+        )
+
+    def show_digest(self) -> None:
+        """Let ranks compare weights that the strategy keeps equal, at the next call that all make."""
+        if self._keeps_equal:
+            self._announcer.uneven.show_digest(digest_of(self._parameters))
+
+
+def name_unclaimed(model: nn.Module) -> None:
+    """Warn of parameters that require gradients and are in no optimizer at the first step."""
+    if names := unclaimed(model):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        warnings.warn(
+            f"{len(names)} parameter(s) require gradients but are in no optimizer, and stay as they are: {shown}",
+            stacklevel=4,
+        )

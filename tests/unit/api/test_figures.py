@@ -1,0 +1,166 @@
+"""Figures of a loop in one process: the moment of each line, and where it goes."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import samovar
+from samovar.api.figures_wanted import FiguresWanted, figures_wanted
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.collectives.engine import PlannedCollectives
+from samovar.core.errors import InputError
+from samovar.core.group import Group
+from samovar.launch.wishes import METRICS, TRACE
+from samovar.report.metrics import read_metrics
+from samovar.report.sinks.base import Sink
+from samovar.strategies.config import StrategyConfig
+from samovar.transports.shm import ShmTransport, create_segment
+
+
+class Kept(Sink):
+    def __init__(self) -> None:
+        self.run: Mapping[str, object] = {}
+        self.lines: list[tuple[int, str, Mapping[str, Any]]] = []
+        self.num_closed = 0
+
+    def begin(self, run: Mapping[str, object]) -> None:
+        self.run = run
+
+    def write(self, step: int, kind: str, values: Mapping[str, object]) -> None:
+        self.lines.append((step, kind, values))
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+@pytest.fixture
+def team() -> Iterator[ProcessGroup]:
+    segment = create_segment(1)
+    transport = ShmTransport(segment, Group(0, 1), oversubscribed=False)
+    yield ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 5.0)
+    transport.close()
+    os.close(segment)
+
+
+def replica_of(team: ProcessGroup, wanted: FiguresWanted, **settings: Any) -> tuple[Replica, nn.Module]:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return Replica(model, optimizer, team, StrategyConfig(**settings), 5.0, wanted=wanted), model
+
+
+def steps(replica: Replica, model: nn.Module, count: int) -> None:
+    for _ in range(count):
+        replica.backward(model(torch.ones(2, 3)).mean())
+        replica.step()
+
+
+def test_a_sink_gets_the_run_and_each_step_and_is_closed_once(team: ProcessGroup) -> None:
+    kept = Kept()
+    replica, model = replica_of(team, figures_wanted(kept, None, is_async=False), name="local-sgd")
+    data = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2)
+    for (x,) in replica.shard(data):
+        replica.backward(model(x).mean())
+        replica.step()
+    replica.close()
+    replica.close()
+    assert kept.run["strategy"] == "local-sgd"
+    assert (kept.run["model"], kept.run["num_parameters"], kept.run["world_size"]) == ("Sequential", 11, 1)
+    assert [(step, kind) for step, kind, _ in kept.lines] == [(step, "train") for step in range(1, 5)]
+    assert all(values["samples"] == 2 and values["data_s"] > 0 for _, _, values in kept.lines)
+    assert kept.lines[0][2]["learning_rate"] == 0.5
+    assert kept.num_closed == 1
+
+
+def test_the_figures_of_a_loop_say_where_its_time_goes(team: ProcessGroup) -> None:
+    replica, model = replica_of(team, FiguresWanted())
+    assert replica.figures().steps == 0
+    steps(replica, model, 3)
+    figures = replica.figures()
+    assert isinstance(figures, samovar.Figures)
+    assert (figures.steps, figures.slow_rank, figures.samples) == (3, None, 0)
+    assert figures.verdict.startswith("where the time went: data 0%, forward ")
+    assert "--" not in figures.verdict
+    replica.close()
+
+
+def test_a_loss_that_is_not_one_number_has_no_figure(team: ProcessGroup) -> None:
+    kept = Kept()
+    replica, model = replica_of(team, figures_wanted([kept], None, is_async=False))
+    replica.backward(model(torch.ones(2, 3)), gradient=torch.ones(2, 1))
+    replica.step()
+    assert np.isnan(kept.lines[0][2]["loss"])
+    replica.close()
+
+
+def test_a_later_run_replaces_the_file_and_a_resumed_one_continues_it(team: ProcessGroup, tmp_path: Path) -> None:
+    wanted = figures_wanted(tmp_path, None, is_async=False)
+    replica, model = replica_of(team, wanted)
+    steps(replica, model, 5)
+    state = replica.state_dict()
+    replica.close()
+    replica, model = replica_of(team, wanted)
+    replica.load_state_dict(state)
+    steps(replica, model, 2)
+    replica.close()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+    replica, model = replica_of(team, wanted)
+    steps(replica, model, 1)
+    replica.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_two_replicas_cannot_share_a_folder(team: ProcessGroup, tmp_path: Path) -> None:
+    wanted = figures_wanted(tmp_path, None, is_async=False)
+    replica, _ = replica_of(team, wanted)
+    with pytest.raises(InputError, match="another replica writes there; give each its own folder"):
+        replica_of(team, wanted)
+    replica.close()
+    replica_of(team, wanted)[0].close()
+
+
+def test_the_environment_asks_for_what_the_program_does_not(
+    team: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(METRICS, str(tmp_path))
+    monkeypatch.setenv(TRACE, "steps=2-3")
+    wanted = figures_wanted(None, None, is_async=False)
+    assert str(wanted.trace) == "2-3"
+    assert figures_wanted([Kept(), "runs/own"], None, is_async=False).metrics.folder == Path("runs/own")
+    replicas = [replica_of(team, wanted) for _ in range(2)]
+    for replica, model in replicas:
+        steps(replica, model, 4)
+        replica.finish()
+        replica.close()
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert found == ["metrics.jsonl", "replica1/metrics.jsonl", "replica1/trace.json.gz", "trace.json.gz"]
+
+
+def test_what_cannot_be_traced_is_refused() -> None:
+    with pytest.raises(InputError, match="replicate: trace 'steps=2-3': needs a folder for the trace"):
+        figures_wanted(None, "steps=2-3", is_async=False)
+    with pytest.raises(InputError, match="with this strategy they do not"):
+        figures_wanted("runs/x", "steps=2-3", is_async=True)
+    with pytest.raises(InputError, match="replicate: trace '3': give the first and the last step"):
+        figures_wanted("runs/x", "3", is_async=False)
+
+
+def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pytest.CaptureFixture[str]) -> None:
+    replica, model = replica_of(team, FiguresWanted())
+    told = np.array([[1.0, 4.0, 2.0, 7.5], [1.0, 2.0, 1.0, 7.9], [0.0] * 4, [1.0, 2.0, 1.0, 7.3]])
+    for _ in range(12):
+        steps(replica, model, 1)
+        replica._figures.hear(told)
+    figures = replica.figures()
+    assert (figures.slow_rank, figures.samples, figures.loss) == (1, 12 * 8, 1.5)
+    assert "for rank 1; see its cpus" in figures.verdict
+    replica.close()
+    assert "rank 1 is slower than the others, which wait for it 500 ms" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Sinks of services, read back by each service's own package."""
+
+import importlib
+import importlib.util
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samovar.report.sinks.base import Sink
+from samovar.report.sinks.choice import close_all, metrics_choice, open_sinks
+
+SETTINGS = {"strategy": "sync", "world_size": 2, "a[0]": "x" * 10_000}
+LINES: list[tuple[int, str, Mapping[str, object]]] = [
+    (1, "train", {"loss": 2.0, "samples": 64}),
+    (2, "train", {"loss": 1.5, "samples": 64}),
+    (2, "test", {"accuracy[0]": 0.25}),
+    (2, "workers", {"steps": [2, 3]}),
+]
+BLOCK_BYTES = 32_768
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e '.[{package}]'")
+
+
+def written(place: str, folder: Path | None) -> None:
+    sinks: list[Sink] = open_sinks(metrics_choice(place, "metrics"), folder, SETTINGS, "metrics", pytest.fail)
+    for line in LINES:
+        sinks[0].write(*line)
+    close_all(sinks)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_tensorboard_shows_each_value(tmp_path: Path, named: bool) -> None:
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / ("events" if named else "tensorboard")
+    written(f"tensorboard:{folder}" if named else "tensorboard", None if named else tmp_path)
+    shown = EventAccumulator(str(folder)).Reload()
+    assert [(event.step, event.value) for event in shown.Scalars("train/loss")] == [(1, 2.0), (2, 1.5)]
+    assert [event.value for event in shown.Scalars("test/accuracy[0]")] == [0.25]
+    assert [event.value for event in shown.Scalars("workers/steps/1")] == [3.0]
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    needs("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
+
+    yield wandb
+    wandb.teardown()
+
+
+@pytest.mark.slow
+def test_wandb_gets_each_value_in_a_run_of_its_own(offline: Any, tmp_path: Path) -> None:
+    written("wandb:their-project", None)
+    assert offline.run is None
+    found = history(tmp_path)
+    assert [(row["step"], row["train/loss"]) for row in found if "train/loss" in row] == [(1, 2.0), (2, 1.5)]
+    assert [row["test/accuracy[0]"] for row in found if "test/accuracy[0]" in row] == [0.25]
+
+
+@pytest.mark.slow
+def test_wandb_gets_them_in_the_run_that_is_open(offline: Any, tmp_path: Path) -> None:
+    run = offline.init(project="mine")
+    written("wandb", None)
+    assert offline.run is run
+    assert run.config["world_size"] == 2
+    run.finish()
+    assert [row["train/loss"] for row in history(tmp_path) if "train/loss" in row] == [2.0, 1.5]
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    """The rows that wandb would send, from its own file."""
+    records = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    rows = []
+    for data in records_of(path.read_bytes()):
+        record = records.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
+    return rows
+
+
+def records_of(content: bytes) -> Iterator[bytes]:
+    """The records of a log as LevelDB writes it: in blocks, whole (1) or as a first, middle and last part (2, 3, 4)."""
+    place, record = 7, b""  # behind wandb's own head
+    while place + 7 <= len(content):
+        if BLOCK_BYTES - place % BLOCK_BYTES < 7:
+            place += BLOCK_BYTES - place % BLOCK_BYTES
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+@pytest.fixture
+def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow with its files in a folder."""
+    needs("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    import mlflow
+
+    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    yield mlflow
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+
+
+@pytest.mark.slow
+def test_mlflow_gets_each_value_in_a_run_of_its_own(tracked: Any) -> None:
+    written("mlflow:theirs", None)
+    assert tracked.active_run() is None
+    client = tracked.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("theirs").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["strategy"] == "sync"
+    assert len(run.data.params["a_0_"]) == 500
+    found = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted((metric.step, metric.value) for metric in found) == [(1, 2.0), (2, 1.5)]
+    assert run.data.metrics["test/accuracy_0_"] == 0.25
+
+
+@pytest.mark.slow
+def test_mlflow_gets_them_in_the_run_that_is_active_and_no_nan(tracked: Any) -> None:
+    tracked.set_experiment("own")
+    with tracked.start_run() as own:
+        (sink,) = open_sinks(metrics_choice("mlflow", "metrics"), None, {}, "metrics", pytest.fail)
+        sink.write(1, "train", {"loss": math.nan, "samples": 1})
+        sink.close()
+        assert tracked.active_run().info.run_id == own.info.run_id
+    metrics = tracked.MlflowClient().get_run(own.info.run_id).data.metrics
+    assert metrics == {"train/samples": 1.0}
