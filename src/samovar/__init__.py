@@ -7,7 +7,7 @@ TYPE_CHECKING = False  # typing's own would load typing before the program can t
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from samovar import caffe
+    from samovar import box, caffe
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
     from samovar.core.errors import (
@@ -36,6 +36,7 @@ __all__ = [
     "SamovarError",
     "Setting",
     "__version__",
+    "box",
     "caffe",
     "replicate",
     "strategy",
@@ -60,8 +61,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "caffe":
-        return _imported("samovar.caffe")
+    if name in ("box", "caffe"):
+        return _imported(f"samovar.{name}")
     if name == "__version__":
         return import_module("importlib.metadata").version("samovar")
     if name not in _LAZY:

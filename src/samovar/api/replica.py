@@ -271,18 +271,19 @@ class Replica(RankCalls):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave on this rank. All ranks call this; at a center each may call it alone.
+        """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.
 
         A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
-        has no center. Both are those that rank 0 loads, so all ranks must call this. Each rank keeps the optimizers'
-        state that it loads.
+        has no center. Both are those that rank 0 loads. Each rank keeps the optimizers' state that it loads.
 
-        Raises InputError if the state does not fit. Raises ReplicasDiffer, before anything is loaded, if the states are
-        not all of one save, or another rank is at a different call.
+        Raises InputError if the state does not fit. Raises SamovarError, before anything is loaded, if another rank is
+        at a different call, or the states are not all of one save (at a center: of one run).
         """
         self._require_training("load_state_dict()")
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
-        if not self._is_async:
+        if self._is_async:
+            self._exchange.meet_to_load(self._step, float(state.get("run", 0.0)))
+        else:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
