@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from samovar import box, caffe
+    from samovar.api.distributed_state import DistributedState
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
     from samovar.core.errors import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeadlineExceeded",
+    "DistributedState",
     "InputError",
     "NotFinite",
     "RankFailed",
@@ -46,6 +48,7 @@ __all__ = [
 # Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
 _LAZY = {
     "DeadlineExceeded": "samovar.core.errors",
+    "DistributedState": "samovar.api.distributed_state",
     "InputError": "samovar.core.errors",
     "NotFinite": "samovar.core.errors",
     "RankFailed": "samovar.core.errors",

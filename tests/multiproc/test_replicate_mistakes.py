@@ -60,7 +60,7 @@ def test_a_mistake_is_one_sentence_on_every_rank(name: str, world_size: int) -> 
 @pytest.mark.parametrize(("name", "one"), [("rank 0 loads alone/shm-easgd", 0), ("rank 1 loads alone/async-easgd", 1)])
 def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: str, one: int, world_size: int) -> None:
     for rank, result in enumerate(succeeded(results(world_size), name)):
-        expected = "all ranks load together" if rank == one else "nothing was said"
+        expected = "all ranks make this call together." if rank == one else "nothing was said"
         assert expected in result["text"], rank
 
 

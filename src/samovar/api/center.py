@@ -106,32 +106,32 @@ class SharedCenter:
         self._session.filled()
         self._ranks.show()
 
-    def meet_to_load(self, step: int, run: float) -> None:
-        """Wait until all ranks of the job are about to load a state of run number `run`. This one is at `step`.
+    def meet(self, what: str, step: int, run: float) -> None:
+        """Wait until all ranks of the job are at the call `what`, each at its own `step`, for a state of this `run`.
 
         Raises SamovarError if another rank trains on or is gone, ReplicasDiffer if its state is of another run.
         """
         before = {rank: row.progress.steps for rank, row in self._rows().items()}
-        runs = self._ranks.show_unless(lambda: self._require_that_all_come(step, before), run)[:, 0]
+        runs = self._ranks.show_unless(lambda: self._require_that_all_come(what, step, before), run)[:, 0]
         if differing := [rank for rank, other in enumerate(runs) if other != runs[0]]:
             raise ReplicasDiffer(
-                f"{self._name}: load_state_dict: the states that ranks {differing} load are of another run than that "
+                f"{self._name}: {what}: the states that ranks {differing} load are of another run than that "
                 "of rank 0; give every rank the file that it saved"
             )
 
-    def _require_that_all_come(self, step: int, before: Mapping[int, int]) -> None:
+    def _require_that_all_come(self, what: str, step: int, before: Mapping[int, int]) -> None:
         rows = self._rows()
         for rank in range(self._ranks.world_size):
             row = rows.get(rank)
             if row is None or not row.is_alive or row.progress.finished:
-                what = "has ended"
+                does = "has ended"
             elif row.progress.steps > max(step, before.get(rank, 0)):
-                what = f"trains on, at step {row.progress.steps}"
+                does = f"trains on, at step {row.progress.steps}"
             else:
                 continue
             raise SamovarError(
-                f"{self._name}: load_state_dict: at step {step} this rank loads a state, and rank {rank} {what}; all "
-                "ranks load together. If some make more steps than others, call replica.barrier() first"
+                f"{self._name}: at step {step} this rank is at {what}, and rank {rank} {does}; all ranks make this "
+                "call together. If some make more steps than others, call replica.barrier() first"
             )
 
     def look(self, strategy: CenterSteps, step: int) -> str:

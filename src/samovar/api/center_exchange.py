@@ -68,8 +68,8 @@ class CenterExchange(WeightExchange):
         with self._weights.in_buffer():
             self._duties.finish(step)
 
-    def meet_to_load(self, step: int, run: float) -> None:
-        self._duties.meet_to_load(step, run)
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._duties.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
@@ -154,8 +154,8 @@ class HybridExchange(GradientExchange):
     def state_dict(self) -> State:
         return self._hybrid.state_dict() | self._factoring.state_dict()
 
-    def meet_to_load(self, step: int, run: float) -> None:
-        self._duties.meet_to_load(step, run)
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._duties.meet(what, step, run)
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
@@ -187,8 +187,8 @@ class _CenterDuties:
     def filled(self) -> None:
         self._shared.filled()
 
-    def meet_to_load(self, step: int, run: float) -> None:
-        self._shared.meet_to_load(step, run)
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._shared.meet(what, step, run)
 
     def drain(self) -> None:
         """Bring updates under way to the center, without a wait for other ranks."""

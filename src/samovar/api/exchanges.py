@@ -101,8 +101,8 @@ class Exchange(Protocol):
 
     def center(self) -> dict[str, torch.Tensor] | None: ...
     def state_dict(self) -> State: ...
-    def meet_to_load(self, step: int, run: float, /) -> None:
-        """At a center: wait until all ranks, at their own `step`, are about to load a state of this `run`."""
+    def meet(self, what: str, step: int, run: float, /) -> None:
+        """At a center: wait until all ranks, each at its own `step`, are at the call `what`, for a state of `run`."""
         ...
 
     def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
@@ -137,7 +137,7 @@ class NoExchange:
     def state_dict(self) -> State:
         return {}
 
-    def meet_to_load(self, _step: int, _run: float) -> None:
+    def meet(self, _what: str, _step: int, _run: float) -> None:
         """Do nothing: there is no center."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
@@ -353,7 +353,7 @@ class WeightExchange:
         self._drain()
         return self._strategy.state_dict()
 
-    def meet_to_load(self, _step: int, _run: float) -> None:
+    def meet(self, _what: str, _step: int, _run: float) -> None:
         """Do nothing: there is no center of ranks at their own speed."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:

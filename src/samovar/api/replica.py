@@ -18,7 +18,8 @@ from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
 from samovar.api.metrics import ReplicaMetrics, Shard, Shards
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.reductions import RankCalls, RankReduction
+from samovar.api.reductions import RankReduction
+from samovar.api.saving import Checkpoints
 from samovar.api.state import checked, from_arrays, identity_of, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
@@ -41,7 +42,7 @@ from samovar.strategies.defaults import resolved
 from samovar.strategies.recipe import Recipe
 
 
-class Replica(RankCalls):
+class Replica(Checkpoints):
     """One rank's model and optimizer, as `samovar.replicate` returns them.
 
     All ranks make the same calls in the same order. At a center each rank makes them when it comes to them. No wait for
@@ -80,6 +81,7 @@ class Replica(RankCalls):
         self._run = 0.0
         self._exchange: Exchange = NoExchange()
         with ExitStack() as closing:
+            closing.callback(self._writer.settle)
             closing.callback(self._step_group.forget, self._announcer)
             self._join(config, box, closing)
             self._closing = closing.pop_all()
@@ -230,8 +232,8 @@ class Replica(RankCalls):
 
         The memory that ranks share goes back to the system when all ranks have closed.
 
-        Brings an update under way to the center, and waits for no other rank. A second call does nothing. A
-        `with replicate(...) as replica:` block calls it at the end.
+        Brings an update under way to the center, and waits for no other rank, except for those that write the file of
+        a `save`. A second call does nothing. A `with replicate(...) as replica:` block calls it at the end.
         """
         if not self._is_closed:
             self._is_closed = self._is_finished = True
@@ -281,9 +283,8 @@ class Replica(RankCalls):
         """
         self._require_training("load_state_dict()")
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
-        if self._is_async:
-            self._exchange.meet_to_load(self._step, float(state.get("run", 0.0)))
-        else:
+        self._meet_at_center("load_state_dict()", float(state.get("run", 0.0)))
+        if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._model.load_state_dict(state["model"])
         self._optimizers.load_state_dict(state["optimizer"])
@@ -298,6 +299,8 @@ class Replica(RankCalls):
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""
+        if call.event is Event.SAVING:
+            return  # which they refuse
         if call.event is Event.REDUCING:
             self._reductions.take_part(RankReduction(call.step), int(call.detail))
             return
@@ -352,6 +355,12 @@ class Replica(RankCalls):
                 parameters, self._optimizers, self._step_group, config, self._announcer, shared, closing
             )
         return CenterExchange(parameters, self._step_group, config, self._announcer, shared, closing)
+
+    def _meet_at_center(self, what: str, run: float = 0.0) -> None:
+        self._exchange.meet(what, self._step, run)
+
+    def _center_now(self) -> dict[str, torch.Tensor] | None:
+        return self._exchange.center()
 
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())

@@ -43,7 +43,7 @@ def connect(
 
 
 class Box:
-    """A served box, as `samovar.box.connect` gives it. Each call makes its own connection, so nothing is to be closed."""
+    """A served box, as `samovar.box.connect` gives it. Each call connects by itself, so nothing is to be closed."""
 
     def __init__(self, places: Endpoints, timeout_s: float) -> None:
         self._places, self._timeout_s = places, timeout_s
