@@ -63,14 +63,16 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name in ("box", "caffe"):
-        return _imported(f"samovar.{name}")
-    if name == "__version__":
-        return import_module("importlib.metadata").version("samovar")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_imported(_LAZY[name]), name)
+if not TYPE_CHECKING:  # for which a name with a mistake would be one more object
+
+    def __getattr__(name: str) -> object:
+        if name in ("box", "caffe"):
+            return _imported(f"samovar.{name}")
+        if name == "__version__":
+            return import_module("importlib.metadata").version("samovar")
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_imported(_LAZY[name]), name)
 
 
 def _imported(module: str) -> "ModuleType":

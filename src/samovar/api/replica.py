@@ -20,7 +20,7 @@ from samovar.api.metrics import ReplicaMetrics, Shard, Shards
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
-from samovar.api.state import checked, from_arrays, identity_of, to_arrays
+from samovar.api.state import checked, from_arrays, identity_of, num_tensors, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.layout import LOOK_EVERY_STEPS
@@ -259,7 +259,7 @@ class Replica(Checkpoints):
         self._show_digest()
         # Before the weights, because an exchange that is not over may change them.
         strategy_state = from_arrays(self._exchange.state_dict())
-        return {
+        state = {
             "run": self._run,
             "rank": self.rank,
             "world_size": self.world_size,
@@ -271,6 +271,7 @@ class Replica(Checkpoints):
             "strategy_state": strategy_state,
             "center": self._exchange.center(),
         }
+        return state | {"num_tensors": num_tensors(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["Box", "BoxBuffer", "connect"]
 
 
-def __getattr__(name: str) -> object:
-    """Import the public names when they are asked for, because the rest of the room is imported without them."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("samovar.box.client"), name)
+if not TYPE_CHECKING:  # for which a name with a mistake would be one more object
+
+    def __getattr__(name: str) -> object:
+        """Import the public names when they are asked for, because the rest of the room is imported without them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("samovar.box.client"), name)

@@ -8,6 +8,7 @@ a power cut. Processes meet by these files alone, so that they may train meanwhi
         {"note": ..., "tensors": {"model/weight": ["rank_0/model/weight", "<its sha256>"]}}, ...]}'}
 """
 
+import errno
 import glob
 import hashlib
 import json
@@ -84,6 +85,8 @@ class Save:
                 if re.fullmatch(rf"\.+{re.escape(self.path.name)}\..+\.(begun|known|part|failed|partial)", left.name):
                     left.unlink(missing_ok=True)
             self._place("begun").touch()
+        except FileExistsError as error:
+            raise self._not_saved(NotADirectoryError(errno.ENOTDIR, "its folder is a file")) from error
         except OSError as error:
             raise self._not_saved(error) from error
 
@@ -109,6 +112,7 @@ class Save:
                 self._contribute(part, moved)
         except (OSError, SamovarError) as error:
             with suppress(OSError):
+                self._place("known" if self.rank == 0 else f"{self.rank}.part").unlink(missing_ok=True)
                 self._place(f"{self.rank}.failed").touch()
             if isinstance(error, OSError):
                 raise self._not_saved(error) from error
@@ -137,8 +141,10 @@ class Save:
         for _, stored in parts:
             blocks |= stored
         publish_file(self.path, _file(blocks, _sealed(json.dumps({"parts": notes})), moved))
-        for path in self.path.parent.glob(f".{glob.escape(self.path.name)}.{self.token}.*"):
+        begun = self._place("begun")  # whose end says to the others that all is done
+        for path in {*self.path.parent.glob(f".{glob.escape(self.path.name)}.{self.token}.*")} - {begun}:
             path.unlink(missing_ok=True)
+        begun.unlink()
 
     def _received(self, rank: int, moved: Callable[[], None]) -> "tuple[Any, dict[str, _Stored]]":
         """The note of another process, and its tensors, which are in its part."""

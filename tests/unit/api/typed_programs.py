@@ -147,6 +147,11 @@ except (samovar.DeadlineExceeded, samovar.RankFailed, samovar.ReplicasDiffer) as
 
 WRONG = {
     "name_of_strategy": _LOOP + 'samovar.replicate(model, optimizer, "snyc")  # wrong\n',
+    "name": _LOOP
+    + """
+samovar.replcate(model, optimizer)  # wrong
+print(samovar.caffe.laod, samovar.Errors)  # wrong
+""",
     "name_of_setting": _LOOP + 'samovar.replicate(model, optimizer, "sync-easgd", moving_rte=0.1)  # wrong\n',
     "type_of_setting": _LOOP
     + """
