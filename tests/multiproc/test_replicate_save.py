@@ -89,7 +89,7 @@ MISTAKES = {
     "one_rank_saves": "ranks are at different places: rank 0 is at save() of replica 0",
     "missing": "none.safetensors does not exist",
     "damaged": "is damaged: tensor",
-    "of_another_kind": "other.safetensors is no checkpoint",
+    "of_another_kind": "other.safetensors is not a checkpoint",
     "mixed": "give every rank the file that it saved, all of one save",
     "distributed_alone": "torch.distributed.checkpoint sees no process group",
     "distributed_missing": "No such file or directory; give the folder",

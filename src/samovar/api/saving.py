@@ -66,7 +66,7 @@ class Writer:
 
 
 class Checkpoints(RankCalls):
-    """What a replica saves and loads together with the other ranks."""
+    """Calls of a replica that save and load the state of all ranks."""
 
     def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
         super().__init__(processes, announcer)
@@ -104,8 +104,8 @@ class Checkpoints(RankCalls):
     def load(self, path: str | Path) -> Any:
         """Load what `save` wrote, and return this rank's `extra`. All ranks call this, and wait for each other.
 
-        With another number of ranks or another strategy, rank r of P loads the optimizers' state and the `extra` of
-        saved rank r mod P', and all start from the center, or else from the weights, of saved rank 0.
+        A file of another number of ranks P', or of another strategy, gives all ranks the center of saved rank 0, or
+        its weights if it has no center. Rank r gets the optimizers' state and the `extra` of saved rank r mod P'.
 
         Raises InputError on all ranks if the file is missing, damaged or does not fit. Nothing is loaded then.
         """

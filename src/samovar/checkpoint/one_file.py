@@ -1,4 +1,4 @@
-"""A checkpoint of several processes in one safetensors file, which is whole or not there.
+"""A checkpoint of several processes in one safetensors file, which is whole or does not exist.
 
 Each process writes the tensors that the first one has not got into a part next to the file. The first process joins the
 parts, and renames the result into place. So the last checkpoint stays whole until the next one is, also after a kill or
@@ -207,7 +207,9 @@ class CheckpointFile:
         except (OSError, SafetensorError) as error:
             raise InputError(f"load: {path} cannot be read: {error}; {_NEXT_STEP}") from error
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-            raise InputError(f"load: {path} is no checkpoint of version {VERSION} that replica.save() wrote")
+            raise InputError(
+                f"load: {path} is not a checkpoint of version {VERSION}; give a file that replica.save() wrote"
+            )
         manifest = metadata.get("manifest", "")
         if _sealed(manifest) != metadata:
             raise InputError(f"load: {path} is damaged: its manifest does not match its sha256; {_NEXT_STEP}")

@@ -55,7 +55,7 @@ def test_mypy(programs: Path, repository_root: Path) -> None:
 @pytest.mark.slow
 def test_pyright(programs: Path) -> None:
     """With its own settings, which report what it does not understand in a program."""
-    pytest.importorskip("pyright", reason="pyright is not installed: pip install 'samovar[typing]'")
+    pytest.importorskip("pyright", reason="pyright is not installed: pip install 'samovar[types]'")
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "."]
     ended = subprocess.run(command, cwd=programs, capture_output=True, text=True, check=False)
     found = json.loads(ended.stdout)["generalDiagnostics"]

@@ -125,7 +125,7 @@ def test_a_changed_bit_of_the_manifest_is_found(tmp_path: Path, seed: int) -> No
     for _ in range(40):
         place = 8 + rng.randrange(start, end)
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(7)]) + whole[place + 1 :])
-        with pytest.raises(InputError, match=r"a\.safetensors (is damaged|cannot be read|is no checkpoint)"):
+        with pytest.raises(InputError, match=r"a\.safetensors (is damaged|cannot be read|is not a checkpoint)"):
             CheckpointFile.read(path)
 
 
@@ -136,7 +136,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(InputError, match=r"a\.safetensors cannot be read"):
         CheckpointFile.read(path)
     safetensors.numpy.save_file({"x": np.zeros(3)}, path, {"format": "pt", "manifest": json.dumps({})})
-    with pytest.raises(InputError, match="is no checkpoint of version 1"):
+    with pytest.raises(InputError, match="is not a checkpoint of version 1"):
         CheckpointFile.read(path)
     with pytest.raises(InputError, match=r"none\.safetensors does not exist"):
         CheckpointFile.read(tmp_path / "none.safetensors")
