@@ -80,9 +80,10 @@ def _tree(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Tree:
         items = [_tree(item, _inner(place, index), tensors) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     kind = f"tensor of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+    hint = ". Give its state_dict()" if hasattr(value, "state_dict") else ""
     raise InputError(
         f"save: {place or 'the state'} is a {kind}; a checkpoint holds numbers, strings, None, dense real tensors, and "
-        "lists, tuples and dicts of these"
+        f"lists, tuples and dicts of these{hint}"
     )
 
 

@@ -196,6 +196,6 @@ def _read(path: Path, rank: int) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             read: dict[str, Any] = put_together(content.notes[number], tensor)
-    except (OSError, KeyError, SafetensorError) as error:
+    except (OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise InputError(f"load: {path} cannot be read: {error}; use another checkpoint") from error
     return read

@@ -31,6 +31,7 @@ FORMAT, VERSION = "samovar-checkpoint", "1"
 _PIECE_BYTES = 1 << 24
 _POLL_S = 0.01
 _NEXT_STEP = "use another checkpoint"
+_GIVE = "give a file that replica.save() wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,23 +200,26 @@ class CheckpointFile:
     @classmethod
     def read(cls, path: Path) -> "CheckpointFile":
         """Raises InputError if the file is missing, damaged, or of another kind. Cost: the header is read."""
+        if path.is_dir():
+            raise InputError(f"load: {path} is a folder; {_GIVE}")
         try:
             with safe_open(path, "np") as file:
                 metadata = file.metadata() or {}
         except FileNotFoundError as error:
-            raise InputError(f"load: {path} does not exist; give a file that replica.save() wrote") from error
+            raise InputError(f"load: {path} does not exist; {_GIVE}") from error
         except (OSError, SafetensorError) as error:
             raise InputError(f"load: {path} cannot be read: {error}; {_NEXT_STEP}") from error
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
-            raise InputError(
-                f"load: {path} is not a checkpoint of version {VERSION}; give a file that replica.save() wrote"
-            )
+            raise InputError(f"load: {path} is not a checkpoint of version {VERSION}; {_GIVE}")
         manifest = metadata.get("manifest", "")
         if _sealed(manifest) != metadata:
             raise InputError(f"load: {path} is damaged: its manifest does not match its sha256; {_NEXT_STEP}")
-        parts = json.loads(manifest)["parts"]
-        tensors = [{name: (key, digest) for name, (key, digest) in part["tensors"].items()} for part in parts]
-        return cls(path, [part["note"] for part in parts], tensors)
+        try:
+            parts = json.loads(manifest)["parts"]
+            tensors = [{name: (key, digest) for name, (key, digest) in part["tensors"].items()} for part in parts]
+            return cls(path, [part["note"] for part in parts], tensors)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"load: {path} is damaged: its manifest has another shape; {_NEXT_STEP}") from error
 
     def require_intact(self, name: str, found: str, digest: str) -> None:
         """Raises InputError unless the hash that was `found` is that of the manifest."""
