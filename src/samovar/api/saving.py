@@ -5,7 +5,8 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +20,22 @@ from samovar.api.state import from_arrays
 from samovar.api.uneven_inputs import Event
 from samovar.checkpoint.one_file import CheckpointFile, Part, Save
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.host import boot_id
+from samovar.transports.processes import own_mark
 
 _JOIN_S = 0.05
 _Made = TypeVar("_Made")
 
 
 class Writer:
-    """Work on a thread of its own, one piece at a time. The interpreter's exit waits for it."""
+    """Work on a thread of its own, one piece at a time. The interpreter's exit waits for it, and shows its error."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         self._rank, self._timeout_s = rank, timeout_s
         self._thread: threading.Thread | None = None
-        self._error: SamovarError | None = None
+        self._errors: list[SamovarError] = []
         self._moved_s = 0.0
+        weakref.finalize(self, _tell, self._errors)
 
     def start(self, work: Callable[[Callable[[], None]], None]) -> None:
         """Begin `work(moved)`, which calls `moved()` whenever it gets on. The work before must be settled."""
@@ -49,20 +53,22 @@ class Writer:
                     "network of the folder stuck?"
                 )
         self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if self._errors:
+            raise self._errors.pop()
 
     def _run(self, work: Callable[[Callable[[], None]], None]) -> None:
         try:
             work(self._moved)
         except SamovarError as error:
-            self._error = error
-            if not threading.main_thread().is_alive():  # nobody is left who could ask
-                sys.stderr.write(f"samovar: {error}\n")
+            self._errors.append(error)
 
     def _moved(self) -> None:
         self._moved_s = time.monotonic()
+
+
+def _tell(errors: Sequence[SamovarError]) -> None:
+    for error in errors:  # nobody is left who could ask
+        sys.stderr.write(f"samovar: {error}\n")
 
 
 class Checkpoints(RankCalls):
@@ -93,7 +99,8 @@ class Checkpoints(RankCalls):
         the state, of which tensors that equal those of rank 0 are written once.
         """
         target = Path(path)
-        saving = Save(target, self._token(target), self.rank, self.world_size, self._all.deadline().remaining_s())
+        token, timeout_s = self._token(target), self._all.deadline().remaining_s()
+        saving = Save(target, token, self.rank, self.world_size, timeout_s, self._marks())
         self._together(lambda: self._begin(saving))
         state = self._state_of_all()
         part = self._together(lambda: self._own_part(saving, state, extra))
@@ -137,6 +144,12 @@ class Checkpoints(RankCalls):
         self._meet(path)
         token: str = self.broadcast(secrets.token_hex(8))
         return token
+
+    def _marks(self) -> list[str]:
+        """The marks of the ranks on this host."""
+        host = boot_id()
+        shown = self.gather([host, own_mark()])
+        return [mark if its_host == host else "" for its_host, mark in shown]
 
     def _begin(self, saving: Save) -> None:
         """Wait until the save before is over."""

@@ -14,8 +14,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from samovar.checkpoint import arrays
 from samovar.core.clock import Deadline
 from samovar.core.durable import publish_file
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.transports.processes import open_process
 
 FORMAT, VERSION = "samovar-checkpoint", "1"
 _PIECE_BYTES = 1 << 24
@@ -67,13 +68,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One save to `path`, by `world_size` processes that share its folder. `token` is of this save alone."""
+    """One save to `path`, by `world_size` processes that share its folder. `token` is of this save alone.
+
+    `marks` tell for processes on this host whether they live (see `samovar.transports.processes`); "" for others.
+    """
 
     path: Path
     token: str
     rank: int
     world_size: int
     timeout_s: float
+    marks: Sequence[str] = ()
 
     def begin(self) -> None:
         """On the first process: make the folder, remove what dead saves left there, and show that this one begins.
@@ -103,8 +108,8 @@ class Save:
         """Write this process's part, and return when the file is complete. `moved` is called after each piece.
 
         Raises InputError if the disk refuses. Raises DeadlineExceeded if nothing comes of another process for
-        `timeout_s`, and SamovarError if that one failed. Cost: each tensor's bytes once on the disk; twice if they are
-        not those of the first process.
+        `timeout_s`, RankFailed if that one has ended, and SamovarError if it failed. Cost: each tensor's bytes once on
+        the disk; twice if they are not those of the first process.
         """
         try:
             if self.rank == 0:
@@ -165,19 +170,26 @@ class Save:
         """Wait for process `rank`, which may take long to write the file at `place`."""
         failed, partial = self._place(f"{rank}.failed"), f".{glob.escape(place.name)}.*.partial"
         size, deadline = -1, Deadline.after(self.timeout_s)
-        while not has_come():
-            if failed.exists():
-                raise SamovarError(f"rank {self.rank}: save: rank {rank} could not write {self.path}; see its error")
-            grown = sum(_size_of(other) for other in place.parent.glob(partial))
-            if grown != size:
-                size, deadline = grown, Deadline.after(self.timeout_s)
-                moved()
-            if deadline.passed():
-                raise DeadlineExceeded(
-                    f"rank {self.rank}: save: nothing of {self.path} came from rank {rank} within "
-                    f"{self.timeout_s:g} s; did it end, or is its disk stuck? See its log"
-                )
-            time.sleep(_POLL_S)
+        who, process = f"rank {self.rank}: save: ", open_process(mark) if (mark := self._mark_of(rank)) else None
+        with closing(process) if process else nullcontext():
+            while not has_come():
+                if failed.exists():
+                    raise SamovarError(f"{who}rank {rank} could not write {self.path}; see its error")
+                if process is not None and process.ended() and not has_come():
+                    raise RankFailed(f"{who}rank {rank} ended before {self.path} was complete; see its log")
+                grown = sum(_size_of(other) for other in place.parent.glob(partial))
+                if grown != size:
+                    size, deadline = grown, Deadline.after(self.timeout_s)
+                    moved()
+                if deadline.passed():
+                    raise DeadlineExceeded(
+                        f"{who}nothing of {self.path} came from rank {rank} within {self.timeout_s:g} s; is its disk "
+                        "stuck? See its log"
+                    )
+                time.sleep(_POLL_S)
+
+    def _mark_of(self, rank: int) -> str:
+        return self.marks[rank] if self.marks else ""
 
     def _place(self, kind: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{self.token}.{kind}")

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 import safetensors.numpy
 
 from samovar.checkpoint.one_file import Block, CheckpointFile, Part, Save
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
+from samovar.transports.processes import own_mark
 
 TIMEOUT_S = 20.0
 Arrays = Mapping[str, np.ndarray]
@@ -106,6 +109,16 @@ def test_a_process_that_never_comes_is_named(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded, match=r"rank 0: save: nothing of .* came from rank 1 within 0\.05 s"):
         saving.write(part_of(None, RANKS[0]), lambda: None)
     assert not path.exists()
+
+
+def test_a_process_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mark = own_mark().replace(str(os.getpid()), str(other.pid), 1)
+    other.communicate()
+    saving = Save(tmp_path / "a.safetensors", "1", 0, 2, TIMEOUT_S, (own_mark(), mark))
+    saving.begin()
+    with pytest.raises(RankFailed, match=r"rank 0: save: rank 1 ended before .*a\.safetensors was complete"):
+        saving.write(part_of(None, RANKS[0]), lambda: None)
 
 
 def test_a_folder_of_another_host_is_noticed(tmp_path: Path) -> None:
