@@ -10,11 +10,11 @@ import samovar
 SIZE = 1 << 16
 
 
-def main(path: str, strategy: str) -> None:
+def main(path: str) -> None:
     model = nn.Linear(1, SIZE, bias=False)
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    replica = samovar.replicate(model, optimizer, strategy)
+    replica = samovar.replicate(model, optimizer, "local-sgd")
     for step in range(1, 100_000):
         optimizer.zero_grad()
         replica.backward(-model.weight.sum())  # each step adds 1 to every weight

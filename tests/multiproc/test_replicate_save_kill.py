@@ -19,7 +19,7 @@ NUM_SLOW_TRIALS = 12
 def killed(path: Path, world_size: int, rng: random.Random) -> int:
     """Run the program, and kill it at a random moment after its first file. The last step whose file was complete."""
     launcher = ("-m", "samovar.cli.entry", "run", "-n", str(world_size), "--oversubscribe")
-    command = [sys.executable, *(launcher if world_size > 1 else ()), str(PROGRAM), str(path), "local-sgd"]
+    command = [sys.executable, *(launcher if world_size > 1 else ()), str(PROGRAM), str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:
