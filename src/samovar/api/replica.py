@@ -357,12 +357,6 @@ class Replica(Checkpoints):
             )
         return CenterExchange(parameters, self._step_group, config, self._announcer, shared, closing)
 
-    def _meet_at_center(self, what: str, run: float = 0.0) -> None:
-        self._exchange.meet(what, self._step, run)
-
-    def _center_now(self) -> dict[str, torch.Tensor] | None:
-        return self._exchange.center()
-
     def _take_common_weights(self, center: Mapping[str, torch.Tensor] | None) -> None:
         named = dict(self._model.named_parameters())
         with torch.no_grad():

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from samovar.api.checkpoint_tree import block_of, part_of, put_together
+from samovar.api.exchanges import Exchange
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.reductions import RankCalls
 from samovar.api.state import from_arrays
@@ -74,10 +75,16 @@ def _tell(errors: Sequence[SamovarError]) -> None:
 class Checkpoints(RankCalls):
     """Calls of a replica that save and load the state of all ranks."""
 
+    _exchange: Exchange
+
     def __init__(self, processes: ProcessGroup, announcer: Announcer) -> None:
         super().__init__(processes, announcer)
         self._all = announcer
         self._writer = Writer(self.rank, announcer.deadline().remaining_s())
+
+    @property
+    def step_count(self) -> int:
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -132,10 +139,7 @@ class Checkpoints(RankCalls):
 
     def _meet_at_center(self, what: str, run: float = 0.0) -> None:
         """At a center, where ranks may be at any step: wait for all, and raise SamovarError if one does not come."""
-        raise NotImplementedError
-
-    def _center_now(self) -> dict[str, torch.Tensor] | None:
-        raise NotImplementedError
+        self._exchange.meet(what, self.step_count, run)
 
     def _token(self, path: Path) -> str:
         """Meet the other ranks at a save to `path`. Gives a number of this save alone."""
@@ -160,7 +164,7 @@ class Checkpoints(RankCalls):
     def _state_of_all(self) -> dict[str, Any]:
         """This rank's state, from a moment when no rank trains."""
         state = self._together(self.state_dict)
-        state["center"] = self._center_now()  # all ranks have brought their updates to it by now
+        state["center"] = self._exchange.center()  # all ranks have brought their updates to it by now
         self.barrier()
         return state
 
