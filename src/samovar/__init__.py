@@ -7,7 +7,8 @@ TYPE_CHECKING = False  # typing's own would load typing before the program can t
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from samovar import caffe
+    from samovar import box, caffe
+    from samovar.api.distributed_state import DistributedState
     from samovar.api.replica import Replica
     from samovar.api.replicate import replicate
     from samovar.core.errors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeadlineExceeded",
+    "DistributedState",
     "Figures",
     "InputError",
     "NotFinite",
@@ -40,6 +42,7 @@ __all__ = [
     "Setting",
     "Sink",
     "__version__",
+    "box",
     "caffe",
     "replicate",
     "strategy",
@@ -49,6 +52,7 @@ __all__ = [
 # Imported when it is first asked for: commands load no more than they need, and the launcher no torch.
 _LAZY = {
     "DeadlineExceeded": "samovar.core.errors",
+    "DistributedState": "samovar.api.distributed_state",
     "Figures": "samovar.report.run_figures",
     "InputError": "samovar.core.errors",
     "NotFinite": "samovar.core.errors",
@@ -65,14 +69,16 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name == "caffe":
-        return _imported("samovar.caffe")
-    if name == "__version__":
-        return import_module("importlib.metadata").version("samovar")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_imported(_LAZY[name]), name)
+if not TYPE_CHECKING:  # for which a name with a mistake would be one more object
+
+    def __getattr__(name: str) -> object:
+        if name in ("box", "caffe"):
+            return _imported(f"samovar.{name}")
+        if name == "__version__":
+            return import_module("importlib.metadata").version("samovar")
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_imported(_LAZY[name]), name)
 
 
 def _imported(module: str) -> "ModuleType":

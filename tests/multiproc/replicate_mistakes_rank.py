@@ -4,6 +4,7 @@ import copy
 import io
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,6 +86,14 @@ def loads_on_one_rank(loop: Loop) -> None:
     if loop.replica.is_first:
         loop.replica.load_state_dict(state)
     loop.train(2)
+
+
+def loads_alone_at_a_center(loop: Loop, one: int) -> None:
+    loop.train(2)
+    if loop.replica.rank == one:
+        loop.replica.load_state_dict(loop.replica.state_dict())
+    loop.train(2)
+    loop.replica.finish()
 
 
 def loads_mixed_steps(loop: Loop) -> None:
@@ -255,6 +264,11 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
     },
     "loads_on_one_rank/local-sgd": _in_loop(loads_on_one_rank, "local-sgd", sync_period_steps=2),
     "plain_step/shm-easgd": _in_loop(plain_step, "shm-easgd"),
+    "loads_mixed_runs/shm-easgd": _in_loop(loads_mixed_runs, "shm-easgd"),
+    **{
+        f"rank {one} loads alone/{strategy}": _in_loop(partial(loads_alone_at_a_center, one=one), strategy)
+        for one, strategy in ((0, "shm-easgd"), (1, "async-easgd"))
+    },
     "wrapped_before": wrapped_before,
     "sync_batch_norm": sync_batch_norm,
     "parameter_in_two_optimizers": parameter_in_two_optimizers,

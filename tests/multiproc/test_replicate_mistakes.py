@@ -24,6 +24,7 @@ REFUSED = {
     "loads_on_one_rank": PLACES,
     "loads_on_one_rank/local-sgd": PLACES,
     "loads_mixed_steps": ONE_SAVE,
+    "loads_mixed_runs/shm-easgd": "are of another run than that of rank 0",
     "loads_mixed_runs": ONE_SAVE,
     "differs_at_save": EQUAL,
     "differs_when_asked": EQUAL,
@@ -53,6 +54,14 @@ def test_a_mistake_is_one_sentence_on_every_rank(name: str, world_size: int) -> 
     for result in succeeded(results(world_size), name):
         assert REFUSED[name] in result["text"]
         assert "\n" not in result["text"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize(("name", "one"), [("rank 0 loads alone/shm-easgd", 0), ("rank 1 loads alone/async-easgd", 1)])
+def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: str, one: int, world_size: int) -> None:
+    for rank, result in enumerate(succeeded(results(world_size), name)):
+        expected = "all ranks make this call together." if rank == one else "nothing was said"
+        assert expected in result["text"], rank
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -1,6 +1,6 @@
 """The center that workers at their own speed share, in memory of the job's ranks or in a box."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, parse_endpoints
 from samovar.box.joining import Endpoint
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError
+from samovar.core.errors import DeadlineExceeded, InputError, ReplicasDiffer, SamovarError
 from samovar.core.layout import Layout
 from samovar.membership.job_center import Home, JobCenter
 from samovar.membership.kept_center import KeptCenter, KeptRanks
@@ -107,6 +107,34 @@ class SharedCenter:
         """Say that the first rank has given the center its weights. Waits for all ranks of the job."""
         self._session.filled()
         self._ranks.show()
+
+    def meet(self, what: str, step: int, run: float) -> None:
+        """Wait until all ranks of the job are at the call `what`, each at its own `step`, for a state of this `run`.
+
+        Raises SamovarError if another rank trains on or is gone, ReplicasDiffer if its state is of another run.
+        """
+        before = {rank: row.progress.steps for rank, row in self._rows().items()}
+        runs = self._ranks.show_unless(lambda: self._require_that_all_come(what, step, before), run)[:, 0]
+        if differing := [rank for rank, other in enumerate(runs) if other != runs[0]]:
+            raise ReplicasDiffer(
+                f"{self._name}: {what}: the states that ranks {differing} load are of another run than that "
+                "of rank 0; give every rank the file that it saved"
+            )
+
+    def _require_that_all_come(self, what: str, step: int, before: Mapping[int, int]) -> None:
+        rows = self._rows()
+        for rank in range(self._ranks.world_size):
+            row = rows.get(rank)
+            if row is None or not row.is_alive or row.progress.finished:
+                does = "has ended"
+            elif row.progress.steps > max(step, before.get(rank, 0)):
+                does = f"trains on, at step {row.progress.steps}"
+            else:
+                continue
+            raise SamovarError(
+                f"{self._name}: at step {step} this rank is at {what}, and rank {rank} {does}; all ranks make this "
+                "call together. If some make more steps than others, call replica.barrier() first"
+            )
 
     def look(self, strategy: CenterSteps, step: int) -> str:
         """Report this rank's progress from time to time. Gives a notice if the number of members changed, or ""."""

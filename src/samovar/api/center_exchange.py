@@ -68,6 +68,9 @@ class CenterExchange(WeightExchange):
         with self._weights.in_buffer():
             self._duties.finish(step)
 
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._duties.meet(what, step, run)
+
     def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
         super().load_state_dict(state, step)
         self._duties.filled()
@@ -151,6 +154,9 @@ class HybridExchange(GradientExchange):
     def state_dict(self) -> State:
         return self._hybrid.state_dict() | self._factoring.state_dict()
 
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._duties.meet(what, step, run)
+
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
@@ -180,6 +186,9 @@ class _CenterDuties:
 
     def filled(self) -> None:
         self._shared.filled()
+
+    def meet(self, what: str, step: int, run: float) -> None:
+        self._shared.meet(what, step, run)
 
     def drain(self) -> None:
         """Bring updates under way to the center, without a wait for other ranks."""

@@ -101,6 +101,10 @@ class Exchange(Protocol):
 
     def center(self) -> dict[str, torch.Tensor] | None: ...
     def state_dict(self) -> State: ...
+    def meet(self, what: str, step: int, run: float, /) -> None:
+        """At a center: wait until all ranks, each at its own `step`, are at the call `what`, for a state of `run`."""
+        ...
+
     def load_state_dict(self, state: Mapping[str, StateValue], step: int, /) -> None:
         """Take `state` back. The next step is `step`."""
         ...
@@ -132,6 +136,9 @@ class NoExchange:
 
     def state_dict(self) -> State:
         return {}
+
+    def meet(self, _what: str, _step: int, _run: float) -> None:
+        """Do nothing: there is no center."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         """Do nothing: there is no state."""
@@ -345,6 +352,9 @@ class WeightExchange:
     def state_dict(self) -> State:
         self._drain()
         return self._strategy.state_dict()
+
+    def meet(self, _what: str, _step: int, _run: float) -> None:
+        """Do nothing: there is no center of ranks at their own speed."""
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()

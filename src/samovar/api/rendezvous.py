@@ -17,6 +17,7 @@ import torch
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
 from samovar.core.group import Host
+from samovar.core.host import boot_id
 from samovar.launch.identity import Identity, launcher_process
 from samovar.transports.processes import PeerProcess, open_process, own_mark
 from samovar.transports.rendezvous import listen_at
@@ -53,11 +54,10 @@ class RankHello:
     @classmethod
     def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
         # Abstract sockets, over which a segment is handed on, belong to a network namespace.
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/net").stat().st_ino
         cores = tuple(sorted(os.sched_getaffinity(0)))
         name, size = socket.gethostname(), identity.world_size
-        host = f"{boot}/{namespace}"
+        host = f"{boot_id()}/{namespace}"
         return cls(size, collective, transport, host, name, cores, *nccl_card(device), process=own_mark())
 
     def to_json(self) -> str:

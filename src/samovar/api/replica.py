@@ -18,9 +18,10 @@ from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
 from samovar.api.figures import ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
-from samovar.api.reductions import RankCalls, RankReduction
+from samovar.api.reductions import RankReduction
+from samovar.api.saving import Checkpoints
 from samovar.api.shards import Shard, Shards
-from samovar.api.state import checked, from_arrays, identity_of, to_arrays
+from samovar.api.state import checked, from_arrays, identity_of, num_tensors, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.errors import InputError, SamovarError
@@ -43,7 +44,7 @@ from samovar.strategies.recipe import Recipe
 _Batch = TypeVar("_Batch")
 
 
-class Replica(RankCalls):
+class Replica(Checkpoints):
     """One rank's model and optimizer, as `samovar.replicate` returns them.
 
     All ranks make the same calls in the same order. At a center each rank makes them when it comes to them. No wait for
@@ -83,16 +84,16 @@ class Replica(RankCalls):
         self._run = 0.0
         self._exchange: Exchange = NoExchange()
         with ExitStack() as closing:
+            closing.callback(self._writer.settle)
             closing.callback(self._step_group.forget, self._announcer)
             self._join(config, box, closing)
             self._closing = closing.pop_all()
         self._is_async = config.is_async
-        made = (self._parameters, optimizers, processes, self._announcer, config, compare_weights_steps)
-        self._checks = WeightChecks(*made)
+        of_run = (processes, self._announcer, config, compare_weights_steps)
+        self._checks = WeightChecks(self._parameters, optimizers, *of_run)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
-        self._shards = Shards()
+        self._shards, self._step = Shards(), 0
         self._is_evaluating = self._is_finished = self._is_closed = False
-        self._step = 0
 
     @property
     def device(self) -> torch.device:
@@ -242,8 +243,8 @@ class Replica(RankCalls):
 
         The memory that ranks share goes back to the system when all ranks have closed.
 
-        Brings an update under way to the center, and waits for no other rank. A second call does nothing. A
-        `with replicate(...) as replica:` block calls it at the end.
+        Brings an update under way to the center, and waits for no other rank, except for those that write the file of
+        a `save`. A second call does nothing. A `with replicate(...) as replica:` block calls it at the end.
         """
         if not self._is_closed:
             self._is_closed = self._is_finished = True
@@ -269,7 +270,7 @@ class Replica(RankCalls):
         self._checks.show_digest()
         # Before the weights, because an exchange that is not over may change them.
         strategy_state = from_arrays(self._exchange.state_dict())
-        return {
+        state = {
             "run": self._run,
             "rank": self.rank,
             "world_size": self.world_size,
@@ -281,19 +282,20 @@ class Replica(RankCalls):
             "strategy_state": strategy_state,
             "center": self._exchange.center(),
         }
+        return state | {"num_tensors": num_tensors(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` gave on this rank. All ranks call this; at a center each may call it alone.
+        """Load what `state_dict` gave on this rank. All ranks call this, and wait for each other.
 
         A state of another number of ranks, or of another strategy, gives its center to all ranks, or its weights if it
-        has no center. Both are those that rank 0 loads, so all ranks must call this. Each rank keeps the optimizers'
-        state that it loads.
+        has no center. Both are those that rank 0 loads. Each rank keeps the optimizers' state that it loads.
 
-        Raises InputError if the state does not fit. Raises ReplicasDiffer, before anything is loaded, if the states are
-        not all of one save, or another rank is at a different call.
+        Raises InputError if the state does not fit. Raises SamovarError, before anything is loaded, if another rank is
+        at a different call, or the states are not all of one save (at a center: of one run).
         """
         self._require_training("load_state_dict()")
         state, is_own = checked(state, self.rank, self.world_size, self.config.name)
+        self._meet_at_center("load_state_dict()", float(state.get("run", 0.0)))
         if not self._is_async:
             self._announcer.agree(Event.LOADING, 0, identity_of(state))
         self._model.load_state_dict(state["model"])
@@ -310,6 +312,8 @@ class Replica(RankCalls):
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""
+        if call.event is Event.SAVING:
+            return  # which they refuse
         if call.event is Event.REDUCING:
             self._reductions.take_part(RankReduction(call.step), int(call.detail))
             return

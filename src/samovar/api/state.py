@@ -18,6 +18,13 @@ def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str)
     missing = [field for field in _FIELDS if field not in state]
     if missing:
         raise InputError(f"load_state_dict: {', '.join(missing)} missing; give what replica.state_dict() returned")
+    found = num_tensors(state)
+    if found != state.get("num_tensors", found):
+        raise InputError(
+            f"load_state_dict: {found} of {state['num_tensors']} tensors are in the state; give all that "
+            "replica.state_dict() returned. With torch.distributed.checkpoint, give it "
+            "samovar.DistributedState(replica, folder)"
+        )
     is_own = state["world_size"] == world_size and state["strategy"] == strategy
     if is_own and state["rank"] != rank:
         raise InputError(
@@ -31,6 +38,15 @@ def identity_of(state: Mapping[str, Any]) -> float:
     """48 bits that are equal for all states that the ranks of one run saved at one step."""
     named = repr([state.get("run"), *(state[field] for field in ("world_size", "strategy", "step"))])
     return float(int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "big"))
+
+
+def num_tensors(value: Any) -> int:
+    """The number of tensors in a state."""
+    if isinstance(value, Mapping):
+        return sum(map(num_tensors, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(num_tensors, value))
+    return int(isinstance(value, torch.Tensor))
 
 
 def from_arrays(value: Any) -> Any:

@@ -30,6 +30,7 @@ class Event(IntEnum):
     LOADING = 6
     FINISHING = 7
     REDUCING = 8
+    SAVING = 9
 
 
 _NAMES = {
@@ -42,6 +43,7 @@ _NAMES = {
     Event.LOADING: "load_state_dict()",
     Event.FINISHING: "finish()",
     Event.REDUCING: "mean(), sum(), max(), gather() or barrier()",
+    Event.SAVING: "save()",
 }
 # If ranks make the same call with other details: the difference, and the next step.
 _DIFFERING = {
@@ -49,6 +51,7 @@ _DIFFERING = {
         "the states that ranks {ranks} load are of another run, step or strategy than that of rank {first}; give every "
         "rank the file that it saved, all of one save"
     ),
+    Event.SAVING: "ranks {ranks} save to another path than rank {first}; give all ranks the same path",
     Event.REDUCING: "ranks {ranks} gave a value of another size than rank {first}; give all ranks the same shape",
 }
 _DIFFERING_ORDER = (

@@ -1,13 +1,24 @@
-"""Centers in one box or over several boxes: make one, join it, delete it."""
+"""Centers in one box or over several boxes: make one, join it, look into it, delete it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from samovar.box.base import SeatCenter
 from samovar.box.buffers import BufferShape, new_token
-from samovar.box.joining import BoxSeat, Endpoint, create_buffer, drop_buffer, parse_endpoint, take_seat
+from samovar.box.joining import (
+    BoxSeat,
+    Endpoint,
+    Look,
+    create_buffer,
+    drop_buffer,
+    look_at,
+    parse_endpoint,
+    take_seat,
+    view_center,
+)
 from samovar.box.shards import CenterShard, ShardedBoard, ShardedCenter, cut, whole_of
 from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed, SamovarError
@@ -98,7 +109,7 @@ def take_shards(
             seat = _take(endpoint, name, who, deadline, index, timeout_s, is_first=not seats)
             seats.append(stack.enter_context(seat))
             index = seats[0].member.index
-        _require_together(endpoints, name, seats, who)
+        _require_together(endpoints, name, _looked(seats), who)
         if len(seats) == 1:
             stack.pop_all()
             return seats[0]
@@ -108,6 +119,32 @@ def take_shards(
         shape = whole_of([seat.shape for seat in seats])
         # The first box's row is freed last: if it is free, the others are free.
         return BoxSeat(center, board, seats[0].member, shape, stack.pop_all().close)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxView:
+    """A center that is only read. `close` ends it."""
+
+    center: SeatCenter
+    shape: BufferShape
+    close: Callable[[], None]
+
+
+def view(endpoints: Endpoints, name: str, who: str, deadline: Deadline) -> BoxView:
+    """The center of buffer `name`, without a seat. Raises InputError as `take_shards`."""
+    looks = [look_at(endpoint, name, who, deadline) for endpoint in endpoints.boxes]
+    _require_together(endpoints, name, looks, who)
+    with ExitStack() as stack:
+        centers = []
+        for endpoint in endpoints.boxes:
+            center, close = view_center(endpoint, name, who, deadline)
+            stack.callback(close)
+            centers.append(center)
+        if len(centers) == 1:
+            return BoxView(centers[0], looks[0].shape, stack.pop_all().close)
+        whole = ShardedCenter(centers)
+        stack.callback(whole.close)
+        return BoxView(whole, whole_of([look.shape for look in looks]), stack.pop_all().close)
 
 
 def _take(
@@ -121,10 +158,14 @@ def _take(
         return take_seat(endpoint, name, who, deadline, timeout_s=timeout_s)  # the row matters in the first box alone
 
 
-def _require_together(endpoints: Endpoints, name: str, seats: Sequence[BoxSeat], who: str) -> None:
+def _looked(seats: Sequence[BoxSeat]) -> list[Look]:
+    patience, waits = Deadline.after(_PATIENCE_S), len(seats) > 1
+    return [Look(seat.shape, [], _shard_of(seat, patience, waits=waits)) for seat in seats]
+
+
+def _require_together(endpoints: Endpoints, name: str, looks: Sequence[Look], who: str) -> None:
     """Whether the boxes hold the center, or its shards in order."""
-    patience, count = Deadline.after(_PATIENCE_S), len(seats)
-    shards = [_shard_of(seat, patience, waits=count > 1) for seat in seats]
+    count, shards = len(looks), [look.part for look in looks]
     for index, (endpoint, shard) in enumerate(zip(endpoints.boxes, shards, strict=True)):
         wanted, where = f"part {index + 1} of {count}", f"{who}: buffer {name!r} of {endpoint}"
         if shard is None:
@@ -138,12 +179,12 @@ def _require_together(endpoints: Endpoints, name: str, seats: Sequence[BoxSeat],
             raise InputError(
                 f"{where} is {shard} of another center than {endpoints.boxes[0]} has; give the box of its own"
             )
-    first = seats[0].shape
-    for endpoint, seat in zip(endpoints.boxes, seats, strict=True):
-        if seat.shape != first and (seat is not seats[-1] or not _may_be_last(seat.shape, first)):
+    first = looks[0].shape
+    for endpoint, look in zip(endpoints.boxes, looks, strict=True):
+        if look.shape != first and (look is not looks[-1] or not _may_be_last(look.shape, first)):
             raise InputError(
                 f"{who}: buffer {name!r} of {endpoint} is cut otherwise than that of {endpoints.boxes[0]} "
-                f"({seat.shape}, {first}); load the snapshot that was made of it"
+                f"({look.shape}, {first}); load the snapshot that was made of it"
             )
 
 

@@ -155,6 +155,16 @@ def look_at(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> Look
         return Look(BufferShape.of_center(buffer.center), mapped.rows(), CenterShard.on(mapped))
 
 
+def view_center(endpoint: Endpoint, name: str, who: str, deadline: Deadline) -> tuple[SeatCenter, Callable[[], None]]:
+    """The buffer's center, to be read only, and what ends that. Raises InputError as `take_seat`."""
+    if endpoint.name is None:
+        far = RemoteCenter(_address(endpoint), name, who, deadline, is_viewer=True)
+        return far, far.close
+    with _said_by(who), LocalBox(endpoint.name).attach(name, deadline) as buffer:
+        mapped = MappedCenter(buffer.center)
+        return mapped, mapped.close
+
+
 def describe(name: str, found: Look) -> dict[str, Any]:
     """A buffer and its members as JSON holds them: sizes, hosts, processes, steps, speeds, staleness."""
     members = [

@@ -80,6 +80,7 @@ class Line:
         self._attachment = replace(attachment, attempt=secrets.randbits(62) + 1)
         self._lock = threading.Lock()  # of the connection: one operation at a time
         self._channel: SecureChannel | None = None
+        self._has_answered = False  # with an error, which ended the connection
         self._is_closed = False
         self._calls = 0
         with self.locked(deadline):
@@ -111,10 +112,12 @@ class Line:
                 return attempt(deadline)
             except ConnectionLost as error:
                 self.disconnect()
+                self._has_answered = False
                 if deadline.passed() or self._is_closed:
                     raise DeadlineExceeded(f"{self.who}: {error}, and {self._box} did not come back in time") from error
             except BaseException:
                 self.disconnect()  # where in a message it stopped is not known
+                self._has_answered = True
                 raise
             time.sleep(min(pause_s, deadline.remaining_s()))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -141,8 +144,9 @@ class Line:
             channel.end()
 
     @property
-    def is_connected(self) -> bool:
-        return self._channel is not None
+    def is_there(self) -> bool:
+        """Whether the box was there at the last word from it."""
+        return self._channel is not None or self._has_answered
 
     def _connected(self, deadline: Deadline) -> Welcome:
         if self._channel is not None:

@@ -114,7 +114,7 @@ class RemoteCenter:
             self._reader.disconnect()
         deadline = deadline or Deadline.after(1.0)
         with self._line.locked(deadline):
-            if not self._line.is_connected:
+            if not self._line.is_there:
                 return
             with suppress(SamovarError):  # its place is given up when it has been away for long
                 ask(self._line.channel(deadline), Request(Kind.DETACH, self._line.next_call()), b"", deadline)

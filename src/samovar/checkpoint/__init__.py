@@ -1,1 +1,1 @@
-"""Atomic, hashed, complete snapshots of anything that is `Stateful`."""
+"""Atomic, hashed snapshots of anything that is `Stateful`, and checkpoints of several processes in one file."""

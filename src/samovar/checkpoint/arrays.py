@@ -1,7 +1,7 @@
 """Named arrays as one safetensors file: written as a stream, without a second copy of the data."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,9 +35,22 @@ def chunks(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
     Cost: one pass over the data; a copy only of arrays that are strided or big-endian.
     """
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
-    yield _header({name: arrays[name] for name in names})
+    yield header({name: _entry(arrays[name]) for name in names})
     for name in names:
         yield _little_endian_bytes(arrays[name])
+
+
+def header(entries: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The first bytes of a safetensors file whose data follow in this order: code, shape and bytes of each tensor."""
+    fields: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, (code, shape, num_bytes) in entries.items():
+        assert name != "__metadata__", "safetensors keeps the name __metadata__ for itself"
+        fields[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, offset + num_bytes]}
+        offset += num_bytes
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
 
 
 def parse(data: bytes) -> dict[str, Array]:
@@ -49,21 +62,9 @@ def parse(data: bytes) -> dict[str, Array]:
     return {name: array if array.flags.writeable else array.copy() for name, array in loaded.items()}
 
 
-def _header(arrays: Mapping[str, Array]) -> bytes:
-    entries: dict[str, object] = {}
-    offset = 0
-    for name, array in arrays.items():
-        assert array.dtype.name in _DTYPE_CODES, f"array {name!r}: no safetensors code for {array.dtype}"
-        assert name != "__metadata__", "safetensors keeps the name __metadata__ for itself"
-        entries[name] = {
-            "dtype": _DTYPE_CODES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT_BYTES)
-    return len(text).to_bytes(8, "little") + text
+def _entry(array: Array) -> tuple[str, Sequence[int], int]:
+    assert array.dtype.name in _DTYPE_CODES, f"no safetensors code for {array.dtype}"
+    return _DTYPE_CODES[array.dtype.name], array.shape, array.nbytes
 
 
 def _little_endian_bytes(array: Array) -> memoryview:

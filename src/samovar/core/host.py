@@ -30,6 +30,11 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
     return int(found[1]) << 10 if found else 0
 
 
+def boot_id() -> str:
+    """The number of this host's last start, which no other host has."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def keep_freed_memory(*, large_too: bool) -> bool:
     """Let malloc keep freed memory for the next step instead of returning it to the kernel; whether it does.
 

@@ -1,0 +1,211 @@
+"""`samovar.box.connect`: a served box, and its named buffers, for your own program."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samovar.box.base import SeatCenter, Versions
+from samovar.box.buffers import BufferShape
+from samovar.box.endpoints import BoxView, Endpoints, create_shards, drop_shards, parse_endpoints, take_shards, view
+from samovar.box.joining import BoxSeat, buffer_names
+from samovar.box.local import DEFAULT_BOX
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError
+from samovar.transports.base import Array
+
+_WHO = "samovar.box"
+_LONGEST_S = 86_400
+_FLAG_OR_COMMAND = re.compile(r"`[^`]*`|--[a-z-]*[a-z]")
+_ARGUMENTS = {"--box": "box", "--key-file": "key_file", "--timeout": "timeout_s"}
+
+
+def connect(
+    box: str | Sequence[str] = DEFAULT_BOX, key_file: str | Path | None = None, timeout_s: float = 30.0
+) -> "Box":
+    """The box that `samovar box serve` serves: a name on this host, or "HOST:PORT" with the box's key file.
+
+    Several boxes in a list hold one part of each buffer. No call takes longer than `timeout_s`; then it raises
+    DeadlineExceeded.
+
+    Raises InputError if the arguments cannot be used or nobody serves the box on this host.
+    """
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise InputError(f"{_WHO}: timeout_s is {timeout_s}; give more than 0 and at most a day")
+    named = box if isinstance(box, str) else ",".join(box)
+    with _in_python():
+        connected = Box(parse_endpoints(named, None if key_file is None else Path(key_file)), timeout_s)
+        connected.names()
+    return connected
+
+
+class Box:
+    """A served box, as `samovar.box.connect` gives it. Each call connects by itself, so nothing is to be closed."""
+
+    def __init__(self, places: Endpoints, timeout_s: float) -> None:
+        self._places, self._timeout_s = places, timeout_s
+
+    def names(self) -> list[str]:
+        """The names of the buffers, sorted. Of several boxes, those of the first one."""
+        with _in_python():
+            return buffer_names(self._places.boxes[0], _WHO, self._deadline())
+
+    def buffer(self, name: str, num_elements: int | None = None, *, with_velocity: bool = False) -> "BoxBuffer":
+        """The buffer `name`. With `num_elements` it is made, with zeros, if the box has none of this name.
+
+        `with_velocity`: a new buffer takes updates with momentum, and needs twice the memory. Raises InputError if
+        there is no such buffer, or it has another size.
+        """
+        with _in_python():
+            if name not in self.names():
+                self._make(name, num_elements, with_velocity=with_velocity)
+            made = BoxBuffer(self._places, name, view(self._places, name, _WHO, self._deadline()), self._timeout_s)
+        if num_elements not in (None, made.num_elements):
+            made.close()
+            raise InputError(
+                f"{_WHO}: buffer {name!r} of {self._places} has {made.num_elements:,} elements, and num_elements is "
+                f"{num_elements:,}; take another name, or drop it first"
+            )
+        return made
+
+    def drop(self, name: str) -> None:
+        """Delete a buffer. Programs that use it keep it until they end. Raises InputError if there is none."""
+        with _in_python():
+            drop_shards(self._places, name, _WHO, self._deadline())
+
+    def __repr__(self) -> str:
+        return f"Box({self._places})"
+
+    def _make(self, name: str, num_elements: int | None, *, with_velocity: bool) -> None:
+        if num_elements is None:
+            there = ", ".join(self.names()) or "none"
+            raise InputError(
+                f"{_WHO}: {self._places} has no buffer {name!r}; there are: {there}. Give num_elements to make it"
+            )
+        if type(num_elements) is not int or num_elements < 1:
+            raise InputError(f"{_WHO}: num_elements is {num_elements!r}; give a whole number from 1 on")
+        create_shards(
+            self._places, name, BufferShape(num_elements, with_velocity=with_velocity), _WHO, self._deadline()
+        )
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._timeout_s)
+
+
+class BoxBuffer:
+    """A buffer c of a box: float32 (N,), which programs change together. A context manager, which leaves at its end.
+
+    Arrays are of NumPy, or tensors on the CPU, of any shape with N elements. `get` only looks. The first change takes
+    a seat in the buffer. From then on `samovar box list` shows this program, and workers that train there count it.
+
+    `versions`, int64 (num_chunks,), are the updates of each chunk at the last `get`, `accumulate` or `exchange`. Calls
+    raise DeadlineExceeded after the `timeout_s` of `connect`, and NotFinite if c would become infinite or NaN.
+
+    Cost: 4N bytes for each call, from or to another host; 8N for `exchange`.
+    """
+
+    def __init__(self, places: Endpoints, name: str, viewed: BoxView, timeout_s: float) -> None:
+        self.name, self.num_elements = name, viewed.shape.num_elements
+        self.versions: Versions = np.zeros(0, np.int64)
+        self._places, self._timeout_s = places, timeout_s
+        self._view = viewed
+        self._seat: BoxSeat | None = None
+        self._num_updates = 0
+        self._is_closed = False
+
+    def get(self, into: Any = None) -> Array:
+        """c, float32 (N,), in a new array or `into` this one. Each chunk is whole, also if others change it."""
+        array = np.empty(self.num_elements, np.float32) if into is None else self._in_place("get", into)
+        center = self._view.center if self._seat is None else self._seat.center
+        self.versions = center.read(array, self._open("get"))
+        return array
+
+    def put(self, values: Any) -> None:
+        """c = values. This overwrites changes by others, so do it before they begin."""
+        array, deadline = self._floats("put", values), self._open("put")
+        self._center(deadline).write(array, deadline)
+
+    def accumulate(self, difference: Any, momentum: float = 0.0) -> None:
+        """c += difference, once and whole; with momentum m and the buffer's velocity v: v = m v + difference, c += v.
+
+        Raises InputError if there is a momentum and the buffer has no velocity.
+        """
+        array, deadline = self._floats("accumulate", difference), self._open("accumulate")
+        self.versions = self._center(deadline).accumulate(self._next(), array, deadline, momentum)
+
+    def exchange(self, weights: Any, moving_rate: float) -> None:
+        """d = moving_rate (x - c), x -= d, c += d for x = `weights`, which are changed in place: elastic averaging."""
+        array, deadline = self._in_place("exchange", weights), self._open("exchange")
+        self.versions = self._center(deadline).exchange(self._next(), array, moving_rate, deadline)
+
+    def close(self) -> None:
+        """Leave the buffer, which stays in the box. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._seat is not None:
+                self._seat.close()
+            self._view.close()
+
+    def __enter__(self) -> "BoxBuffer":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"BoxBuffer({self.name!r}, {self.num_elements:,} elements, {self._places})"
+
+    def _center(self, deadline: Deadline) -> SeatCenter:
+        """The center of this program's seat, which is taken the first time."""
+        if self._seat is None:
+            with _in_python():
+                self._seat = take_shards(self._places, self.name, _WHO, deadline, timeout_s=self._timeout_s)
+        return self._seat.center
+
+    def _next(self) -> int:
+        self._num_updates += 1
+        return self._num_updates
+
+    def _open(self, what: str) -> Deadline:
+        """The deadline of a call. Raises InputError after `close`."""
+        if self._is_closed:
+            raise InputError(f"{what}: buffer {self.name!r} was closed; open it again with box.buffer({self.name!r})")
+        return Deadline.after(self._timeout_s)
+
+    def _floats(self, what: str, values: Any) -> Array:
+        """`values` as float32 (N,). Raises InputError."""
+        given = values.detach() if hasattr(values, "detach") else values  # a tensor, also one that trains
+        try:
+            array = np.ascontiguousarray(given, np.float32).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{what}: {error}; give an array of numbers, or a tensor on the CPU") from error
+        if array.size != self.num_elements:
+            raise InputError(
+                f"{what}: got {array.size:,} elements, and buffer {self.name!r} has {self.num_elements:,}; give all "
+                "of them"
+            )
+        return array
+
+    def _in_place(self, what: str, given: Any) -> Array:
+        """The memory of `given`, which will change. Raises InputError if that would be a copy."""
+        array = self._floats(what, given)
+        own = np.asarray(given.detach() if hasattr(given, "detach") else given)
+        if not np.may_share_memory(array, own) or not own.flags.writeable:
+            raise InputError(
+                f"{what}: its array is changed in place, and this one is {own.dtype} with strides {own.strides}; give "
+                "a float32 array that is contiguous and writeable"
+            )
+        return array
+
+
+@contextmanager
+def _in_python() -> Iterator[None]:
+    """Errors name arguments in place of the flags of `samovar box`."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (_FLAG_OR_COMMAND.sub(lambda found: _ARGUMENTS.get(found[0], found[0]), str(error)),)
+        raise

@@ -1,0 +1,132 @@
+"""`samovar.box.connect`: named buffers of a served box, here and over the network, in one box and over two."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import samovar
+from samovar.transports.keys import make_key
+from tests.unit.box.listening_box import Box as ServedBox
+
+SIZE = 100_000  # two chunks
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServedBox]]:
+    key_file = tmp_path_factory.mktemp("key") / "key.pem"
+    make_key(key_file)
+    with ExitStack() as stack:
+        boxes = [ServedBox(key_file) for _ in range(2)]
+        for each in boxes:
+            stack.callback(each.close)
+        yield boxes
+
+
+@pytest.fixture(params=["here", "there", "both"])
+def box(request: pytest.FixtureRequest, served: list[ServedBox]) -> Iterator[samovar.box.Box]:
+    far = [f"{each.address.address[0]}:{each.address.address[1]}" for each in served]
+    arguments: dict[str, dict[str, Any]] = {
+        "here": {"box": served[0].name},
+        "there": {"box": far[0], "key_file": served[0].key_file},
+        "both": {"box": [served[0].name, far[1]], "key_file": str(served[0].key_file)},
+    }
+    connected = samovar.box.connect(**arguments[request.param])
+    yield connected
+    for name in connected.names():
+        connected.drop(name)
+
+
+def test_every_verb(box: samovar.box.Box) -> None:
+    x = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    with box.buffer("c", SIZE) as buffer:
+        assert not buffer.get().any()
+        buffer.put(x)
+        buffer.accumulate(2 * x)
+        buffer.accumulate(torch.ones(10, SIZE // 10, requires_grad=True))
+        np.testing.assert_allclose(buffer.get(), 3 * x + 1, rtol=1e-6)
+        assert (buffer.versions == 2).all()
+        weights = torch.zeros(SIZE)
+        buffer.exchange(weights, 0.25)
+        np.testing.assert_allclose(weights, 0.25 * (3 * x + 1), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(buffer.get(into=np.empty((2, SIZE // 2), np.float32)), 0.75 * (3 * x + 1), rtol=1e-5)
+    assert box.names() == ["c"]
+    with box.buffer("c") as again:
+        assert again.num_elements == SIZE
+        np.testing.assert_allclose(again.get(), 0.75 * (3 * x + 1), rtol=1e-5, atol=1e-6)
+
+
+def test_momentum_needs_a_velocity(box: samovar.box.Box) -> None:
+    ones = np.ones(SIZE, np.float32)
+    with box.buffer("with", SIZE, with_velocity=True) as buffer:
+        for _ in range(2):
+            buffer.accumulate(ones, momentum=0.5)
+        assert set(buffer.get()) == {2.5}
+    with box.buffer("without", SIZE) as buffer, pytest.raises(samovar.InputError, match="momentum 0\\.5 needs"):
+        buffer.accumulate(ones, momentum=0.5)
+
+
+def test_who_only_looks_is_no_member(served: list[ServedBox]) -> None:
+    box = samovar.box.connect(served[0].name)
+    with box.buffer("c", 5) as buffer:
+        buffer.get()
+        assert not served[0].board("c").rows()
+        buffer.put(np.ones(5))
+        assert [row.is_alive for row in served[0].board("c").rows()] == [True]
+    assert served[0].board("c").row(0).process_id == 0
+    box.drop("c")
+
+
+MISTAKES: dict[str, tuple[Callable[[samovar.box.Box, samovar.box.BoxBuffer], object], str]] = {
+    "no such buffer": (lambda box, _c: box.buffer("d"), "no buffer 'd'; there are: c. Give num_elements to make it"),
+    "another size": (lambda box, _c: box.buffer("c", 4), "has 5 elements, and num_elements is 4"),
+    "a bad name": (lambda box, _c: box.buffer("a/b", 4), "cannot be called 'a/b'"),
+    "no elements": (lambda box, _c: box.buffer("d", 0), "num_elements is 0; give a whole number"),
+    "a short array": (lambda _box, c: c.put([1.0]), "put: got 1 elements, and buffer 'c' has 5"),
+    "no numbers": (lambda _box, c: c.accumulate(["a"] * 5), "accumulate: could not convert"),
+    "a copy": (lambda _box, c: c.exchange(np.ones(5), 0.5), "exchange: its array is changed in place"),
+    "a read-only array": (lambda _box, c: c.get(np.broadcast_to(np.float32(1), 5)), "get: its array is changed"),
+    "to drop nothing": (lambda box, _c: box.drop("d"), "no buffer 'd'"),
+    "closed": (lambda _box, c: (c.close(), c.close(), c.get()), "get: buffer 'c' was closed"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake: str, box: samovar.box.Box) -> None:
+    call, message = MISTAKES[mistake]
+    with box.buffer("c", 5) as buffer, pytest.raises(samovar.InputError, match=message):
+        call(box, buffer)
+
+
+def test_numbers_that_are_not_finite_do_not_come_in(box: samovar.box.Box) -> None:
+    with box.buffer("c", 5) as buffer:
+        with pytest.raises(samovar.NotFinite):
+            buffer.accumulate(np.full(5, np.nan))
+        assert not buffer.get().any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"box": "nobody-serves-this"},
+            "nobody serves box 'nobody-serves-this'.* `samovar box serve --box nobody",
+        ),
+        ({"box": "host:99999"}, "^box 'host:99999': give a name, or HOST:PORT"),
+        ({"box": "host:4711"}, "wants its key; give key_file FILE"),
+        ({"timeout_s": 0}, "timeout_s is 0"),
+    ],
+)
+def test_no_box(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(samovar.InputError, match=message):
+        samovar.box.connect(**arguments)
+
+
+def test_a_box_that_does_not_answer(tmp_path: Path) -> None:
+    make_key(tmp_path / "key.pem")
+    with pytest.raises(samovar.DeadlineExceeded, match="cannot be reached within"):
+        samovar.box.connect("127.0.0.1:1", tmp_path / "key.pem", timeout_s=0.2)
