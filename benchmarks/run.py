@@ -22,6 +22,7 @@ import faults
 import lenet
 import nets
 import remote
+import streaming
 import sync
 import times
 import torch_sync
@@ -43,6 +44,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "faults": faults.run,
     "nets": nets.run,
     "remote": remote.run,
+    "streaming": streaming.run,
+    "streaming-loss": streaming.run_loss,
     "round-trips": collectives.run_round_trips,
     "sync": sync.run,
     "sync-lenet": sync.run_lenet,
