@@ -13,8 +13,8 @@ Needs root.
 that they do not train on, after the same number of steps on the same samples.
 
 The hosts share this machine's cores. So each step takes a host `step_s` seconds until its update, however soon it gets
-a core, and its exchange comes on top. That is several times what it computes. In an exchange of plain diloco each host
-sends 64 MB, which takes 5 s, and a period computes for 20 s. Hosts with larger batches compute longer.
+a core, and its exchange comes on top. That is many times what it computes. In an exchange of plain diloco each host
+sends 64 MB, which takes 5 s. A period computes for 24 s: real hosts have more steps in it, and larger batches.
 """
 
 import sys
@@ -38,30 +38,31 @@ TITLE = f"transformer, {WORLD_SIZE} hosts"
 
 @dataclass(frozen=True)
 class Size:
-    """Steps of a period, periods on each link, the seconds of a step, and the periods of `streaming-loss`."""
+    """Steps of a period, periods on each link, the seconds of a step, and steps and periods of `streaming-loss`."""
 
-    period: int = 20
-    periods: int = 4
+    period: int = 8
+    periods: int = 3
     slow_periods: int = 2
-    step_s: float = 1.0
+    step_s: float = 3.0
+    loss_period: int = 20
     loss_periods: int = 12
     net: str = "transformer"
 
-    def sides(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def sides(self, names: Sequence[str], period: int) -> dict[str, dict[str, Any]]:
         adam = {"optimizer": "adamw"}
-        plain = {**adam, "kind": "replicated", "transport": "tcp", "strategy": "diloco", "sync_period": self.period}
-        delay = max(self.period // 10, 1)
+        plain = {**adam, "kind": "replicated", "transport": "tcp", "strategy": "diloco", "sync_period": period}
+        delay = max(period // 10, 1)
         streaming = {**plain, "fragments": 4, "delay_steps": delay, "mixing": 0.5, "compress": "int4"}
         sides: dict[str, dict[str, Any]] = {ALONE: {**adam, "kind": "alone"}, PLAIN: plain, STREAMING: streaming}
         return {name: sides[name] for name in names}
 
 
-FULL, SHORT = Size(), Size(4, 2, 2, 0.0, 2, "small-transformer")
+FULL, SHORT = Size(), Size(4, 2, 2, 0.0, 4, 2, "small-transformer")
 
 
 def run(short: bool = False) -> list[Figure]:
     size, names = (SHORT if short else FULL), (ALONE, PLAIN, STREAMING)
-    with hosts_of(size, names, size.step_s) as (network, ranks):
+    with hosts_of(size, names, size.period, size.step_s) as (network, ranks):
         network.set_rate(LINK)
         rates = in_turns(ranks, size.period, names, size.periods)
         traffic = {name: ranks.ask(f"traffic {name}") for name in (PLAIN, STREAMING)}
@@ -84,8 +85,8 @@ def run(short: bool = False) -> list[Figure]:
 
 def run_loss(short: bool = False) -> list[Figure]:
     size, names = (SHORT if short else FULL), (PLAIN, STREAMING)
-    with hosts_of(size, names, 0.0) as (_, ranks):
-        in_turns(ranks, size.period, names, size.loss_periods)
+    with hosts_of(size, names, size.loss_period) as (_, ranks):
+        in_turns(ranks, size.loss_period, names, size.loss_periods)
         losses = {name: loss_of(ranks, name) for name in names}
         require_sound(ranks)
     title = f"{TITLE}: held-out loss of diloco / streaming"
@@ -93,10 +94,10 @@ def run_loss(short: bool = False) -> list[Figure]:
 
 
 @contextmanager
-def hosts_of(size: Size, names: Sequence[str], step_s: float) -> Iterator[tuple[Network, Ranks]]:
+def hosts_of(size: Size, names: Sequence[str], period: int, step_s: float = 0.0) -> Iterator[tuple[Network, Ranks]]:
     require_namespaces()
     job = {"net": size.net, "batch": 1, "rate": RATE, "data": STDLIB, "seed": 1, "warm_steps": {}}
-    job |= {"sides": size.sides(names), "host_step_s": step_s, "shares_cores": True, "is_metered": True}
+    job |= {"sides": size.sides(names, period), "host_step_s": step_s, "shares_cores": True, "is_metered": True}
     with (
         switched_hosts(WORLD_SIZE, ETHERNET_MTU) as network,
         ranks_on(network.hosts, job, with_key=True) as ranks,
