@@ -13,6 +13,8 @@ from ranks import Ranks
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "multihost"))
 from namespaces import INTERFACE, NamespaceHost, reason_against
 
+from samovar.transports.keys import make_key
+
 SAMOVAR = Path(sys.executable).with_name("samovar")
 ETHERNET_MTU = 1500
 TIMEOUT_S = 1200.0
@@ -28,17 +30,21 @@ def require_namespaces() -> None:
 
 
 @contextmanager
-def ranks_on(hosts: Hosts, job: Mapping[str, object], with_box: bool = False) -> Iterator[Ranks]:
+def ranks_on(
+    hosts: Hosts, job: Mapping[str, object], with_box: bool = False, *, with_key: bool = False
+) -> Iterator[Ranks]:
     """A process of `hosts_rank.py` on each host, on one core, when all are ready; with a box on the first host.
 
-    If there are more hosts than cores, they share the cores in turn.
+    If there are more hosts than cores, they share the cores in turn. `with_key` makes the key of transport tcp.
     """
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
-        place = {"key": f"{folder}/{_KEY}"}
+        place = {"key": f"{folder}/{_KEY}", "interface": INTERFACE}
         jobs = [
             {**job, **place, "address": host.address, "box": f"{hosts[0].address}:{_BOX_PORT}" if rank else _box_name()}
             for rank, host in enumerate(hosts)
         ]
+        if with_key:
+            make_key(Path(folder) / _KEY)
         box = _box(hosts[0], Path(folder)) if with_box else nullcontext()
         with box, Ranks("hosts_rank.py", jobs, prefixes=_prefixes(hosts), timeout_s=TIMEOUT_S) as ranks:
             ranks.answers()

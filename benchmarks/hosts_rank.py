@@ -4,8 +4,9 @@
 
 JOB is JSON: the net, the data, the sides with their settings, and the box, if any. It starts with torchrun's variables.
 It answers when it is ready, and then to each line of its input. `SIDE STEPS` gives the seconds of its steps, and of
-their computing. `accuracy SIDE` gives the number of test images in its part that are right. `verify SIDE` gives the
-weights' digest and counts. At the end of the input it leaves.
+their computing. `accuracy SIDE` gives the number of test images in its part that are right, and `loss SIDE` the loss on
+its part of held-out text. `traffic SIDE` gives the bytes that the host sent in the side's steps, and their peak.
+`verify SIDE` gives the weights' digest and counts. At the end of the input it leaves.
 """
 
 import hashlib
@@ -14,7 +15,10 @@ import os
 import sys
 import time
 import warnings
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -23,8 +27,11 @@ import torch
 import torch.distributed as dist
 from center_seat import open_seat, open_turns, shape_for
 from images import Images, random_images
-from torch_nets import alexnet, lenet
+from texts import LENGTH, NUM_TOKENS, STDLIB, Texts
+from torch import nn
+from torch_nets import Transformer, alexnet, lenet
 from torch_sides import TIMEOUT_S, AtCenter, Ddp, Replicated, Side
+from traffic import Meter, Traffic
 from turns import answer
 
 from samovar import _native
@@ -32,7 +39,18 @@ from samovar.frontends.torch.parameters import layout_of
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 
-NETS = {"alexnet": (alexnet, (3, 227, 227), 1000), "lenet": (lenet, (1, 28, 28), 10)}
+
+def language_model(width: int, layers: int) -> nn.Module:
+    """Of bytes; its outputs are those of all places of all texts, one after the other."""
+    return nn.Sequential(Transformer(NUM_TOKENS, width, width // 64 or 2, layers, LENGTH), nn.Flatten(0, 1))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "alexnet": (alexnet, (3, 227, 227), 1000),
+    "lenet": (lenet, (1, 28, 28), 10),
+    "transformer": (lambda: language_model(384, 6), (), 0),
+    "small-transformer": (lambda: language_model(32, 2), (), 0),
+}
 
 
 class Rank:
@@ -41,7 +59,9 @@ class Rank:
     def __init__(self, job: dict[str, Any], store: dist.Store, closing: ExitStack) -> None:
         self._job, self._store, self._closing = job, store, closing
         self._number, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._images = Images.of(job["data"]) if job["data"] else None
+        self._texts = Texts() if job["data"] == STDLIB else None
+        self._images = Images.of(job["data"]) if job["data"] and not self._texts else None
+        self._traffic: dict[str, Traffic] = defaultdict(Traffic)
         self._blocks = count()
         self._sides = {name: self._side(name, dict(settings)) for name, settings in job["sides"].items()}
 
@@ -49,6 +69,10 @@ class Rank:
         what, argument = line.split()
         if what == "accuracy":
             return self._accuracy(self._sides[argument])
+        if what == "loss":
+            return self._loss(self._sides[argument])
+        if what == "traffic":
+            return asdict(self._traffic[argument])
         if what == "verify":
             return self._verified(self._sides[argument])
         return self._block(what, int(argument))
@@ -59,13 +83,19 @@ class Rank:
         make_net, shape, classes = NETS[self._job["net"]]
         net = make_net()
         batch = self._job["batch"]
-        if self._images is None:
+        if self._texts is not None:
+            batches = self._texts.batches(self._number, self._world_size, batch, self._job["seed"])
+        elif self._images is None:
             batches = random_images(self._number, batch, shape, classes)
         else:
             batches = self._images.batches(self._number, self._world_size, batch, self._job["seed"])
         made = (net, self._job["rate"], batches)
         if kind == "ddp":
             return Ddp(*made, **settings)
+        if kind == "alone":
+            return Side(*made, **settings)
+        if settings.get("transport") == "tcp":
+            settings["key_file"] = self._job["key"]
         if kind == "replicated":
             return Replicated(*made, **settings)
         return self._at_center(name, made, settings)
@@ -96,10 +126,12 @@ class Rank:
         dist.barrier()
         for _ in range(self._job["warm_steps"].get(name, 0)):
             self._step(side)
-        began_s, computed_s = time.perf_counter(), 0.0
-        for _ in range(num_steps):
-            computed_s += self._step(side)
-        wall_s = time.perf_counter() - began_s
+        meter = Meter(self._job["interface"], self._traffic[name]) if self._job.get("is_metered") else nullcontext()
+        with meter:
+            began_s, computed_s = time.perf_counter(), 0.0
+            for _ in range(num_steps):
+                computed_s += self._step(side)
+            wall_s = time.perf_counter() - began_s
         self._go_on_for_others(side)
         return [wall_s, computed_s]
 
@@ -110,10 +142,15 @@ class Rank:
             self._step(side)
 
     def _step(self, side: Side) -> float:
-        """The seconds that computing takes on this host: where it is a slower one, `host_step_s`, always the same."""
-        began_s = time.thread_time()
+        """The seconds that computing takes on this host: where it is a slower one, `host_step_s`, always the same.
+
+        With `shares_cores` the time in which another process has its core is a part of that.
+        """
+        began_s, by_wall_s = time.thread_time(), time.perf_counter()
         side.step()
         computed_s = side.computed_at_s - began_s
+        if self._job.get("shares_cores"):
+            computed_s = side.updated_at_s - by_wall_s
         rest_s = self._job["host_step_s"] - computed_s
         if rest_s <= 0:
             return computed_s
@@ -125,6 +162,12 @@ class Rank:
         dist.barrier()
         with side.evaluated():
             return self._images.correct(side.net, self._number, self._world_size)
+
+    def _loss(self, side: Side) -> list[float]:
+        assert self._texts is not None
+        dist.barrier()
+        with side.evaluated():
+            return self._texts.loss(side.net, self._number, self._world_size)
 
     def _verified(self, side: Side) -> dict[str, Any]:
         """A digest of the weights that count, and how many updates the center holds, by chunks, and of this rank."""

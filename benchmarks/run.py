@@ -25,6 +25,7 @@ import learning_sim
 import lenet
 import nets
 import remote
+import streaming
 import sync
 import times
 import torch_sync
@@ -47,6 +48,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "faults": faults.run,
     "nets": nets.run,
     "remote": remote.run,
+    "streaming": streaming.run,
+    "streaming-loss": streaming.run_loss,
     "round-trips": collectives.run_round_trips,
     "sync": sync.run,
     "sync-lenet": sync.run_lenet,

@@ -36,16 +36,23 @@ def in_time() -> Deadline:
 class Side:
     """The loop of a process that is alone.
 
-    `computed_at_s` is when the last step had computed what it computes, on the clock of the thread's own time.
+    `computed_at_s` is when the last step had computed what it computes, on the clock of the thread's own time, and
+    `updated_at_s` when it had updated its weights, on the wall's.
     """
 
     waits_for_nobody = False
 
-    def __init__(self, net: nn.Module, rate: float, batches: Batches, momentum: float = MOMENTUM) -> None:
+    def __init__(
+        self, net: nn.Module, rate: float, batches: Batches, momentum: float = MOMENTUM, optimizer: str = "sgd"
+    ) -> None:
         self.net = net
-        self._optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum)
+        self._optimizer: torch.optim.Optimizer = (
+            torch.optim.AdamW(net.parameters(), lr=rate, fused=True)
+            if optimizer == "adamw"
+            else torch.optim.SGD(net.parameters(), lr=rate, momentum=momentum)
+        )
         self._batches = batches
-        self.computed_at_s = 0.0
+        self.computed_at_s = self.updated_at_s = 0.0
 
     def compute(self) -> torch.Tensor:
         """The loss of the next batch."""
@@ -55,8 +62,11 @@ class Side:
 
     def step(self) -> None:
         self.compute().backward()
+        self._apply()
+
+    def _apply(self) -> None:
         self._optimizer.step()
-        self.computed_at_s = time.thread_time()
+        self.computed_at_s, self.updated_at_s = time.thread_time(), time.perf_counter()
 
     def settle(self) -> None:
         """Complete what is under way, so that the link is free for others; nothing here."""
@@ -76,17 +86,13 @@ class Ddp(Side):
 class Replicated(Side):
     """The same loop with three lines changed; `settings` are the strategy's."""
 
-    def __init__(self, net: nn.Module, rate: float, batches: Batches, **settings: Any) -> None:
-        super().__init__(net, rate, batches)
+    def __init__(self, net: nn.Module, rate: float, batches: Batches, optimizer: str = "sgd", **settings: Any) -> None:
+        super().__init__(net, rate, batches, optimizer=optimizer)
         self._replica = samovar.replicate(net, self._optimizer, timeout_s=TIMEOUT_S, **settings)
 
     def step(self) -> None:
         self._replica.backward(self.compute())
-        self._replica.step(self._update)
-
-    def _update(self) -> None:
-        self._optimizer.step()
-        self.computed_at_s = time.thread_time()
+        self._replica.step(self._apply)
 
     def settle(self) -> None:
         with self.evaluated():

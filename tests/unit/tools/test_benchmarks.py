@@ -30,6 +30,8 @@ SLOW = (
 BETWEEN_HOSTS = (
     "elastic-plain",
     "elastic-turns",
+    "streaming",
+    "streaming-loss",
     "two-hosts",
     "two-hosts-accuracy",
     "two-hosts-box",
