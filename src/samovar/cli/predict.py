@@ -18,7 +18,7 @@ from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
 from samovar.predict.plans import Plans, whole_powers
-from samovar.predict.prediction import Question, predicted, verdicts
+from samovar.predict.prediction import Question, least_periods, predicted, verdicts
 from samovar.predict.profile import Profile, load_profile, profile_of
 from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
@@ -63,6 +63,7 @@ class AnswerFlags(NamedTuple):
 
     layers: Annotated[bool, OUTPUT("", "Compare data and model parallelism.", "--layers")] = False
     collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
+    periods: Annotated[bool, OUTPUT("", "Find the shortest period with 90 % of ideal.", "--periods")] = False
     pictures: Annotated[Path | None, OUTPUT("FOLDER", "Draw the prediction, as PNG and SVG.")] = None
     as_json: Annotated[bool, OUTPUT("", "Print the prediction as JSON.", "--json")] = False
 
@@ -85,7 +86,8 @@ def _predict(
     costs = Plans(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
-    shown = Shown(question, found, verdicts(found), costs, layers)
+    periods = least_periods(question) if answer.periods else {}
+    shown = Shown(question, found, verdicts(found), costs, layers, periods)
     if answer.as_json:
         print_json(shown.as_plain())
     else:

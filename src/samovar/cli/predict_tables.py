@@ -1,7 +1,7 @@
 """The answer of `samovar predict`, as tables and as JSON."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class Shown:
     verdicts: Sequence[Verdict]
     plans: Sequence[PlanCost]
     layers: Sequence[LayerVolume]
+    periods: Mapping[str, int | None]
 
     def as_plain(self) -> dict[str, Any]:
         """As JSON values; `simulated` says what the figures are."""
@@ -42,6 +43,7 @@ class Shown:
             "verdicts": to_plain(list(self.verdicts)),
             "plans": to_plain(list(self.plans)),
             "layers": to_plain(list(self.layers)),
+            "least_periods": dict(self.periods),
         }
 
 
@@ -58,6 +60,10 @@ def show_prediction(shown: Shown) -> None:
     show_table(console, f"a step with {most} workers (simulated)", *_steps(question, last))
     show_lines(console, "")
     show_facts(console, "verdict", _verdict(shown, last))
+    if shown.periods:
+        show_lines(console, "")
+        facts = [(name, _period(period)) for name, period in shown.periods.items()]
+        show_facts(console, f"shortest period with 90 % of ideal, {most} workers (simulated)", facts)
     if shown.plans:
         show_lines(console, "")
         size = units.size(question.profile.parameter_bytes)
@@ -126,6 +132,10 @@ def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
     for one in shown.verdicts:
         facts.append((one.strategy, _ending(one, shown.question.workers[-1])))
     return facts
+
+
+def _period(steps: int | None) -> str:
+    return "none up to 64 steps" if steps is None else f"an exchange every {steps} steps"
 
 
 def _cut(row: Prediction) -> str:

@@ -14,7 +14,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described
 from samovar.strategies.settings import OVERLAP
 from samovar.strategies.sync import BUCKET
-from samovar.strategies.traits import AUTO, NONE
+from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
 
 _ENDS_BELOW = 0.5  # of ideal: there scaling has ended
 _IS_THE_LIMIT = 0.6  # of the time that a step waits for its exchange
@@ -240,16 +240,22 @@ def _verdict(rows: Sequence[Prediction]) -> Verdict:
     return Verdict(best.strategy, best.workers, best.speed_up, end.workers if end else None, limit)
 
 
-def least_period(question: Question, name: str, num_workers: int, efficiency: float = 0.9) -> int | None:
-    """The fewest steps between exchanges, a power of two, with which that many workers reach this efficiency.
+_PERIODS = (1, 2, 4, 8, 16, 32, 64)
 
-    None if not even the 64 steps tried last do, or if the strategy has no period.
+
+def least_periods(question: Question, efficiency: float = 0.9) -> dict[str, int | None]:
+    """Of each strategy with a period, the fewest steps between exchanges with which most workers are that efficient.
+
+    Powers of two up to 64 are tried, on the largest number of workers; None if not even 64 is enough.
     """
-    if not StrategyConfig(name).exchanges_weights:
-        return None
-    for period in (1, 2, 4, 8, 16, 32, 64):
-        settings = {**question.settings, "sync_period_steps": period}
-        asked = replace(question, workers=(num_workers,), strategies=(name,), settings=settings)
+    names = [name for name in question.strategies if StrategyConfig(name).exchanges_weights]
+    return {name: _least_period(question, name, efficiency) for name in names}
+
+
+def _least_period(question: Question, name: str, efficiency: float) -> int | None:
+    for period in _PERIODS:
+        settings = {**question.settings, SYNC_PERIOD_STEPS: period}
+        asked = replace(question, workers=question.workers[-1:], strategies=(name,), settings=settings)
         if predicted(asked)[0].efficiency >= efficiency:
             return period
     return None

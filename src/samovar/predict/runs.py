@@ -24,8 +24,8 @@ from samovar.transports.sim.network import PortUse
 from samovar.transports.sim.servers import ServerMemory
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 
-# A net is simulated with this many numbers, each of which stands for several; more for more workers.
-_LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER = 1 << 12, 64
+# A net is simulated with this many numbers, each of which stands for several; more for more workers, up to a limit.
+_LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER, _MOST_ELEMENTS = 1 << 12, 64, 1 << 15
 _WARM_EXCHANGES = 1
 _NOTHING = 1e-9  # of a step: the clock's rounding
 _STEPS_WITH_JITTER = 64  # of all workers together, at least: each draws its own
@@ -45,7 +45,8 @@ class Scaled:
     def of(cls, segments: Sequence[Segment], num_workers: int) -> "Scaled":
         """Sizes in proportion, at least a line each; the sum is right."""
         total = sum(segment.num_parameters for segment in segments)
-        wanted = max(_LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER * num_workers, 2 * ALIGNMENT_ELEMENTS * len(segments))
+        for_workers = min(_ELEMENTS_OF_A_WORKER * num_workers, _MOST_ELEMENTS)
+        wanted = max(_LEAST_ELEMENTS, for_workers, 2 * ALIGNMENT_ELEMENTS * len(segments))
         magnification = total / wanted
         specs: list[ParameterSpec] = []
         seen = placed = 0
@@ -110,15 +111,19 @@ class _Told:
     memory_s: list[float] = field(default_factory=list)
 
 
-def run(choice: SharingChoice, cluster: Cluster, work: Work, num_workers: int) -> SimulatedSteps:
+def run(
+    choice: SharingChoice, cluster: Cluster, work: Work, num_workers: int, steps: tuple[int, int] | None = None
+) -> SimulatedSteps:
     """Let the workers train until the strategy has exchanged some times, and measure behind the first of these.
+
+    `steps` are those before measuring, and those measured, if they are to be others.
 
     Cost: about 20 us for each message and each computation.
     """
     settled = resolved(choice.config, num_workers)
     scaled = Scaled.of(work.segments, num_workers)
     servers = _servers(cluster, num_workers, work) if settled.needs_center else None
-    warm, measured = num_steps(settled, cluster, num_workers)
+    warm, measured = steps or num_steps(settled, cluster, num_workers)
     program = partial(_train, choice, settled, cluster, work, scaled, servers, (warm, measured))
     config = SimConfig(
         machine=cluster.machine,

@@ -28,7 +28,7 @@ def asked(*words: str) -> int:
 
 
 def test_tables(net: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--workers", "1..8", "--collectives", "--layers", "--epochs", "2", "--epoch-samples", "60000")
+    words = ("--workers", "1..8", "--periods", "--collectives", "--layers", "--epochs", "2", "--epoch-samples", "60000")
     assert asked("--profile", net, "--cluster", "ethernet-10g", *words) == 0
     shown = capsys.readouterr().out
     for said in (
@@ -37,6 +37,7 @@ def test_tables(net: str, capsys: pytest.CaptureFixture[str]) -> None:
         "a step with 8 workers (simulated)",
         "sync-easgd",
         "an all-reduce of 20 MB among 8 workers (simulated)",
+        "shortest period with 90 % of ideal, 8 workers (simulated)",
         "model parallel",
     ):
         assert said in shown, shown

@@ -8,7 +8,7 @@ import pytest
 from samovar.collectives.plans import ring_all_reduce
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
 from samovar.predict.plans import Plans, all_reduce_s, whole_powers
-from samovar.predict.prediction import COMPUTATION, Question, least_period, predicted, verdicts
+from samovar.predict.prediction import COMPUTATION, Question, least_periods, predicted, verdicts
 from samovar.predict.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
 
@@ -130,10 +130,14 @@ def test_a_shared_batch_is_divided() -> None:
 
 
 def test_the_least_period() -> None:
-    period = least_period(asked(CLUSTER, "local-sgd", 4), "local-sgd", 4)
+    question = replace(asked(CLUSTER, "local-sgd", 2, 4), strategies=("sync", "local-sgd"))
+    (period,) = least_periods(question).values()
     assert period is not None
     assert 1 < period < 64
-    assert least_period(asked(CLUSTER, "sync", 4), "sync", 4) is None
+    settings = {"sync_period_steps": period // 2}
+    (shorter,) = predicted(replace(question, workers=(4,), strategies=("local-sgd",), settings=settings))
+    assert shorter.efficiency < 0.9
+    assert least_periods(question, efficiency=1.0) == {"local-sgd": None}
 
 
 def test_numbers_of_workers() -> None:
