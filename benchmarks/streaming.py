@@ -9,8 +9,8 @@ Needs root.
 - Peak: the most bytes that an interface sends in any second of a side's steps. Plain diloco fills its link.
 - In the end links are held to a quarter of the rate. No second can carry more then, and streaming must keep up.
 
-`streaming-loss` compares both kinds of diloco on links without a limit, which changes no bit: by their loss on files
-that they do not train on, after the same number of steps on the same samples.
+`streaming-loss` compares both kinds of diloco on links without a limit, which changes no bit. It compares their loss
+on files that they do not train on. Both make the same number of steps on the same samples.
 
 The hosts share this machine's cores. So each step takes a host `step_s` seconds until its update, however soon it gets
 a core, and its exchange comes on top. That is many times what it computes. In an exchange of plain diloco each host

@@ -141,7 +141,7 @@ def replicate(
     - `collective`: the plan of the all-reduce. `transport`: "shm" on one host; "gloo", "nccl" or, encrypted, "tcp".
       Both hold for the whole process. `timeout_s`: the longest wait.
     - `box`: the center's server: a name on this host, "HOST:PORT", or a list to divide the center. `buffer`: the
-      center's name there; `join`: start from its weights; `key_file`: the key of the box, of "tcp", of a center.
+      center's name there. `join`: start from its weights. `key_file`: the key of the box, of "tcp", of a center.
     - `recipe`: "auto" makes ranks learn as well as one. `compare_weights_steps`: with `sync`, how often to compare.
     - `metrics`: a folder, "tensorboard", "wandb", "mlflow", a `samovar.Sink`, or a list. `trace`: "steps=20-30".
 
