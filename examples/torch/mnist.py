@@ -7,15 +7,17 @@
 --strategy takes any name. async-sgd, async-msgd and hogwild-sgd need --momentum 0. At a center an epoch shows the
 center of that moment, and in the end all ranks have the same weights.
 
-With --checkpoint FOLDER the script saves after each epoch, and resumes when it is started again. SIGUSR1 (a scheduler's
-"your time is nearly over") ends it after the epoch, with exit code 75. The model has a buffer that says whether one
-came. Ranks evaluate with the mean of their buffers, so all of them end after the same epoch.
+With --checkpoint FOLDER the script saves after each epoch, and resumes when it is started again, with any number of
+ranks. SIGUSR1 (a scheduler's "your time is nearly over") ends it after the epoch, with exit code 75. The model has a
+buffer that says whether one came. Ranks evaluate with the mean of their buffers, so all of them end after the same
+epoch.
 """
 
 import argparse
 import gzip
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -64,32 +66,40 @@ def accuracy(model: nn.Module, test: TensorDataset) -> float:
 
 
 class Checkpoint:
-    """Saves `parts` in folder/epoch_<number>/rank_<rank>.pt, and keeps the last two epochs."""
+    """Saves `parts` in folder/epoch_<number>/rank_<rank>_of_<ranks>.pt, and keeps the last two epochs."""
 
     def __init__(self, folder: Path | None, *parts, rank: int = 0, world_size: int = 1) -> None:
         self.folder, self.parts, self.rank, self.world_size = folder, parts, rank, world_size
 
-    def path(self, epoch: int) -> Path:
-        return self.folder / f"epoch_{epoch}" / f"rank_{self.rank}.pt"
+    def path(self, epoch: int, rank: int, world_size: int) -> Path:
+        return self.folder / f"epoch_{epoch}" / f"rank_{rank}_of_{world_size}.pt"
 
     def save(self, epoch: int) -> None:
         """Save the whole epoch or nothing, even if this process is killed."""
         if self.folder is not None:
-            self.path(epoch).parent.mkdir(parents=True, exist_ok=True)
-            new = self.path(epoch).with_suffix(".new")
-            torch.save([part.state_dict() for part in self.parts], new)
-            new.replace(self.path(epoch))
-            self.path(epoch - 2).unlink(missing_ok=True)
+            path = self.path(epoch, self.rank, self.world_size)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save([part.state_dict() for part in self.parts], path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+            for old in self.folder.glob(f"epoch_{epoch - 2}/rank_{self.rank}_of_*.pt"):
+                old.unlink()
 
     def load(self) -> int:
-        """Load the last epoch that every rank has saved. Gives the number of epochs done."""
-        files = [] if self.folder is None else [path.parent for path in self.folder.glob("epoch_*/rank_*.pt")]
-        complete = {int(path.name[6:]) for path in files if files.count(path) == self.world_size}
-        if complete:
-            states = torch.load(self.path(max(complete)), weights_only=True)
-            for part, state in zip(self.parts, states, strict=True):
-                part.load_state_dict(state)
-        return max(complete, default=0)
+        """Load the last epoch that all ranks of its run saved, also if these were more or fewer. Gives its number."""
+        paths = [] if self.folder is None else list(self.folder.glob("epoch_*/rank_*_of_*.pt"))
+        saved = Counter((int(path.parent.name[6:]), int(path.stem.partition("_of_")[2])) for path in paths)
+        complete = [epoch_and_size for epoch_and_size, count in saved.items() if count == epoch_and_size[1]]
+        if not complete:
+            if paths and self.rank == 0:
+                print(f"no epoch in {self.folder} was saved by all ranks; training begins with the first epoch")
+            return 0
+        epoch, world_size = max(complete)
+        states = torch.load(self.path(epoch, self.rank % world_size, world_size), weights_only=True)
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
+        if world_size != self.world_size and self.rank == 0:
+            print(f"epoch {epoch} was saved by {world_size} ranks; {self.world_size} continue")
+        return epoch
 
 
 def main() -> int:

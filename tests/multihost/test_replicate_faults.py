@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from samovar.transports.keys import make_key
 from tests.multihost.conftest import PORT, Pair, error_of
 from tests.multiproc.command import wait_until
 
@@ -26,18 +27,18 @@ pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 Job = list["subprocess.Popen[str]"]
 
 
-def start(hosts: Pair, *words: object) -> Job:
+def start(hosts: Pair, *words: object, **variables: str) -> Job:
     """Two ranks on the first host, one on the second."""
     common = {"WORLD_SIZE": "3", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": str(PORT), "OMP_NUM_THREADS": "1"}
     return [
-        host.start([sys.executable, PROGRAM, *words], env=os.environ | common | {"RANK": str(rank)})
+        host.start([sys.executable, PROGRAM, *words], env=os.environ | common | variables | {"RANK": str(rank)})
         for rank, host in enumerate((hosts[0], hosts[0], hosts[1]))
     ]
 
 
-def start_endless(hosts: Pair, strategy: str) -> Job:
+def start_endless(hosts: Pair, strategy: str, patience_s: float = PATIENCE_S, **variables: str) -> Job:
     """The same, when all have made some steps."""
-    job = start(hosts, strategy, PATIENCE_S)
+    job = start(hosts, strategy, patience_s, **variables)
     for rank in job:
         assert rank.stdout is not None
         while (line := rank.stdout.readline()) and json.loads(line)["step"] < FIRST_STEPS:
@@ -61,6 +62,19 @@ def test_a_rank_that_is_killed_or_stopped_is_named(hosts: Pair, strategy: str, n
     job[VICTIM].send_signal(number)
     for rank in (0, 1):
         assert_named(error_of(job[rank], END_S), rank, VICTIM)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "tcp"])
+def test_a_killed_rank_of_the_same_host_is_named_long_before_the_deadline(
+    hosts: Pair, tmp_path: Path, transport: str
+) -> None:
+    make_key(tmp_path / "key.pem")
+    variables = {"SAMOVAR_TRANSPORT": transport, "SAMOVAR_KEY_FILE": str(tmp_path / "key.pem")}
+    job = start_endless(hosts, "sync", LONG_PATIENCE_S, **variables)
+    job[1].kill()
+    error = error_of(job[0], END_S)
+    assert re.search(rf"rank 1 on .* \(process {job[1].pid}\) (is gone|was killed by signal 9)", error), error
+    assert re.search(r"ranks? 0\b", error_of(job[VICTIM], END_S))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -40,6 +40,7 @@ def test_errors_in_between_leave_no_memory(tmp_path: Path, strategy: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LONG_TIMEOUT_S)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_ten_thousand_replicas_of_4_mb_leave_no_memory(tmp_path: Path, num_ranks: int) -> None:
     grown = grown_bytes(tmp_path, num_ranks, "train", 10_000, "sync", timeout_s=LONG_TIMEOUT_S)

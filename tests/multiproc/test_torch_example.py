@@ -159,13 +159,30 @@ def test_a_resumed_run_goes_on_as_if_never_ended(example: Path, tmp_path: Path, 
 
     whole = run_to(3, "whole")
     assert sorted(path.name for path in (tmp_path / "whole").glob("epoch_*/*")) == sorted(
-        ["rank_0.pt", "rank_1.pt"] * 2
+        ["rank_0_of_2.pt", "rank_1_of_2.pt"] * 2
     )
     parts = run_to(1, "parts") | run_to(2, "parts")
-    (tmp_path / "parts" / "epoch_2" / "rank_1.pt").unlink()
+    (tmp_path / "parts" / "epoch_2" / "rank_1_of_2.pt").unlink()
     assert run_to(2, "parts") == {2: parts[2]}
     assert run_to(3, "parts") == {3: whole[3]}
     assert parts == {1: whole[1], 2: whole[2]}
+
+
+@pytest.mark.slow
+def test_a_run_continues_with_another_number_of_ranks(example: Path, tmp_path: Path) -> None:
+    """Also if a later epoch is not complete."""
+
+    def run_to(epochs: int, num_ranks: int) -> str:
+        more = ("--checkpoint", tmp_path / "saved")
+        return run_example([*launcher("samovar", num_ranks), example, *arguments(2, *more, epochs=epochs)], tmp_path)
+
+    run_to(1, 2)
+    (tmp_path / "saved" / "epoch_2").mkdir()
+    (tmp_path / "saved" / "epoch_2" / "rank_1_of_2.pt").touch()
+    output = run_to(2, 1)
+    assert "epoch 1 was saved by 2 ranks; 1 continue" in output
+    assert "epoch 1:" not in output
+    assert accuracies(output[output.index("[0] epoch 2") :])[2] > 0.5
 
 
 def test_the_two_files_differ_in_the_lines_that_the_documents_show(example: Path, repository_root: Path) -> None:
@@ -229,7 +246,7 @@ def test_a_job_saves_goes_back_into_the_queue_and_is_completed(
     environment = queue | {"PYTHON": sys.executable}
     job = run_example(["sbatch", *flags, script, example, *more], tmp_path, environment).strip()
     try:
-        wait_until(lambda: list(checkpoint.glob("epoch_1/rank_?.pt")), "the first epoch", 100)
+        wait_until(lambda: list(checkpoint.glob("epoch_1/rank_*.pt")), "the first epoch", 100)
         run_example(["scancel", "--batch", "--signal=USR1", job], tmp_path, queue)
         wait_until(lambda: "Restarts=1" in job_of(job, queue), "it is back in the queue", 100)
         num_before = len(epochs_of(output))

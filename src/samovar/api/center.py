@@ -16,6 +16,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError
 from samovar.core.layout import Layout
 from samovar.membership.job_center import Home, JobCenter
+from samovar.membership.kept_center import KeptCenter, KeptRanks
 from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_lagging
 from samovar.membership.ranks import JobRanks
 from samovar.membership.session import BoxCenter, CenterPlace, Session
@@ -83,8 +84,9 @@ class SharedCenter:
         self._metrics = metrics
         self._name = f"rank {processes.group.rank}"
         self.deadline = _Patience(deadline)
-        self._ranks = JobRanks(processes.collectives, self.deadline)
-        self.joins = choice is not None and choice.joins
+        self._kept = None if processes.home is None else processes.home.kept
+        self._ranks = _ranks(processes, self._kept, self.deadline)
+        self.joins = processes.is_back or (choice is not None and choice.joins)
         self._session = self._open(processes, config, layout, choice)
         self._is_member = True
         seat = self._session.seat
@@ -152,6 +154,9 @@ class SharedCenter:
         world_size = processes.group.world_size
         if choice is None:
             shape = BufferShape(size, world_size, traits.has_velocity, traits.has_locks)
+            if self._kept is not None:
+                admit = partial(self._admitted_again, self._kept, shape)
+                return Session(self._kept, self._ranks, shape, self.deadline, admit, life=self._kept.life)
             place = JobCenter(processes.home or Home(tuple(range(world_size))))
             return Session(place, self._ranks, shape, self.deadline, lambda _session: 0)
         shape = BufferShape(size, MAX_MEMBERS, traits.has_velocity, traits.has_locks)
@@ -164,13 +169,7 @@ class SharedCenter:
 
     def _admitted(self, place: CenterPlace[Any], wanted: BufferShape, layout: Layout, session: Session) -> int:
         """Check that the buffer fits, and wait until a center that is joined has been filled."""
-        found = session.seat.shape
-        for what in ("num_elements", "with_velocity", "with_locks"):
-            if getattr(found, what) != getattr(wanted, what):
-                raise InputError(
-                    f"{self._name}: {place} has {what} {getattr(found, what)}, and this model and strategy need "
-                    f"{getattr(wanted, what)}; give another buffer"
-                )
+        self._require_fit(place, session.seat.shape, wanted, "give another buffer")
         if self.joins:
             session.await_filled()
         number = word_of(layout.fingerprint())
@@ -180,6 +179,23 @@ class SharedCenter:
                 "buffer"
             )
         return 0
+
+    def _admitted_again(self, kept: KeptCenter, wanted: BufferShape, session: Session) -> int:
+        """Check that the center is the one of this rank's earlier life."""
+        if isinstance(self._ranks, KeptRanks):
+            self._ranks.board = session.seat.board
+        self._require_fit(kept, session.seat.shape, wanted, "make the same model in every life")
+        if kept.life:
+            session.await_filled()
+        return 0
+
+    def _require_fit(self, place: object, found: BufferShape, wanted: BufferShape, advice: str) -> None:
+        for what in ("num_elements", "with_velocity", "with_locks"):
+            if getattr(found, what) != getattr(wanted, what):
+                raise InputError(
+                    f"{self._name}: {place} has {what} {getattr(found, what)}, and this model and strategy need "
+                    f"{getattr(wanted, what)}; {advice}"
+                )
 
     def _post(self, strategy: CenterSteps, step: int, *, is_finished: bool = False) -> None:
         staleness = strategy.staleness
@@ -206,6 +222,12 @@ class SharedCenter:
         """The ranks that still train, and the steps that they have reported."""
         rows = self._rows().items()
         return {rank: row.progress.steps for rank, row in rows if row.is_alive and not row.progress.finished}
+
+
+def _ranks(processes: ProcessGroup, kept: KeptCenter | None, deadline: Callable[[], Deadline]) -> JobRanks:
+    if kept is None:
+        return JobRanks(processes.collectives, deadline)
+    return KeptRanks(processes.collectives, deadline, kept.life)
 
 
 def _pushers(group_size: int, num_members: int) -> int:

@@ -5,12 +5,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
 from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -21,6 +22,7 @@ from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
+from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO
 from samovar.transports.keys import make_key
@@ -34,7 +36,7 @@ class Joined:
     """The ranks that train together. This process takes part in their collectives until `close`.
 
     They exchange between `hosts`. If `is_one_host`, they may do so as if each had a host of its own. `home` is the
-    place for a center of theirs.
+    place for a center of theirs. `heartbeats` says which waits continue.
     """
 
     group: Group
@@ -42,6 +44,7 @@ class Joined:
     is_one_host: bool
     collectives: Collectives
     home: Home
+    heartbeats: Heartbeats
     _closing: ExitStack = field(repr=False)
 
     @property
@@ -100,7 +103,7 @@ def join_group(
     choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
     with ExitStack() as closing:
-        if identity.world_size == 1:
+        if identity.world_size == 1 or identity.life:
             joined = _alone(identity, choice, closing)
         else:
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
@@ -130,10 +133,21 @@ def _chosen_transport(given: str, of_environment: str) -> str:
 
 
 def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
-    hellos = [RankHello.own(identity, choice.collective, choice.transport, choice.device)]
+    """A single process, or a rank that was started again alone: it reaches the center of its job, and no other rank."""
+    rank, world_size = identity.rank, identity.world_size
+    hellos = [RankHello.own(identity, choice.collective, choice.transport, choice.device)] * world_size
     hosts = hosts_of(hellos)
-    transport, choose = _inside(create_segment(1), 0, hosts[0], hellos, choice.collective, closing)
-    return Joined(Group(0, 1), hosts, True, PlannedCollectives(transport, choose), Home((0,)), closing)
+    transport, choose = _inside(create_segment(world_size), rank, hosts[0], hellos, choice.collective, closing)
+    transport.watch_nobody(
+        f"rank {rank} was started again, and reaches only the center: mean(), gather(), barrier() and all else that "
+        "waits for other ranks is impossible; leave it out under samovar run --keep-going"
+    )
+    collectives, home = PlannedCollectives(transport, choose), Home(tuple(range(world_size)), kept=_kept(identity))
+    return Joined(Group(rank, world_size), hosts, True, collectives, home, Heartbeats(), closing)
+
+
+def _kept(identity: Identity) -> KeptCenter | None:
+    return None if identity.kept_files is None else KeptCenter(*identity.kept_files, identity.life)
 
 
 def _together(
@@ -150,26 +164,30 @@ def _together(
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
         segment = gathering.segment()
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
-        local.watch([f"rank {number}" for number in gathering.host.ranks], processes)
+        short = [f"rank {number}" for number in gathering.host.ranks]
+        local.watch(short if gathering.is_one_host else local.names, processes)
     addresses = host_addresses(gathering) if len(hosts) > 1 else []
+    heartbeats = Heartbeats(gathering.rendezvous)
+    closing.callback(heartbeats.close)
     collectives: Collectives
     if choice.transport == "tcp":
-        key_file = choice.key_file
-        collectives = connected_by_tcp(gathering, addresses, local, choice.collective, key_file, timeout_s, closing)
+        collectives = connected_by_tcp(
+            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
+        )
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
         if len(hosts) > 1:
             between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
-            collectives = HierarchicalCollectives(local, group, hosts, between, timeout_s)
+            collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
             closing.callback(collectives.close)
             if between is not None:
                 closing.callback(between.close)  # runs first, and ends the waits of the other's thread
     gathering.close()
-    home = Home(tuple(range(group.world_size)))
+    home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
         home = Home(hosts[0].ranks, addresses[0], choice.key_file)
-    return Joined(group, hosts, gathering.is_one_host, collectives, home, closing)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, closing)
 
 
 def _inside(

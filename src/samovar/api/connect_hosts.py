@@ -10,6 +10,7 @@ from socket import socket
 
 import torch
 
+from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
@@ -27,6 +28,9 @@ from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
+
+# Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
+_GLOO_LIMIT_S = 86_400.0
 
 
 def connected_leaders(
@@ -50,7 +54,7 @@ def connected_leaders(
     # NCCL has never run on a GPU, so gloo is the default.
     is_news = transport == "auto" and not lacking
     means = "gloo (transport nccl is possible too; it has never run on a GPU)" if is_news else "gloo"
-    return _by_gloo(gathering, leaders, means, timeout_s)
+    return _by_gloo(gathering, leaders, means)
 
 
 def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
@@ -69,13 +73,13 @@ def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
     return ""
 
 
-def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str, timeout_s: float) -> LeaderCollectives:
+def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str) -> LeaderCollectives:
     identity, number = gathering.identity, gathering.host_number
     addresses = [leader.address for leader in leaders]
     _announce(gathering, means, _from(identity, addresses[0]))
 
     def make() -> Library:
-        return gathering.store.gloo(f"{gathering.prefix}/gloo", number, addresses, identity.interfaces, timeout_s)
+        return gathering.store.gloo(f"{gathering.prefix}/gloo", number, addresses, identity.interfaces, _GLOO_LIMIT_S)
 
     advice = "name the interface with GLOO_SOCKET_IFNAME"
     return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
@@ -103,6 +107,7 @@ def connected_by_tcp(
     collective: str,
     key_file: Path | None,
     timeout_s: float,
+    heartbeats: Heartbeats,
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
@@ -116,7 +121,7 @@ def connected_by_tcp(
     key = _key(gathering, key_file)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening, job = _met(gathering, addresses[gathering.host_number])
-    transport = open_hosts(identity.rank, job, local, listening, key, timeout_s)
+    transport = open_hosts(identity.rank, job, local, listening, key, timeout_s, heartbeats.deadline)
     closing.callback(transport.close)
     choice: Callable[[int], str] = lambda _num_bytes: collective  # noqa: E731
     if collective == AUTO:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from samovar.api.heartbeats import Heartbeats
 from samovar.api.uneven_inputs import Call, Event, Leaving, UnevenInputs
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.collectives.hierarchical import HierarchicalCollectives
@@ -35,7 +36,7 @@ class ProcessGroup:
     """A group of ranks, beginning with `first_rank`. Every rank makes one, and its replicas in the same order.
 
     `home` is the place for centers of the job's own; None if all ranks share a host. `local_rank` is this rank's number
-    on its host.
+    on its host. `heartbeats` says which waits continue after `timeout_s`.
     """
 
     def __init__(
@@ -45,15 +46,17 @@ class ProcessGroup:
         first_rank: int = 0,
         home: Home | None = None,
         local_rank: int | None = None,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         self.collectives = collectives
         self.timeout_s = timeout_s
         self.first_rank = first_rank
         self.home = home
         self.local_rank = collectives.group.rank if local_rank is None else local_rank
+        self.heartbeats = heartbeats or Heartbeats()
         self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
-        self._deadline = partial(Deadline.after, timeout_s)
+        self._deadline = partial(self.heartbeats.deadline, timeout_s)
         self._members: dict[int, UnevenReplica] = {}
         self._num_members = 0  # so far
         self._depth = 0
@@ -62,6 +65,11 @@ class ProcessGroup:
     @property
     def group(self) -> Group:
         return self.collectives.group
+
+    @property
+    def is_back(self) -> bool:
+        """Whether this process was started again alone, and the others train already."""
+        return self.home is not None and self.home.kept is not None and self.home.kept.life > 0
 
     def step_group(self, size: int, make: Callable[[], "ProcessGroup"]) -> "ProcessGroup":
         """The `size` ranks that step together with this one: all, or what `make` gives the first time.
@@ -82,7 +90,7 @@ class ProcessGroup:
         """The announcer of the next replica, which tells the other ranks of its steps."""
         number, self._num_members = self._num_members, self._num_members + 1
         self._members[number] = member
-        return Announcer(self.uneven, number, partial(Deadline.after, timeout_s))
+        return Announcer(self.uneven, number, partial(self.heartbeats.deadline, timeout_s))
 
     def forget(self, announcer: "Announcer") -> None:
         """A replica takes part in nothing any more."""
@@ -176,7 +184,8 @@ def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
 def _group(processes: ProcessGroup, size: int, collective: str) -> ProcessGroup:
     reached = by_windows(processes.collectives)
     group = GroupCollectives.among(reached, size, collective, reached.region("probe", 0).window)
-    return ProcessGroup(group, processes.timeout_s, processes.group.rank - group.group.rank)
+    first_rank = processes.group.rank - group.group.rank
+    return ProcessGroup(group, processes.timeout_s, first_rank, heartbeats=processes.heartbeats)
 
 
 def _require_whole_groups(collectives: Collectives, size: int) -> None:

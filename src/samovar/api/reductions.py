@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -157,6 +158,15 @@ class RankCalls:
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self._reductions.barrier()
+
+    def busy(self) -> AbstractContextManager[None]:
+        """A context for long work of this rank, such as a validation or an upload, while other ranks may wait for it.
+
+        Their waits continue beyond `timeout_s` as long as this process sends a heartbeat each second. They end if the
+        heartbeats stop for `timeout_s`, or as soon as this rank dies. Code that holds Python's lock stops heartbeats.
+        Inside, do not call what waits for other ranks. With NCCL an operation still ends after `timeout_s`.
+        """
+        return self._team.heartbeats.busy()
 
 
 def _numbers(value: float | torch.Tensor) -> Rows:

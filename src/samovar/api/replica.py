@@ -318,8 +318,9 @@ class Replica(RankCalls):
         model, parameters, deadline = self._model, self._parameters, self._announcer.deadline
         claim(parameters)
         closing.callback(release, parameters)
-        self._run = require_agreement(self._team, self._announcer, model, parameters, self.config, self.recipe)
-        self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
+        if not self._team.is_back:
+            self._run = require_agreement(self._team, self._announcer, model, parameters, self.config, self.recipe)
+            self._team.broadcast.run([*model.parameters(), *model.buffers()], deadline)
         if config.needs_center:
             self._exchange = self._with_center(parameters, config, box, closing)
         else:

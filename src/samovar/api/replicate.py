@@ -60,10 +60,10 @@ class _Process:
                 keep_freed_memory(large_too=False)
             path = Path(key_file) if key_file else None
             self._joined = join_group(timeout_s, collective, None, transport, path, device)
-            local_rank = self._joined.host.ranks.index(self._joined.group.rank)
-            self._team = ProcessGroup(
-                self._joined.collectives, timeout_s, home=self._joined.home, local_rank=local_rank
-            )
+            joined = self._joined
+            local_rank = joined.host.ranks.index(joined.group.rank)
+            made = (joined.collectives, timeout_s, 0, joined.home, local_rank, joined.heartbeats)
+            self._team = ProcessGroup(*made)
             self._chosen = chosen
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):
@@ -170,6 +170,8 @@ def _fitting(config: StrategyConfig, choice: BoxChoice | None, recipe: str) -> B
 
 def _fitted(config: StrategyConfig, joined: Joined, *, has_box: bool, cuts_by_itself: bool) -> StrategyConfig:
     """The settings for these hosts. Raises InputError if there is no place for a center."""
+    if joined.home.kept is not None:
+        _require_own_speed(config, has_box=has_box)
     if len(joined.hosts) == 1:
         return replace(config, factors=None) if config.factors == AUTO else config
     if config.needs_center and not has_box:
@@ -195,6 +197,17 @@ def _require_recipe(config: StrategyConfig, recipe: str, choice: BoxChoice | Non
         raise InputError(
             "replicate: recipe='auto': ranks at a box come and go, so their number is not known; leave it out"
         )
+
+
+def _require_own_speed(config: StrategyConfig, *, has_box: bool) -> None:
+    """Raises InputError if ranks of this strategy cannot come back one by one."""
+    if config.traits.is_async and not config.traits.in_groups and not has_box:
+        return
+    raise InputError(
+        f"replicate: samovar run --keep-going is for strategies whose ranks wait for no other rank, at a center of the "
+        f"job's own, such as shm-easgd; {'leave out box' if has_box else f'{config.name} is none of them'}. Start "
+        "without --keep-going, or with --max-restarts alone, which starts all ranks again"
+    )
 
 
 def _require_home(config: StrategyConfig, joined: Joined) -> None:

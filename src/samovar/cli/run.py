@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +18,16 @@ from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch, describe_route
+from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
 
 SETTINGS = {"allow_interspersed_args": False}
+_COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
+_KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _ALL_LINES = "Show a line that several ranks print once for each."
 
 
@@ -33,7 +37,8 @@ def run_script(
     module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
     transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
-    max_restarts: Annotated[int, OPTIONS("N", _RESTARTS)] = 0,
+    max_restarts: Annotated[int | None, OPTIONS("N", _RESTARTS)] = None,
+    keep_going: Annotated[bool, OPTIONS("", _KEEP_GOING, "--keep-going")] = False,
     all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
     nodes: flags.Nodes = 1,
     node_rank: flags.NodeRank = None,
@@ -51,12 +56,13 @@ def run_script(
     num_ranks = _num_ranks(workers)
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     hosts = Hosts.of(nodes, node_rank, master_addr, master_port)
-    _require_restarts(max_restarts, hosts)
+    most = _most_restarts(max_restarts, keep_going, hosts)
     settings = _settings(transport, key_file)
     output = ScriptOutput(with_doubles=all_lines)
-    launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts)
-    _introduce(output, launch, num_ranks, hosts)
-    ends = launch.run()
+    with KeptMemory(num_ranks) if keep_going else nullcontext() as kept:
+        launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, most, kept)
+        _introduce(output, launch, num_ranks, hosts)
+        ends = launch.run()
     raise typer.Exit(_finish(output, launch, ends))
 
 
@@ -68,6 +74,7 @@ def _launch(
     grace_s: float,
     settings: dict[str, str],
     max_restarts: int,
+    kept: KeptMemory | None,
 ) -> ScriptLaunch:
     def await_others_s(end: ScriptEnd) -> float:
         return output.await_others_s(end.rank, end.ended_s)
@@ -77,11 +84,13 @@ def _launch(
         first = _first_failed(output, ends)
         output.show_error(first.rank)
         sentence = end_sentence(first, ends, socket.gethostname(), ())
-        output.say(f"samovar: warning: {sentence}; all are started again (restart {number} of {max_restarts})")
+        which = "all are" if kept is None else "it is"
+        output.say(f"samovar: warning: {sentence}; {which} started again (restart {number} of {max_restarts})")
         output.forget_errors()
 
     return ScriptLaunch(
-        *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart)
+        *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart),
+        kept=kept,
     )
 
 
@@ -91,14 +100,16 @@ def _first_failed(output: ScriptOutput, ends: Sequence[ScriptEnd]) -> ScriptEnd:
     return min(failed, key=lambda end: output.error_began_s(end.rank, end.ended_s))
 
 
-def _require_restarts(max_restarts: int, hosts: Hosts | None) -> None:
-    if max_restarts < 0:
+def _most_restarts(max_restarts: int | None, keep_going: bool, hosts: Hosts | None) -> int:
+    most = (_COMES_BACK if keep_going else 0) if max_restarts is None else max_restarts
+    if most < 0:
         raise InputError(f"--max-restarts {max_restarts}: give a number from 0")
-    if max_restarts and hosts is not None:
+    if hosts is not None and (most or keep_going):
         raise InputError(
-            "--max-restarts is for one host: the launchers of several hosts do not know of each other's ranks; leave "
-            "it out, or start the ranks by torchrun"
+            f"{'--keep-going' if keep_going else '--max-restarts'} is for one host: the launchers of several hosts do "
+            "not know of each other's ranks; leave it out, or start the ranks by torchrun"
         )
+    return most
 
 
 def _require_script(script: str, module: bool) -> None:

@@ -210,7 +210,7 @@ class NativeChannel:
 
     def _end(self, complete: bool, wait: Callable[[float], bool], waiting_s: float, deadline: Deadline) -> None:
         """Note a run that is complete, or that becomes so while `wait` waits until the deadline."""
-        if not complete and not self._window.patiently(wait, self._awaited_peer, deadline):
+        if not complete and not self._window.patiently(wait, self._awaited_peers, deadline):
             raise self._missing(waiting_s)
         self._completed()
 
@@ -222,9 +222,9 @@ class NativeChannel:
         operations = self._memory.plan.operations
         return operations[min(self._program.position, len(operations) - 1)]
 
-    def _awaited_peer(self) -> int | None:
+    def _awaited_peers(self) -> Sequence[int]:
         awaited = self._awaited()
-        return awaited.peer if isinstance(awaited, Wait) else None
+        return (awaited.peer,) if isinstance(awaited, Wait) else ()
 
     def _missing(self, waiting_s: float) -> DeadlineExceeded:
         awaited = self._awaited()

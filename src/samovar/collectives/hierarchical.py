@@ -32,7 +32,7 @@ class HierarchicalCollectives:
     gives it back, one exchange after the other in the order of their start. Inside the host data moves in the
     transport's own thread meanwhile. A host of one rank needs neither the parts inside nor the thread.
 
-    An exchange fails if other ranks of this host take longer than `timeout_s`.
+    An exchange fails if other ranks of this host do not begin it by `deadline()`.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class HierarchicalCollectives:
         group: Group,
         hosts: Sequence[Host],
         between: NativeCollectives | None,
-        timeout_s: float,
+        deadline: Callable[[], Deadline],
     ) -> None:
         self.group = group
         self.local = local
         self.hosts = hosts
         self._between = between
-        self.timeout_s = timeout_s
+        self.deadline = deadline
         self.background = Background("samovar-between-hosts")
         self.host = next(host for host in hosts if group.rank in host.ranks)
         assert (between is not None) == (self.host.ranks[0] == group.rank), (group, self.host)
@@ -154,7 +154,7 @@ class _Exchange:
         self.last_steps = 0
         self._who = who
         self._background = collectives.background
-        self._timeout_s = collectives.timeout_s
+        self._deadline = collectives.deadline
         self._leader = collectives.host.ranks[0]
         self._others = " and ".join(str(host) for host in collectives.hosts if host is not collectives.host)
         self._up = up
@@ -198,7 +198,8 @@ class _Exchange:
         self._down.start()
 
     def _finish_up(self, up: PlanRunner, job: Job) -> None:
-        deadline = Deadline.after(self._timeout_s)
+        deadline = self._deadline()
+        waiting_s = deadline.remaining_s()
         while True:
             try:
                 return up.finish(Deadline.after(_SLICE_S))
@@ -206,7 +207,7 @@ class _Exchange:
                 job.phase = f"waits for {error.peer}"
                 if self._background.is_closed or deadline.passed():
                     raise DeadlineExceeded(
-                        f"{self._who}: {error.peer} did not begin it within {self._timeout_s:.1f} s; see its log"
+                        f"{self._who}: {error.peer} did not begin it within {waiting_s:.1f} s; see its log"
                     ) from error
 
     def _finish_inside(self, part: PlanRunner, deadline: Deadline) -> None:

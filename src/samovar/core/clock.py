@@ -33,6 +33,36 @@ class Deadline:
 FOR_EVER: Final = Deadline(math.inf)
 
 
+class Prolonged(Deadline):
+    """A deadline in `timeout_s`, which moves: it comes when there was silence for as long.
+
+    `silence_s()` gives the seconds since the last sign of life. It is asked when the deadline comes, and may take a
+    while.
+    """
+
+    __slots__ = ("_silence_s", "_timeout_s")
+    _silence_s: Callable[[], float]
+    _timeout_s: float
+
+    def __init__(self, timeout_s: float, silence_s: Callable[[], float]) -> None:
+        super().__init__(time.monotonic() + timeout_s)
+        object.__setattr__(self, "_timeout_s", timeout_s)
+        object.__setattr__(self, "_silence_s", silence_s)
+
+    def remaining_s(self) -> float:
+        left_s = self.at_s - time.monotonic()
+        if left_s > 0:
+            return left_s
+        left_s = max(0.0, self._timeout_s - self._silence_s())
+        object.__setattr__(self, "at_s", time.monotonic() + left_s)
+        if not left_s:
+            object.__setattr__(self, "_silence_s", lambda: math.inf)  # the deadline has come for good
+        return left_s
+
+    def passed(self) -> bool:
+        return self.remaining_s() == 0.0
+
+
 def polled(
     condition: Callable[[], bool],
     deadline: Deadline,

@@ -21,7 +21,8 @@ class Identity:
     They meet at `address`:`port`. Rank 0 serves it, or with `agent_store` a launcher's agent; `listen_descriptor` is a
     listening socket that rank 0 inherited. Without an address all ranks run on this node and rank 0 chooses a port.
     Then `job` is what they have in common; None is only the launcher as ancestor. `local_*` are None if the launcher
-    does not say. `transport` is one of TRANSPORTS, `key_file` its job's key.
+    does not say. `transport` is one of TRANSPORTS, `key_file` its job's key. `kept_files` are descriptors of the board
+    and the center that the launcher keeps, and `life` counts how often it started this rank again, alone.
     """
 
     rank: int = 0
@@ -38,6 +39,8 @@ class Identity:
     interfaces: tuple[str, ...] = ()
     transport: str = AUTO
     key_file: Path | None = None
+    kept_files: tuple[int, int] | None = None
+    life: int = 0
 
 
 def own_identity() -> Identity:
@@ -187,7 +190,15 @@ def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
         interfaces=tuple(given["GLOO_SOCKET_IFNAME"].split(",")) if given.get("GLOO_SOCKET_IFNAME") else (),
         transport=checked_transport("SAMOVAR_TRANSPORT", given.get("SAMOVAR_TRANSPORT") or AUTO),
         key_file=Path(given["SAMOVAR_KEY_FILE"]) if given.get("SAMOVAR_KEY_FILE") else None,
+        kept_files=_kept_files(given),
+        life=_number(given, "SAMOVAR_LIFE", 0),
     )
+
+
+def _kept_files(given: Mapping[str, str]) -> tuple[int, int] | None:
+    if "SAMOVAR_BOARD_FD" not in given:
+        return None
+    return _number(given, "SAMOVAR_BOARD_FD"), _number(given, "SAMOVAR_CENTER_FD")
 
 
 def _check_local(found: Identity, who: str) -> None:

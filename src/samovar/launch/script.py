@@ -4,6 +4,7 @@ Ranks get torchrun's variables, so that a script works under both launchers. On 
 that listens on a free loopback port. So no other program can take the port in between.
 """
 
+import math
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from samovar.core.errors import InputError
 from samovar.launch.guard import Guard
@@ -79,6 +81,19 @@ class _Running:
     started_s: float
 
 
+class KeptMemory(Protocol):
+    """Memory for a center, which ranks inherit as descriptors `files` and find by `variables`."""
+
+    @property
+    def files(self) -> tuple[int, ...]: ...
+    @property
+    def variables(self) -> Mapping[str, str]: ...
+
+    def is_filled(self) -> bool:
+        """Whether the center has its first weights."""
+        ...
+
+
 class ScriptLaunch(EndPolicy):
     """Runs `command(rank, cpus)` once for each of `num_ranks` ranks of this host, and passes signals on.
 
@@ -89,6 +104,9 @@ class ScriptLaunch(EndPolicy):
 
     When ranks have failed and none is left, all are started again, at most `max_restarts` times. Before that,
     `on_restart(ends, number)` gets the ends. After a signal or code 75, no rank is started again.
+
+    With `kept`, a rank that fails is started again by itself, at most `max_restarts` times in all, and the others
+    continue in any case. They share a center in memory that this launcher keeps.
     """
 
     def __init__(
@@ -103,6 +121,7 @@ class ScriptLaunch(EndPolicy):
         settings: Mapping[str, str],
         max_restarts: int = 0,
         on_restart: Callable[[Sequence[ScriptEnd], int], None] = lambda _ends, _number: None,
+        kept: KeptMemory | None = None,
     ) -> None:
         self._command = command
         self._num_ranks = num_ranks
@@ -114,6 +133,8 @@ class ScriptLaunch(EndPolicy):
         self._max_restarts = max_restarts
         self._on_restart = on_restart
         self._num_restarts = 0
+        self._kept = kept
+        self._lives: dict[int, int] = {}
         self._meeting = ExitStack()
         self._placement = place(num_ranks, None)
         self._cpus = self._placement.cpus
@@ -215,6 +236,9 @@ class ScriptLaunch(EndPolicy):
         if rank == 0 and self._listening is not None:
             inherited = (self._listening.fileno(),)
             variables["SAMOVAR_LISTEN_FD"] = str(inherited[0])
+        if self._kept is not None:
+            inherited += self._kept.files
+            variables |= {**self._kept.variables, "SAMOVAR_LIFE": str(self._lives.get(rank, 0))}
         return subprocess.Popen(
             list(self._command(rank, self._cpus[local_rank])),
             stdin=subprocess.DEVNULL,
@@ -234,7 +258,7 @@ class ScriptLaunch(EndPolicy):
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(self._num_ranks),
         }
-        if self._max_restarts:
+        if self._max_restarts and self._kept is None:
             chosen["TORCHELASTIC_RESTART_COUNT"] = str(self._num_restarts)
             chosen["TORCHELASTIC_MAX_RESTARTS"] = str(self._max_restarts)
         # Lines are to be seen when they are printed, not when a block of them is full.
@@ -255,6 +279,8 @@ class ScriptLaunch(EndPolicy):
 
     def starts_again(self, ends: Sequence[RankEnd]) -> bool:
         codes = {end.return_code for end in ends}
+        if self._kept is not None:
+            return False
         is_over = not any(codes) or EXIT_PREEMPTED in codes or self._signals or self._kill_signal
         if is_over or self._num_restarts == self._max_restarts:
             return False
@@ -267,6 +293,8 @@ class ScriptLaunch(EndPolicy):
         return True
 
     def patience_s(self, failed: RankEnd) -> float:
+        if self._goes_on(failed):
+            return math.inf
         if self._signals or failed.return_code == EXIT_PREEMPTED:
             return self._grace_s
         return self._await_others_s(self._ends[failed.rank])
@@ -279,7 +307,17 @@ class ScriptLaunch(EndPolicy):
         self._ends[end.rank] = ScriptEnd(
             end.rank, running.process_id, end.return_code, now_s - running.started_s, now_s
         )
-        return super().consequence(end)
+        if not self._goes_on(end) or self._num_restarts == self._max_restarts:
+            return super().consequence(end)
+        self._num_restarts += 1
+        self._lives[end.rank] = self._lives.get(end.rank, 0) + 1
+        self._on_restart([self._ends.pop(end.rank)], self._num_restarts)
+        return Consequence(counts=False, started=(end.rank - self.first_rank,))
+
+    def _goes_on(self, failed: RankEnd) -> bool:
+        """Whether the others continue without a rank that failed, at a center that has its first weights."""
+        is_over = failed.return_code in (0, EXIT_PREEMPTED) or self._signals or self._kill_signal
+        return not is_over and self._kept is not None and self._kept.is_filled()
 
 
 def _unignored(numbers: Sequence[int]) -> list[int]:
@@ -289,8 +327,8 @@ def _unignored(numbers: Sequence[int]) -> list[int]:
 
 def _environment() -> dict[str, str]:
     """This process's own, without what another launcher has told it about itself."""
-    foreign = ("SAMOVAR_LISTEN_FD", "SAMOVAR_PORT", "TORCHELASTIC_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    own = ("SAMOVAR_LISTEN_FD", "SAMOVAR_PORT", "SAMOVAR_BOARD_FD", "SAMOVAR_CENTER_FD", "SAMOVAR_LIFE")
+    return {name: value for name, value in os.environ.items() if not name.startswith((*own, "TORCHELASTIC_"))}
 
 
 def describe_route(address: str, port: int, is_own: bool) -> str:

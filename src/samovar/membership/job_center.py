@@ -23,6 +23,7 @@ from samovar.box.mapped import create_center
 from samovar.collectives.engine import PlannedCollectives, digest_record
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
+from samovar.membership.kept_center import KeptCenter
 from samovar.membership.ranks import JobRanks, Ranks
 from samovar.transports.base import Transport
 from samovar.transports.keys import key_path, make_key, read_key
@@ -36,12 +37,14 @@ _SECRET_BYTES = 16
 class Home:
     """The place of a job's center: with rank 0, in memory that the `ranks` of its host map.
 
-    Ranks of other hosts reach it at `address`. `key_file` names the job's key on each host.
+    Ranks of other hosts reach it at `address`. `key_file` names the job's key on each host. If the launcher starts
+    ranks again, it keeps the center: `kept`.
     """
 
     ranks: tuple[int, ...]
     address: str | None = None
     key_file: Path | None = None
+    kept: KeptCenter | None = None
 
 
 class JobCenter:

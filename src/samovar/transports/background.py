@@ -42,7 +42,9 @@ class Job:
 
     def wait(self, deadline: Deadline) -> None:
         """Return when it is done. Raises its error, or DeadlineExceeded."""
-        if not self._done.wait(deadline.timeout_s()):
+        while not self._done.wait(deadline.timeout_s()):
+            if not deadline.passed():
+                continue
             after_s = time.monotonic() - self._submitted_s
             raise DeadlineExceeded(f"{self.what}: not done within {after_s:.1f} s: it {self._cause()}; see their logs")
         if self._error is not None:

@@ -101,8 +101,10 @@ class MappedWindow(Window, Protocol):
     def first_wait_s(self) -> float:
         """A wait that takes longer than this continues in `patiently`. Infinity if no rank watches the others."""
 
-    def patiently(self, wait: Callable[[float], bool], awaited: Callable[[], int | None], deadline: Deadline) -> bool:
-        """Whether `wait(seconds)` came true before the deadline. Raises RankFailed if the rank `awaited` has ended."""
+    def patiently(
+        self, wait: Callable[[float], bool], awaited: Callable[[], Sequence[int]], deadline: Deadline
+    ) -> bool:
+        """Whether `wait(seconds)` came true before the deadline. RankFailed if all ranks `awaited` have ended."""
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
         """The error of a wait that ended without `peer`'s notification."""

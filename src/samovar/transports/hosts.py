@@ -30,6 +30,7 @@ class HostsTransport:
         self._tcp = tcp
         self.group = tcp.group
         self.places = {rank: place for place, rank in enumerate(inside)}
+        tcp.lost_elsewhere = self._lost_here
 
     @property
     def bytes_sent(self) -> int:
@@ -45,6 +46,10 @@ class HostsTransport:
 
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         _native.reduce(destination, sources)
+
+    def _lost_here(self, rank: int) -> str | None:
+        place = self.places.get(rank)
+        return None if place is None else self._local.lost(place)
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """See `TcpTransport.spawn`."""
@@ -100,13 +105,20 @@ class HostsWindow:
 
 
 def open_hosts(
-    rank: int, job: JobHosts, local: ShmTransport | None, listening: socket, key: Key, timeout_s: float
+    rank: int,
+    job: JobHosts,
+    local: ShmTransport | None,
+    listening: socket,
+    key: Key,
+    timeout_s: float,
+    deadline_after: Callable[[float], Deadline] = Deadline.after,
 ) -> HostsTransport | TcpTransport:
     """The windows of `rank` in a job over several hosts; without `local`, over TCP alone.
 
-    Owns `listening`, where others reach this rank. Errors name ranks with their hosts.
+    Requests to peers end by `deadline_after(timeout_s)`. Owns `listening`, where others reach this rank. Errors name
+    ranks with their hosts.
     """
     group = Group(rank, len(job.addresses))
-    names, config = rank_names(job.hosts), TcpConfig(job.job, timeout_s)
+    names, config = rank_names(job.hosts), TcpConfig(job.job, timeout_s, deadline_after)
     tcp = TcpTransport(group, config, key, listening, job.addresses, names=names, needs_memory=local is not None)
     return tcp if local is None else HostsTransport(local, tcp, job.of(rank).ranks)

@@ -4,6 +4,8 @@ A rank that fails writes its last words into a window before it ends. A rank tha
 hold a descriptor of its process.
 """
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,8 +21,6 @@ from samovar.transports.processes import PeerProcess
 WORDS_BYTES = 1024
 _KIND_SHIFT = 32
 _TEXT_OFFSET = 8
-# A rank that leaves ends soon, and then the system knows its exit code.
-_END_S = 0.25
 _STATUS_S = 0.1
 _BEFORE = "before its work was done"
 
@@ -51,8 +51,20 @@ class Peers:
         self._hook = self._note_exception
         sys.excepthook = self._hook
 
-    def how_ended(self, peer: int) -> str | None:
-        """A sentence about a peer that notifies no rank any more, without this rank's name; None if it may do so."""
+    def has_ended(self, peer: int) -> bool:
+        """Whether a peer notifies no rank any more. Never waits."""
+        process = self._processes.get(peer)
+        return self._word_of(peer)[0] is not Word.NONE or (process is not None and process.ended())
+
+    def give_up(self, peer: int) -> str:
+        """Tell those that wait for this rank that it gives up, because a peer has ended. Gives this rank's error."""
+        sentence = self._how_ended(peer)
+        self._speak(Word.GAVE_UP, sentence)
+        _end_soon()
+        return f"{self._names[self._own]}: {sentence}"
+
+    def _how_ended(self, peer: int) -> str:
+        """A sentence about a peer that has ended, without this rank's name."""
         kind, text = self._word_of(peer)
         process = self._processes.get(peer)
         number = "" if process is None else f" (process {process.process_id})"
@@ -63,18 +75,11 @@ class Peers:
             case Word.FAILED:
                 return f"{who} ended with {text}; see its log"
             case Word.LEFT:
-                how = _how_ended(process, _END_S) or "left"
+                how = _end_of(process) or "left"
                 return f"{who} {how} {_BEFORE}; did its loop end early, without finish()? See its log"
-            case Word.NONE if process is not None and process.ended():
-                how = _how_ended(process, 0.0) or "is gone (killed, or ended by os._exit)"
+            case Word.NONE:
+                how = _end_of(process) or "is gone (killed, or ended by os._exit)"
                 return f"{who} {how} {_BEFORE}; see its log"
-            case _:
-                return None
-
-    def give_up(self, sentence: str) -> str:
-        """Tell those that wait for this rank the cause of its end. Gives the text of this rank's own error."""
-        self._speak(Word.GAVE_UP, sentence)
-        return f"{self._names[self._own]}: {sentence}"
 
     def leave(self) -> None:
         """Say that this rank notifies no rank any more. A second call does nothing."""
@@ -86,6 +91,7 @@ class Peers:
         if not (hasattr(sys, "ps1") or sys.flags.interactive):  # there the process continues
             first_line = next(iter(str(error).splitlines()), "")
             self._speak(Word.FAILED, f"{kind.__name__}: {first_line}" if first_line else kind.__name__)
+            _end_soon()
         self._earlier_hook(kind, error, trace)
 
     def _speak(self, kind: Word, text: str) -> None:
@@ -103,8 +109,29 @@ class Peers:
         return Word(word >> _KIND_SHIFT), text.tobytes().decode(errors="replace")
 
 
-def _how_ended(process: PeerProcess | None, wait_s: float) -> str | None:
-    """The end of a process that ends within `wait_s`; None if it does not, or if the system does not tell."""
-    if process is None or not process.ended(wait_s):
+def _end_soon() -> None:
+    """Let this failed process end soon: collections among torch's objects take most of an interpreter's end."""
+    atexit.register(gc.freeze)
+
+
+class NoPeers:
+    """The others are out of reach: every wait for one of them fails with `sentence`."""
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def has_ended(self, _peer: int) -> bool:
+        return True
+
+    def give_up(self, _peer: int) -> str:
+        return self._sentence
+
+    def leave(self) -> None:
+        """Nobody listens."""
+
+
+def _end_of(process: PeerProcess | None) -> str | None:
+    """The end of a process; None if it has not ended yet, or if the system does not tell."""
+    if process is None or not process.ended():
         return None
     return process.how_ended(Deadline.after(_STATUS_S))

@@ -51,13 +51,13 @@ class PeerProcess:
         self.process_id = process_id
         self._descriptor = descriptor
 
-    def ended(self, wait_s: float = 0.0) -> bool:
-        """Whether it has ended. Waits at most `wait_s` for that."""
+    def ended(self) -> bool:
+        """Whether it has ended. Never waits."""
         if self._descriptor is None:
             return True
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(wait_s * 1000))
+        return bool(poll.poll(0))
 
     def how_ended(self, deadline: Deadline) -> str | None:
         """The end of a process that has ended, as text; None if the system does not tell others."""

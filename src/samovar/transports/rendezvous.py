@@ -46,7 +46,11 @@ class Rendezvous:
 
     def claim(self, key: str, deadline: Deadline) -> bool:
         """Whether nobody claimed this key before. Raises as `tell`."""
-        return self._ask(lambda: self.store.add(key, 1), deadline) == 1
+        return self.count(key, 1, deadline) == 1
+
+    def count(self, key: str, amount: int, deadline: Deadline) -> int:
+        """Add to a number, which begins at 0; the sum. Raises as `tell`."""
+        return self._ask(lambda: self.store.add(key, amount), deadline)
 
     def missing(self, keys: Sequence[str], deadline: Deadline) -> list[str]:
         """Wait for all `keys`; return those that were not set by the deadline. Raises as `tell`."""

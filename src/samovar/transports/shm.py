@@ -21,7 +21,7 @@ from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.core.host import create_empty
 from samovar.transports.base import Array, MissingNotification, Notification, missing_notification, nobody_notified
-from samovar.transports.peers import WORDS_BYTES, Peers
+from samovar.transports.peers import WORDS_BYTES, NoPeers, Peers
 from samovar.transports.processes import PeerProcess
 
 _Result = TypeVar("_Result")
@@ -96,7 +96,7 @@ class ShmTransport:
         self._segment = _native.Segment(descriptor, group.world_size)
         self._end = _native.Segment.head_bytes(group.world_size)
         self._progress: _native.ProgressThread | None = None
-        self._peers: Peers | None = None
+        self._peers: Peers | NoPeers | None = None
         self.first_wait_s = math.inf
         self._spin_ns = 0 if oversubscribed else SPIN_NS
 
@@ -121,24 +121,37 @@ class ShmTransport:
         self._peers = Peers(window, self.group.rank, names, processes)
         self.first_wait_s = _LOOK_S
 
+    def watch_nobody(self, sentence: str) -> None:
+        """From now on, waits for other ranks raise RankFailed with this sentence: they have no part in this segment."""
+        self._peers = NoPeers(sentence)
+        self.first_wait_s = _LOOK_S
+
     def patiently(
-        self, wait: Callable[[float], _Result | None], awaited: Callable[[], int | None], deadline: Deadline
+        self, wait: Callable[[float], _Result | None], awaited: Callable[[], Sequence[int]], deadline: Deadline
     ) -> _Result | None:
         """Continue a wait that took `first_wait_s`: the result of `wait(seconds)`, or None at the deadline.
 
-        Raises RankFailed if the rank `awaited` has ended. Its last notifications may be on their way to this rank's
-        progress thread, so it is seen twice.
+        One of the ranks `awaited` notifies. Raises RankFailed if they have ended. Their last notifications may be on
+        their way to this rank's progress thread, so that is seen twice.
         """
-        seen: int | None = None
-        while (left_s := deadline.remaining_s()) > 0 and self._peers is not None:
-            if (result := wait(min(left_s, _LOOK_S))) is not None:
+        seen: Sequence[int] = ()
+        while self._peers is not None:
+            if (result := wait(_LOOK_S if seen else min(deadline.remaining_s(), _LOOK_S))) is not None:
                 return result
-            peer = awaited()
-            sentence = None if peer is None else self._peers.how_ended(peer)
-            if sentence is not None and peer == seen:
-                raise RankFailed(self._peers.give_up(sentence))
-            seen = peer if sentence is not None else None
+            peers = awaited()
+            if not peers or not all(map(self._peers.has_ended, peers)):
+                if deadline.passed():
+                    return None
+                seen = ()
+            elif peers == seen:
+                raise RankFailed(self._peers.give_up(peers[0]))
+            else:
+                seen = peers
         return None
+
+    def lost(self, peer: int) -> str | None:
+        """Why a peer that is watched notifies no rank any more; None if it may do so."""
+        return self._peers.give_up(peer) if self._peers is not None and self._peers.has_ended(peer) else None
 
     def count_sent(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
@@ -204,9 +217,8 @@ class ShmWindow:
     def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
         waiting_s = deadline.remaining_s()
         value = self.native.wait(slot, at_least, min(waiting_s, self._transport.first_wait_s))
-        if value is None and not deadline.passed():
-            more = partial(self.native.wait, slot, at_least)
-            value = self._transport.patiently(more, lambda: peer, deadline)
+        if value is None:
+            value = self._transport.patiently(partial(self.native.wait, slot, at_least), lambda: (peer,), deadline)
         if value is None:
             raise self.missing_notification(slot, peer, waiting_s)
         return value
@@ -221,7 +233,9 @@ class ShmWindow:
     def first_wait_s(self) -> float:
         return self._transport.first_wait_s
 
-    def patiently(self, wait: Callable[[float], bool], awaited: Callable[[], int | None], deadline: Deadline) -> bool:
+    def patiently(
+        self, wait: Callable[[float], bool], awaited: Callable[[], Sequence[int]], deadline: Deadline
+    ) -> bool:
         return self._transport.patiently(lambda left_s: wait(left_s) or None, awaited, deadline) is not None
 
     def missing_notification(self, slot: int, peer: int, waited_s: float) -> MissingNotification:
@@ -231,7 +245,11 @@ class ShmWindow:
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
-        fired = self.native.wait_any(slots.start, len(slots), waiting_s)
+        others = tuple(rank for rank in range(self._transport.group.world_size) if rank != self._rank)
+        wait = partial(self.native.wait_any, slots.start, len(slots))
+        fired = wait(min(waiting_s, self._transport.first_wait_s))
+        if fired is None:
+            fired = self._transport.patiently(wait, lambda: others, deadline)
         if fired is None:
             raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
         return fired

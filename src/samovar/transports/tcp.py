@@ -75,6 +75,7 @@ class TcpTransport:
         self.group = group
         self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
         self.bytes_sent = 0
+        self.lost_elsewhere: Callable[[int], str | None] = lambda _peer: None  # what others know of it
         self._is_closed = False
         self._config = config
         self._key = key
@@ -82,7 +83,7 @@ class TcpTransport:
         self._links = [_Link() for _ in addresses]
         self._counting = threading.Lock()
         self._background = Background("samovar-tcp", _MOST_THREADS)
-        self._windows = WindowTable(config.timeout_s if needs_memory else None)
+        self._windows = WindowTable(config.deadline if needs_memory else None)
         self._num_windows = 0
         self._service = PeerService(group, self.names, config, self._windows)
         self._listener = Listener(listening, key, self._service.accept)
@@ -128,18 +129,25 @@ class TcpTransport:
 
     def lost(self, peer: int) -> str | None:
         """Why nothing comes from the peer any more, where that is so."""
-        return "the transport was closed here" if self._is_closed else self._service.lost.get(peer)
+        if self._is_closed:
+            return "the transport was closed here"
+        return self._service.lost.get(peer) or self.lost_elsewhere(peer)
+
+    def all_lost(self) -> bool:
+        """Whether there are other ranks, and nothing comes from any of them any more."""
+        others = set(range(self.group.world_size)) - {self.group.rank}
+        return bool(others) and all(self.lost(peer) is not None for peer in others)
 
     def tell(self, peer: int, window: "TcpWindow", request: PeerRequest, body: Array | None = None) -> None:
         """Send a request that has no answer. Raises DeadlineExceeded, RankFailed."""
-        deadline = Deadline.after(self._config.timeout_s)
+        deadline = self._config.deadline()
         link = self._links[peer]
         with link.lock:
             self._channel(peer, link, window, deadline).send(request.pack(), body, deadline)
 
     def ask(self, peer: int, window: "TcpWindow", request: PeerRequest, answer: Array) -> None:
         """Send a request, and wait for the answer. Raises DeadlineExceeded, RankFailed."""
-        deadline = Deadline.after(self._config.timeout_s)
+        deadline = self._config.deadline()
         link = self._links[peer]
         with link.lock:
             channel = self._channel(peer, link, window, deadline)
@@ -244,8 +252,13 @@ class TcpWindow:
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
-        if (fired := self.memory.take_any(slots, deadline)) is not None:
+        if (fired := self.memory.take_any(slots, self._transport.all_lost, deadline)) is not None:
             return fired
+        if self._transport.all_lost():
+            raise RankFailed(
+                f"{self._transport.names[self._rank]}: nobody can notify slots {slots.start} to {slots.stop - 1} of "
+                f"window {self._name!r} any more: all other ranks have ended; see their logs"
+            )
         raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
 
     def _ask_word(self, peer: int, request: PeerRequest) -> int:

@@ -66,8 +66,8 @@ class WindowMemory(ABC):
         """The slot's value, once it is `at_least`; None if the deadline passes, or `is_over` after a `wake`."""
 
     @abstractmethod
-    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
-        """The first of the slots that is not zero, and its value, now zero; None if the deadline passes."""
+    def take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
+        """The first of the slots that is not zero, and its value, now zero; None as `wait` gives it."""
 
     @abstractmethod
     def wake(self) -> None:
@@ -97,19 +97,27 @@ class PrivateMemory(WindowMemory):
 
     def wait(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
         slots = self._slots
-        with self._changed:
-            self._changed.wait_for(lambda: slots[slot] >= at_least or is_over(), deadline.timeout_s())
-            return value if (value := slots[slot]) >= at_least else None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: slots[slot] >= at_least or is_over(), deadline.timeout_s())
+                is_last = is_over()  # what came before the end of a peer counts
+                if (value := slots[slot]) >= at_least:
+                    return value
+            if is_last or deadline.passed():  # outside the lock: it may ask whether ranks are busy
+                return None
 
-    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
+    def take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
         values = self._slots
-        with self._changed:
-            self._changed.wait_for(lambda: any(values[slot] for slot in slots), deadline.timeout_s())
-            for slot in slots:
-                if value := values[slot]:
-                    values[slot] = 0
-                    return slot, value
-        return None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: any(values[slot] for slot in slots) or is_over(), deadline.timeout_s())
+                is_last = is_over()
+                for slot in slots:
+                    if value := values[slot]:
+                        values[slot] = 0
+                        return slot, value
+            if is_last or deadline.passed():
+                return None
 
     def wake(self) -> None:
         with self._changed:
@@ -152,9 +160,9 @@ class SharedMemory(WindowMemory):
             if value is not None or is_last:
                 return value
 
-    def take_any(self, slots: range, deadline: Deadline) -> tuple[int, int] | None:
+    def take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
         while True:
-            is_last = deadline.passed()
+            is_last = deadline.passed() or is_over()
             fired = self._native.wait_any(slots.start, len(slots), 0.0 if is_last else _slice_s(deadline))
             if fired is not None or is_last:
                 return fired
@@ -166,12 +174,12 @@ class SharedMemory(WindowMemory):
 class WindowTable:
     """The windows of a rank by number.
 
-    One that a peer opened first is made and waits here for its own rank; where `patience_s` is given, the peer waits
+    One that a peer opened first is made and waits here for its own rank; where `patience` is given, the peer waits
     so long for the rank to open it.
     """
 
-    def __init__(self, patience_s: float | None) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience: Callable[[], Deadline] | None) -> None:
+        self._patience = patience
         self._is_closed = False
         self._changed = threading.Condition()
         self._windows: dict[int, WindowMemory] = {}
@@ -188,14 +196,20 @@ class WindowTable:
 
     def open_by_peer(self, number: int, num_bytes: int, num_slots: int) -> None:
         """Raises SamovarError if the window has other sizes, DeadlineExceeded if the rank does not open it."""
-        if self._patience_s is None:
+        if self._patience is None:
             self.open(number, num_bytes, num_slots, None)
             return
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._windows or self._is_closed, self._patience_s)
-            if number not in self._windows:
-                raise DeadlineExceeded(f"window {number} was not opened here within {self._patience_s:.1f} s")
+        deadline = self._patience()
+        waiting_s = deadline.remaining_s()
+        while not self._await(number, deadline) and not deadline.passed():
+            pass
+        if number not in self._windows:
+            raise DeadlineExceeded(f"window {number} was not opened here within {waiting_s:.1f} s")
         _require_sizes(self._windows[number], num_bytes, num_slots)
+
+    def _await(self, number: int, deadline: Deadline) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: number in self._windows or self._is_closed, deadline.timeout_s())
 
     def window(self, number: int) -> WindowMemory:
         found = self._windows.get(number)

@@ -3,7 +3,7 @@
 import hashlib
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -97,10 +97,14 @@ def _digest(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TcpConfig:
-    """`job` tells runs with one key apart; every request to a peer ends after `timeout_s`."""
+    """`job` tells runs with one key apart; every request to a peer ends by `deadline_after(timeout_s)`."""
 
     job: str
     timeout_s: float = 60.0
+    deadline_after: Callable[[float], Deadline] = Deadline.after
+
+    def deadline(self) -> Deadline:
+        return self.deadline_after(self.timeout_s)
 
 
 class PeerService:
@@ -158,7 +162,7 @@ class PeerService:
 
     def _greeted(self, channel: SecureChannel) -> int:
         """The rank at the other end. Raises SamovarError if it is none that belongs here."""
-        header = channel.receive(Deadline.after(self._config.timeout_s))
+        header = channel.receive(self._config.deadline())
         peer, group = speaker(header), self._group
         if not PeerHello(self._config.job, peer, group.rank, group.world_size).is_packed_in(header):
             raise SamovarError(f"rank {group.rank}: {channel.peer} belongs to another job")
@@ -178,11 +182,11 @@ class PeerService:
             window.check_slot(request.slot)
         match request.verb:
             case Verb.PUT:
-                channel.receive_body(window.region(request.offset, request.size), self._deadline())
+                channel.receive_body(window.region(request.offset, request.size), self._config.deadline())
             case Verb.ADD:
                 self._add(channel, window, request)
             case Verb.GET:
-                channel.send_body(window.region(request.offset, request.size), self._deadline())
+                channel.send_body(window.region(request.offset, request.size), self._config.deadline())
             case Verb.FETCH_ADD:
                 self._answer(channel, window.fetch_add(request.offset, request.value))
             case Verb.COMPARE_SWAP:
@@ -196,11 +200,8 @@ class PeerService:
         piece = np.empty(PIECE_BYTES, np.uint8)
         for start in range(0, request.size, PIECE_BYTES):
             part = piece[: min(PIECE_BYTES, request.size - start)]
-            channel.receive_body(part, self._deadline())
+            channel.receive_body(part, self._config.deadline())
             window.add(request.offset + start, part.view(request.dtype))
 
     def _answer(self, channel: SecureChannel, word: int) -> None:
-        channel.send_body(np.array([word], np.uint64), self._deadline())
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(self._config.timeout_s)
+        channel.send_body(np.array([word], np.uint64), self._config.deadline())

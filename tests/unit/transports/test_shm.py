@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Notification, Region
+from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import RunBoard, ShmTransport, create_segment
 
 FOLDER = Path(__file__).parent
@@ -98,6 +99,26 @@ def test_a_wait_that_ends_by_its_deadline_names_rank_slot_window_and_seconds(
         window.wait_any(range(1, 4), Deadline.after(-1.0))
     window.notify(1, Notification(3, 8))
     assert window.wait_any(range(1, 4), Deadline.after(TIMEOUT_S)) == (3, 8)
+
+
+def test_a_wait_for_anybody_ends_if_nobody_is_left(make_transports: MakeTransports) -> None:
+    """What came before counts."""
+    own, other = make_transports(2)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        peer = PeerProcess(process.pid, os.pidfd_open(process.pid))
+        own.watch(["rank 0", "rank 1"], {1: peer})
+        other.watch(["rank 0", "rank 1"], {})
+        window, _ = (transport.open_window("data", 0, 4) for transport in (own, other))
+        with pytest.raises(DeadlineExceeded, match="nobody notified"):
+            window.wait_any(range(4), Deadline.after(0.0))
+        window.notify(0, Notification(2, 5))
+        process.kill()
+        assert window.wait_any(range(4), Deadline.after(TIMEOUT_S)) == (2, 5)
+        with pytest.raises(RankFailed, match=rf"rank 0: rank 1 \(process {process.pid}\) .* before its work was done"):
+            window.wait_any(range(4), Deadline.after(TIMEOUT_S))
+    peer.close()
+    other.close()
+    own.close()
 
 
 def test_other_sizes_than_another_ranks_are_refused_with_the_window_and_the_rank(

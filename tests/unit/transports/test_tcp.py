@@ -162,6 +162,16 @@ def test_a_wait_that_ends_by_its_deadline_names_rank_slot_and_window(make_transp
     assert window.wait_any(range(1, 4), in_time()) == (3, 8)
 
 
+def test_a_wait_for_anybody_ends_if_nobody_is_left(make_transports: MakeTransports) -> None:
+    transports = make_transports(2)
+    windows = [transport.open_window("data", 8, 2) for transport in transports]
+    windows[0].notify(1, Notification(1, 7))
+    transports[0].close()
+    assert windows[1].wait_any(range(2), in_time()) == (1, 7)
+    with pytest.raises(RankFailed, match="rank 1: nobody can notify slots 0 to 1 of window 'data' any more"):
+        windows[1].wait_any(range(2), in_time())
+
+
 def test_who_waits_for_a_peer_that_goes_hears_of_it_and_what_came_before_counts(
     make_transports: MakeTransports,
 ) -> None:

@@ -1,0 +1,57 @@
+"""Long work of one rank: the others wait beyond `timeout_s` as long as its heart beats, and no longer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.multiproc.command import Command
+from tests.multiproc.ports import reserved_port
+from tests.multiproc.replicate_busy_program import TIMEOUT_S
+from tests.multiproc.test_join import variables_of
+
+PROGRAM = Path(__file__).with_name("replicate_busy_program.py")
+LONG_S, TEST_LIMIT_S = 2 * TIMEOUT_S, 200.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "shm-easgd", "round-robin-easgd"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+def test_others_wait_for_a_rank_that_is_busy(tmp_path: Path, transport: str, strategy: str) -> None:
+    """With tcp and gloo as if each rank had a host of its own."""
+    if (transport, strategy) == ("gloo", "round-robin-easgd"):
+        pytest.skip("gloo has no windows, through which ranks pass the turn")
+    flags = ("run", "-n", 2, "--transport", transport)
+    with Command(*flags, PROGRAM, strategy, LONG_S, folder=tmp_path) as command:
+        ended = command.wait(TEST_LIMIT_S)
+    assert ended.return_code == 0, ended.errors
+    assert sorted(ended.output.splitlines()) == ["[0] rank 0 finished", "[1] rank 1 finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "error"), [("stopped", "DeadlineExceeded"), ("killed", "RankFailed")])
+def test_silence_and_death_end_the_wait(tmp_path: Path, what: str, error: str) -> None:
+    """Without a launcher, which would end the others."""
+    with reserved_port() as port:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, PROGRAM, "sync", str(1000.0), what],
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env=os.environ | variables_of(rank, 2, port) | {"OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(2)
+        ]
+        try:
+            errors = ranks[1].communicate(timeout=TEST_LIMIT_S)[1]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+    last = errors.splitlines()[-1]
+    assert error in last
+    assert "rank 1" in last
+    assert "rank 0" in last
