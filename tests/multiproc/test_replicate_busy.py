@@ -1,6 +1,7 @@
 """Long work of one rank: the others wait beyond `timeout_s` as long as its heart beats, and no longer."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,9 @@ def test_others_wait_for_a_rank_that_is_busy(tmp_path: Path, transport: str, str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "error"), [("stopped", "DeadlineExceeded"), ("killed", "RankFailed")])
+@pytest.mark.parametrize(
+    ("what", "error"), [("stopped", "rank 0 on .* did not notify"), ("killed", "RankFailed: .*rank 0")]
+)
 def test_silence_and_death_end_the_wait(tmp_path: Path, what: str, error: str) -> None:
     """Without a launcher, which would end the others."""
     with reserved_port() as port:
@@ -52,6 +55,5 @@ def test_silence_and_death_end_the_wait(tmp_path: Path, what: str, error: str) -
                 rank.kill()
                 rank.communicate()
     last = errors.splitlines()[-1]
-    assert error in last
+    assert re.search(error, last), errors
     assert "rank 1" in last
-    assert "rank 0" in last
