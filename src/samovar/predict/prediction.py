@@ -12,7 +12,7 @@ from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described
-from samovar.strategies.settings import OVERLAP
+from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
 
@@ -103,6 +103,8 @@ def _choices(question: Question, name: str, work: Work, plans: Plans, num_worker
     given = {key: value for key, value in question.settings.items() if value is not None}
     base = StrategyConfig(name)
     fitting = {key: value for key, value in given.items() if base.traits.setting(key) is not None}
+    if fitting.get(COMPRESS.name) and base.traits.setting(ALWAYS_COMPRESSES.name):
+        fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
     if base.traits.in_groups and "group_size" not in fitting:
         fitting |= _node_as_group(question.cluster, num_workers)
     collective = _collective(question.collective, plans)
@@ -121,7 +123,8 @@ def _with_buckets(
     plans: Plans,
     num_workers: int,
 ) -> Iterator[SharingChoice]:
-    overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else (NONE, "backward", "full")
+    tried = (NONE, "backward") if fitting.get(COMPRESS.name) else (NONE, "backward", "full")  # owners send weights
+    overlaps = (fitting[OVERLAP.name],) if OVERLAP.name in fitting else tried
     if BUCKET.name in fitting:
         for overlap in overlaps:
             yield SharingChoice(StrategyConfig.given(name, fitting | {OVERLAP.name: overlap}), collective)

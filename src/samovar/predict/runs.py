@@ -148,7 +148,8 @@ def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tu
     measured = 2 * period if settled.needs_center else period
     if cluster.worker.jitter:
         measured = rounded_up(max(measured, -(-_STEPS_WITH_JITTER // num_workers)), period)
-    ends_in_its_step = not settled.needs_center and settled.overlap in (None, "none", "backward")
+    is_prompt = settled.overlap in (None, "none", "backward") and not settled["delay_steps"]
+    ends_in_its_step = is_prompt and not settled.needs_center
     return 0 if ends_in_its_step else _WARM_EXCHANGES * period, measured
 
 
@@ -266,7 +267,8 @@ class _Worker:
             self._owed_s += longer * self._backward_s[bucket.index]
             self._hook(strategy.gradient_final, bucket)
         self._owed_s += longer * self._work.after_s
-        self._is_due = self._looks_at_each_step or (number + 1) % self._period == 0
+        is_end = (number + 1) % self._period == 0
+        self._is_due = self._looks_at_each_step or is_end or strategy.exchanges_at(number)
         if self._is_due:
             self.settle()
         strategy.finish_step(number, self._update)

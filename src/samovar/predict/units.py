@@ -48,7 +48,7 @@ def seconds(value: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size:
             return f"{_digits(value / size)} {unit}"
-    return f"{_digits(value / 1e-9)} ns" if value else "0 s"
+    return f"{_digits(value / 1e-9)} ns" if value >= 1e-12 else "0 s"
 
 
 def duration(value: float) -> str:

@@ -120,6 +120,19 @@ def test_every_strategy_runs() -> None:
     assert rows == predicted(question)
 
 
+def test_fragments_that_travel_behind_steps() -> None:
+    whole = predicted(asked(CLUSTER, "diloco", 4, sync_period_steps=8))[0]
+    behind = predicted(asked(CLUSTER, "diloco", 4, sync_period_steps=8, fragments=2, delay_steps=1))[0]
+    assert whole.exchange_s > 0.005
+    assert behind.exchange_s < 0.1 * whole.exchange_s
+
+
+def test_compressed_gradients_take_their_bytes() -> None:
+    plain = predicted(asked(CLUSTER, "sync", 4, overlap="none", collective="ring"))[0]
+    half = predicted(asked(CLUSTER, "sync", 4, overlap="none", collective="ring", compress="bf16"))[0]
+    assert half.bytes_per_step == pytest.approx(plain.bytes_per_step / 2, rel=0.02)
+
+
 def test_a_shared_batch_is_divided() -> None:
     question = replace(
         asked(CLUSTER, "sync", 1, 4, overlap="none", collective="tree"), batch_size=40, shares_batch=True
