@@ -115,5 +115,5 @@ def strategies_as_before(tmp_path: Path) -> Iterator[None]:
     sys.path[:] = path
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None) or ""
-        if name.startswith("samovar strategy ") or place.startswith(str(tmp_path)):
+        if name.startswith("samovar: ") or place.startswith(str(tmp_path)):
             del sys.modules[name]

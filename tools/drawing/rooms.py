@@ -43,8 +43,9 @@ def layers(root: Path) -> list[list[str]]:
     rows = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     rooms = [[room.strip(" ()") for room in row.split("|")] for row in rows]
     package = root / "src/samovar"
-    there = {path.stem for path in package.iterdir()} | {"_native"}
-    return [[room for room in row if room in there] for row in rooms]
+    there = {path.stem for path in package.iterdir() if path.stem != "__main__"} | {"_native"}
+    found = [[room for room in row if room in there] for row in rooms]
+    return [row for row in found if row]
 
 
 def drawn(root: Path) -> str:

@@ -58,8 +58,8 @@ def test_a_strategy_of_ones_own_has_none_unless_it_declares_one(monkeypatch: pyt
         """It declares nothing."""
 
     own = strategy("its-own")(ItsOwn)
-    monkeypatch.delitem(KINDS, "its-own")  # and again when the test ends
-    monkeypatch.setitem(KINDS, "its-own", own)
+    del KINDS["its-own"]
+    monkeypatch.setitem(KINDS, "its-own", own)  # which goes when the test ends
     assert own.traits.recipe is None
     config = RunConfig("train", Path("solver"), strategy=StrategyConfig("its-own"))
     assert config.used_recipe is None
