@@ -44,8 +44,6 @@ def figures_of(net: Net) -> list[Figure]:
     step_s = [1 / rate for rate in rates["bare"].wall]
     bare, checked = ([1 / (seconds + more_s) for seconds in step_s] for more_s in (0.0, found[0]["checking_s"]))
     return [
-        compare_both(
-            f"{net.title}, checks and figures / without", rates["checked"], rates["bare"], 1 - MOST, "steps/s"
-        ),
+        compare_both(f"{net.title}, checks and figures / none", rates["checked"], rates["bare"], 1 - MOST, "steps/s"),
         compare(f"{net.title}, their time alone added / none", checked, bare, "steps/s", 1 - MOST),
     ]
