@@ -266,7 +266,7 @@ class ReplicaFigures:
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())
-        if sentence is not None and self._rank == 0:
+        if sentence is not None and self._sinks:
             warn(sentence)
         if self._tracing is not None and done.steps_done >= self._tracing.window.last_step:
             self._tracing.begin_merge()

@@ -13,15 +13,7 @@ from samovar.core.errors import InputError
 from samovar.strategies.ours import StrategyName
 from samovar.strategies.traits import NONE
 
-
-class WatchedLoader:
-    """Before a loader's class among its bases: what the replica learns from its batches shows in the figures."""
-
-    training: "SharedTraining"
-    num_samples: int  # of a batch of this rank; 0 if it is not known
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.training.batches(super().__iter__(), self.num_samples)  # type: ignore[misc]
+_WATCHED = "samovar_watches"
 
 
 class SharedTraining:
@@ -71,11 +63,16 @@ class SharedTraining:
         return self._replica is not None
 
     def watched(self, loader: Any, num_samples: int | None) -> Any:
-        """The loader as it is, whose batches of `num_samples` show in the figures."""
-        if not isinstance(loader, WatchedLoader) and hasattr(loader, "__iter__"):
-            kind = type(loader)
-            loader.__class__ = type(kind.__name__, (WatchedLoader, kind), {})
-            loader.training, loader.num_samples = self, num_samples or 0
+        """The loader as it is, whose batches of `num_samples` show in the figures. It becomes one of a subclass."""
+        kind = type(loader)
+        if hasattr(kind, _WATCHED) or not hasattr(kind, "__iter__"):
+            return loader
+
+        def shown(its: Any) -> Iterator[Any]:
+            return self.batches(kind.__iter__(its), num_samples or 0)
+
+        # Accelerate's loaders show the class of the loader that they hold, and let nobody set it.
+        vars(object)["__class__"].__set__(loader, type(kind.__name__, (kind,), {"__iter__": shown, _WATCHED: True}))
         return loader
 
     def batches(self, loader: Iterator[Any], num_samples: int) -> Iterator[Any]:

@@ -154,7 +154,7 @@ def test_what_cannot_be_traced_is_refused() -> None:
 
 
 def test_the_rank_that_came_last_is_the_slow_one(team: ProcessGroup, capsys: pytest.CaptureFixture[str]) -> None:
-    replica, model = replica_of(team, FiguresWanted())
+    replica, model = replica_of(team, figures_wanted(Kept(), None, is_async=False))
     told = np.array([[1.0, 4.0, 2.0, 7.5], [1.0, 2.0, 1.0, 7.9], [0.0] * 4, [1.0, 2.0, 1.0, 7.3]])
     for _ in range(12):
         steps(replica, model, 1)
