@@ -1,7 +1,6 @@
 """Figures of a loop in one process: the moment of each line, and where it goes."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ import samovar
 from samovar.api.figures_wanted import FiguresWanted, figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
-from samovar.core.group import Group
 from samovar.launch.wishes import METRICS, TRACE
 from samovar.report.metrics import read_metrics
 from samovar.report.sinks.base import Sink
 from samovar.strategies.config import StrategyConfig
-from samovar.transports.shm import ShmTransport, create_segment
 
 
 class Kept(Sink):
@@ -39,15 +35,6 @@ class Kept(Sink):
 
     def close(self) -> None:
         self.num_closed += 1
-
-
-@pytest.fixture
-def team() -> Iterator[ProcessGroup]:
-    segment = create_segment(1)
-    transport = ShmTransport(segment, Group(0, 1), oversubscribed=False)
-    yield ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 5.0)
-    transport.close()
-    os.close(segment)
 
 
 def replica_of(team: ProcessGroup, wanted: FiguresWanted, **settings: Any) -> tuple[Replica, nn.Module]:

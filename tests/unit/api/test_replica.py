@@ -1,6 +1,5 @@
 """`samovar.replicate` in one process: what is refused, and that a script runs as it is."""
 
-import os
 import re
 import subprocess
 import sys
@@ -15,25 +14,13 @@ from torch import nn
 import samovar
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
-from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError, NotFinite
-from samovar.core.group import Group
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import require_dense_gradients, trained_parameters
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
-from samovar.transports.shm import ShmTransport, create_segment
 
 ADDING_STEPS = ("async-sgd", "async-msgd", "hogwild-sgd")  # their workers' optimizers have no momentum
-
-
-@pytest.fixture
-def team() -> Iterator[ProcessGroup]:
-    segment = create_segment(1)
-    transport = ShmTransport(segment, Group(0, 1), oversubscribed=False)
-    yield ProcessGroup(PlannedCollectives(transport, lambda _num_bytes: "direct"), 5.0)
-    transport.close()
-    os.close(segment)
 
 
 def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.Optimizer:

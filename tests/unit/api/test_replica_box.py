@@ -22,10 +22,8 @@ from samovar.core.errors import RankFailed
 from samovar.strategies.box_terms import BoxWord, Readiness
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
-from tests.unit.api.test_replica import team
 from tests.unit.box.listening_box import Box
 
-__all__ = ["team"]
 SAMPLES, BATCH = 40, 5
 
 
