@@ -276,6 +276,14 @@ def distributed_alone(run: Run) -> None:
     dcp.save({"replica": samovar.DistributedState(run.replica)}, checkpoint_id=FOLDER / "alone_dcp")
 
 
+def distributed_cannot_be_saved(run: Run) -> None:
+    """One rank's optimizer has a state of another kind."""
+    if run.replica.is_first:
+        run.optimizer.state[next(run.model.parameters())]["kind"] = type
+    with _default_group(run.process_group, "refused"):
+        dcp.save({"replica": samovar.DistributedState(run.replica)}, checkpoint_id=FOLDER / "refused_dcp")
+
+
 def distributed_missing(run: Run) -> None:
     dcp.load({"replica": samovar.DistributedState(run.replica, FOLDER / "none")}, checkpoint_id=FOLDER / "none")
 
@@ -314,6 +322,7 @@ MISTAKES = (
     of_another_kind,
     mixed,
     distributed_alone,
+    distributed_cannot_be_saved,
     distributed_missing,
     distributed_without_replica,
     given_itself,

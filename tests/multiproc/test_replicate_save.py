@@ -92,6 +92,7 @@ MISTAKES = {
     "of_another_kind": "other.safetensors is not a checkpoint",
     "mixed": "give every rank the file that it saved, all of one save",
     "distributed_alone": "torch.distributed.checkpoint sees no process group",
+    "distributed_cannot_be_saved": "kind is a type; a checkpoint holds numbers, strings",
     "distributed_missing": "No such file or directory; give the folder",
     "distributed_without_replica": "the checkpoint has these replicas: none",
     "given_itself": "samovar.DistributedState(replica, folder)",

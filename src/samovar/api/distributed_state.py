@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from samovar.api.checkpoint_tree import block_of, put_together, taken_apart
 from samovar.api.replica import Replica
+from samovar.checkpoint.one_file import keys_of, known_of
 from samovar.core.errors import InputError, SamovarError
 
 _MANIFEST = re.compile(r"(?:(?P<name>.+)\.)?rank_(?P<rank>\d+)/manifest")
@@ -56,15 +57,13 @@ class DistributedState:
     def _own(self) -> dict[str, torch.Tensor]:
         replica = self._replica
         _require_group(replica)
-        replica._token(Path("torch.distributed.checkpoint"))
+        replica._meet(Path("torch.distributed.checkpoint"))
         state = replica._state_of_all()
-        tree, tensors = taken_apart(state)
-        prefix, digests = f"rank_{replica.rank}/", {place: block_of(t).digest() for place, t in tensors.items()}
-        known = replica.broadcast({f"{place} {digest}": f"rank_0/{place}" for place, digest in digests.items()})
-        keys = {place: known.get(f"{place} {digest}", prefix + place) for place, digest in digests.items()}
-        manifest = {"note": tree, "tensors": {place: (key, digests[place]) for place, key in keys.items()}}
-        own = {key: tensors[place] for place, key in keys.items() if key.startswith(prefix)}
-        return {f"{prefix}manifest": _text(manifest), **own}
+        tree, tensors = replica._together(lambda: taken_apart(state))
+        digests = {place: block_of(tensor).digest() for place, tensor in tensors.items()}
+        keys, prefix = keys_of(digests, replica.broadcast(known_of(digests)), replica.rank), f"rank_{replica.rank}/"
+        own = {key: tensors[place] for place, (key, _) in keys.items() if key.startswith(prefix)}
+        return {f"{prefix}manifest": _text({"note": tree, "tensors": keys}), **own}
 
     def _template(self) -> dict[str, torch.Tensor]:
         assert self._reader is not None

@@ -106,7 +106,9 @@ class Checkpoints(RankCalls):
         the state, of which tensors that equal those of rank 0 are written once.
         """
         target = Path(path)
-        token, timeout_s = self._token(target), self._all.deadline().remaining_s()
+        self._meet(target)
+        token: str = self.broadcast(secrets.token_hex(8))  # of this save alone
+        timeout_s = self._all.deadline().remaining_s()
         saving = Save(target, token, self.rank, self.world_size, timeout_s, self._marks())
         self._together(lambda: self._begin(saving))
         state = self._state_of_all()
@@ -141,14 +143,6 @@ class Checkpoints(RankCalls):
         """At a center, where ranks may be at any step: wait for all, and raise SamovarError if one does not come."""
         self._exchange.meet(what, self.step_count, run)
 
-    def _token(self, path: Path) -> str:
-        """Meet the other ranks at a save to `path`. Gives a number of this save alone."""
-        self._require_training("save()")
-        self._meet_at_center("save()")
-        self._meet(path)
-        token: str = self.broadcast(secrets.token_hex(8))
-        return token
-
     def _marks(self) -> list[str]:
         """The marks of the ranks on this host."""
         host = boot_id()
@@ -173,7 +167,9 @@ class Checkpoints(RankCalls):
         return part_of({"replica": state, "extra": from_arrays(extra)})
 
     def _meet(self, path: Path) -> None:
-        """Meet the other ranks at `save`. Raises SamovarError if one has no data left, and takes part in steps only."""
+        """Meet the other ranks at a save to `path`. Raises SamovarError if one has no data left, or trains on."""
+        self._require_training("save()")
+        self._meet_at_center("save()")
         detail = float(int.from_bytes(hashlib.sha256(str(path).encode()).digest()[:6], "big"))
         self._all.announce(Event.SAVING, 0, detail)
         num_active = self._all.num_active(Event.SAVING, 0, detail)

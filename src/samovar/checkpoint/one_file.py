@@ -128,8 +128,7 @@ class Save:
         digests = _digests(part, moved)
         known_file, begun = self._place("known"), self._place("begun")
         self._await(known_file.exists, 0, known_file, moved)
-        known, prefix = json.loads(known_file.read_bytes()), f"rank_{self.rank}/"
-        tensors = {name: (known.get(f"{name} {digest}", prefix + name), digest) for name, digest in digests.items()}
+        tensors, prefix = keys_of(digests, json.loads(known_file.read_bytes()), self.rank), f"rank_{self.rank}/"
         own = {key: part.blocks[name] for name, (key, _) in tensors.items() if key.startswith(prefix)}
         note = json.dumps({"note": part.note, "tensors": tensors})
         publish_file(self._place(f"{self.rank}.part"), _file(own, {"manifest": note}, moved))
@@ -137,12 +136,11 @@ class Save:
 
     def _join(self, part: Part, moved: Callable[[], None]) -> None:
         digests = _digests(part, moved)
-        known = {f"{name} {digest}": f"rank_0/{name}" for name, digest in digests.items()}
+        known = known_of(digests)
         if self.world_size > 1:
             publish_file(self._place("known"), [json.dumps(known).encode()])
         parts = [self._received(rank, moved) for rank in range(1, self.world_size)]
-        tensors = {name: (f"rank_0/{name}", digest) for name, digest in digests.items()}
-        notes = [{"note": part.note, "tensors": tensors}, *(note for note, _ in parts)]
+        notes = [{"note": part.note, "tensors": keys_of(digests, known, 0)}, *(note for note, _ in parts)]
         blocks: dict[str, Block | _Stored] = {f"rank_0/{name}": block for name, block in part.blocks.items()}
         for _, stored in parts:
             blocks |= stored
@@ -199,6 +197,16 @@ class Save:
             f"rank {self.rank}: save: {self.path} cannot be written: {error.strerror}; make room, or give a file "
             "elsewhere. An earlier file of this name is whole"
         )
+
+
+def known_of(digests: Mapping[str, str]) -> dict[str, str]:
+    """The keys of the first process's tensors, which it tells the others, by name and hash."""
+    return {f"{name} {digest}": f"rank_0/{name}" for name, digest in digests.items()}
+
+
+def keys_of(digests: Mapping[str, str], known: Mapping[str, str], rank: int) -> dict[str, tuple[str, str]]:
+    """The key and hash of each tensor of process `rank`: those of the first process for one that it has, too."""
+    return {name: (known.get(f"{name} {digest}", f"rank_{rank}/{name}"), digest) for name, digest in digests.items()}
 
 
 @dataclass(frozen=True, slots=True)
