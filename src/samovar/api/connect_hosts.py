@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from socket import socket
@@ -123,10 +123,8 @@ def connected_by_tcp(
     listening, job = _met(gathering, addresses[gathering.host_number])
     transport = open_hosts(identity.rank, job, local, listening, key, timeout_s, heartbeats.deadline)
     closing.callback(transport.close)
-    choice: Callable[[int], str] = lambda _num_bytes: collective  # noqa: E731
-    if collective == AUTO:
-        choice = chosen_between(NOMINAL, host_sizes, identity.world_size)
-    return PlannedCollectives(transport, choice, host_sizes)
+    best = chosen_between(NOMINAL, host_sizes, identity.world_size)
+    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
 
 
 def _met(gathering: Gathering, own_address: str) -> tuple[socket, JobHosts]:
