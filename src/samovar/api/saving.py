@@ -1,6 +1,5 @@
 """Checkpoints of all ranks of a replica in one file, written while training continues."""
 
-import hashlib
 import secrets
 import sys
 import threading
@@ -20,6 +19,7 @@ from samovar.api.reductions import RankCalls
 from samovar.api.state import from_arrays
 from samovar.api.uneven_inputs import Event
 from samovar.checkpoint.one_file import CheckpointFile, Part, Save
+from samovar.collectives.engine import digest_number
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.core.host import boot_id
 from samovar.transports.processes import own_mark
@@ -170,7 +170,7 @@ class Checkpoints(RankCalls):
         """Meet the other ranks at a save to `path`. Raises SamovarError if one has no data left, or trains on."""
         self._require_training("save()")
         self._meet_at_center("save()")
-        detail = float(int.from_bytes(hashlib.sha256(str(path).encode()).digest()[:6], "big"))
+        detail = digest_number(str(path))
         self._all.announce(Event.SAVING, 0, detail)
         num_active = self._all.num_active(Event.SAVING, 0, detail)
         if ended := self.world_size - num_active:

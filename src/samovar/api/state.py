@@ -1,12 +1,12 @@
 """A replica's state as plain tensors, numbers and strings, which `torch.save` and safe loading understand."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
 
@@ -37,7 +37,7 @@ def checked(state: Mapping[str, Any], rank: int, world_size: int, strategy: str)
 def identity_of(state: Mapping[str, Any]) -> float:
     """48 bits that are equal for all states that the ranks of one run saved at one step."""
     named = repr([state.get("run"), *(state[field] for field in ("world_size", "strategy", "step"))])
-    return float(int.from_bytes(hashlib.sha256(named.encode()).digest()[:6], "big"))
+    return digest_number(named)
 
 
 def num_tensors(value: Any) -> int:

@@ -1,5 +1,6 @@
 """The collectives that strategies ask for, on their buffers, with any engine behind them."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -222,6 +223,11 @@ def digest_record(digest: bytes) -> list[float]:
     """A hash as a record: its words of 32 bits, which float64 holds exactly."""
     words: list[float] = np.frombuffer(digest, dtype=">u4").astype(float).tolist()
     return words
+
+
+def digest_number(text: str) -> float:
+    """A hash of `text` as one number of a record: 48 bits, which float64 holds exactly."""
+    return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))
 
 
 def differing_ranks(records: npt.NDArray[np.float64]) -> list[int]:

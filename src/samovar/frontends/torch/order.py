@@ -1,6 +1,5 @@
 """A rank's samples of an epoch. Parts are disjoint and complete, with the same number of batches wherever possible."""
 
-import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
 from samovar.core.group import Group
 
@@ -163,8 +163,7 @@ class EpochOrder:
             self._own = rank_batches(order, self._size, self._batches.drop_last, self._group)
         del self._own[:num_skipped]
         self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
-        digest = hashlib.sha256(repr(order).encode()).digest()
-        return float(int.from_bytes(digest[:6], "big"))  # 48 bits, which a float64 holds exactly
+        return digest_number(repr(order))
 
     def left(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The batches of this epoch that are left. Those before are never read."""

@@ -1,6 +1,5 @@
 """The state of any module in flat buffers: weights, buffers that no optimizer updates, and the optimizer's state."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from samovar.collectives.engine import Collectives
+from samovar.collectives.engine import Collectives, digest_number
 from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
@@ -214,7 +213,7 @@ class OptimizerState:
 
     def fingerprint(self) -> float:
         """48 bits that are equal if the same parameters have the same quantities."""
-        return float(int.from_bytes(hashlib.sha256(repr(self._rows()).encode()).digest()[:6], "big"))
+        return digest_number(repr(self._rows()))
 
     def write(self, quantity: str, flat: FlatBuffer) -> None:
         """Copy the quantity into `flat`. Parameters without it are zero there."""
