@@ -185,14 +185,14 @@ class Host0(_Launcher):
 
     def patience_s(self, policy: HostsPolicy) -> float:
         """How long this host's ranks may continue after the reports of the others."""
-        if self._lost or self._failure or self.kill_signal:
+        if self._must_end:
             return 0.0
         return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
 
     def settled(self, ends: Sequence[RankEnd], signals: Signals) -> list[RankEnd]:
         """How the ranks of all hosts ended, the cause of a failure first. Raises the error of a host that is lost."""
-        failed = signals.kill_signal or self.patience_s(HostsPolicy({}, self.timeout_s, self)) < math.inf
-        if failed or any(end.return_code for end in ends) or len(ends) < len(self.host.ranks):
+        has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
+        if has_failed or signals.kill_signal or self._must_end:
             for number in self.met.links:
                 self._send(number, {"is": "kill"})
             deadline = Deadline.after(_ENDING_S)
@@ -214,6 +214,11 @@ class Host0(_Launcher):
         message = {"is": "outcome", **told(outcome)}
         for number in self.met.links:
             self._send(number, message)
+
+    @property
+    def _must_end(self) -> bool:
+        """Whether something else than the end of a rank ends the run."""
+        return bool(self._lost or self._failure or self.kill_signal)
 
     def _missing(self) -> list[int]:
         return [number for number in self.met.links if number not in self._over and number not in self._lost]
