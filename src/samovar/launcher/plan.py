@@ -57,7 +57,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
         _require_same(config, config.replay)
     net_name = solver.net.name()
     if config.box is not None:
-        # Only now: it imports what encrypts, and most runs have a box of their own.
+        # Only now: it imports what speaks with a box, and most runs have one of their own.
         config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
     if snapshot == LATEST:
         out = out or _last_run(net_name)
