@@ -200,6 +200,13 @@ class RunConfig:
         return Host("this host", tuple(range(self.workers))) if self.hosts is None else self.hosts.of(rank)
 
     @property
+    def spare_cpus(self) -> int:
+        """The cores that each worker has at least, besides those on which it computes."""
+        if self.hosts is not None:
+            return self.hosts.spare
+        return max(0, min((len(cpus) for cpus in self.cpus), default=0) - self.threads_per_worker)
+
+    @property
     def needs_cpu(self) -> str | None:
         """The flag that only the CPU can fulfil: the same bits again, or the time of each layer."""
         flags = {"--exact": self.exact, "--record": self.record or None, "--replay": self.replay, "--trace": self.trace}
@@ -233,6 +240,13 @@ class RunConfig:
         """Plain JSON values, in the order of the fields."""
         values = dataclasses.asdict(self)
         return {name: _plain(value) for name, value in values.items()}
+
+    def by_name(self) -> dict[str, object]:
+        """`to_json` in one level: the strategy's settings among the others, and its name as "strategy"."""
+        values = self.to_json()
+        strategy = values.pop("strategy")
+        assert isinstance(strategy, dict)
+        return {**values, **{("strategy" if name == "name" else name): value for name, value in strategy.items()}}
 
     @classmethod
     def load(cls, path: Path, *, imports: bool = True) -> "RunConfig":

@@ -336,9 +336,7 @@ class TracedCollectives(PlannedCollectives):
     @classmethod
     def of(cls, inner: PlannedCollectives, trace: Trace) -> "TracedCollectives":
         """The same plans on the same transport."""
-        made = cls(inner.transport, inner._all_reduce_name, trace)
-        made.host_size = inner.host_size
-        return made
+        return cls(inner.transport, inner._all_reduce_name, trace, inner.host_size)
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> TracedRunner:
         return TracedRunner(name, super().planned(name, plan, buffer), self._trace, self._in_flight)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-import samovar
 from samovar.core.clock import Deadline
 from samovar.core.machine import CalibrationRecord, TransportFigures
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
-from samovar.launcher.hosts import version_of
+from samovar.launcher.hosts import own_versions
 from samovar.transports.base import Notification
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import key_path, read_key
@@ -39,8 +38,7 @@ def measure_hosts(place: HostPlace, timeout_s: float) -> tuple[Met, tuple[HostLi
 
     Raises InputError if hosts have other versions, DeadlineExceeded, RankFailed.
     """
-    versions = {"samovar": samovar.__version__, "torch": version_of("torch")}
-    hello = HostHello(place.number, socket.gethostname(), 1, 1, 0, False, versions, {}, "")
+    hello = HostHello(place.number, socket.gethostname(), 1, 1, 0, False, own_versions(), {}, "")
     met = meet(place, hello, timeout_s)
     try:
         key = read_key(key_path(met.key))

@@ -99,35 +99,31 @@ def require_possible(config: RunConfig) -> None:
 def _hello(config: RunConfig, place: HostPlace, has_snapshot: bool) -> HostHello:
     settings = {f"--{name.replace('_', '-')}": value for name, value in _settings(config).items()}
     settings |= {"--snapshot": "yes" if has_snapshot else "no", "--weights": counted(len(config.weights), "file")}
-    spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
     return HostHello(
         place.number,
         socket.gethostname(),
         config.workers,
         config.threads_per_worker,
-        max(0, spare),
+        config.spare_cpus,
         config.oversubscribed,
-        {"samovar": samovar.__version__, "torch": version_of("torch")},
+        own_versions(),
         settings,
         _digest(config),
     )
 
 
-def version_of(package: str) -> str:
-    """The installed version, or "none"."""
+def own_versions() -> dict[str, str]:
+    """The versions that must be the same on all hosts; "none" if a package is not installed."""
     try:
-        return version(package)
+        torch = version("torch")
     except PackageNotFoundError:
-        return "none"
+        torch = "none"
+    return {"samovar": samovar.__version__, "torch": torch}
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     """The settings that must be the same on all hosts, as JSON has them."""
-    values = {name: value for name, value in config.to_json().items() if name not in _OWN}
-    strategy = values.pop("strategy")
-    assert isinstance(strategy, dict)
-    values["strategy"] = strategy.pop("name")
-    plain: dict[str, Any] = to_plain({**values, **strategy})
+    plain: dict[str, Any] = to_plain({name: value for name, value in config.by_name().items() if name not in _OWN})
     return plain
 
 

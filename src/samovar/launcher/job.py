@@ -21,7 +21,8 @@ from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
-from samovar.launcher.other_hosts import ERRORS, Host0, HostDuties, HostsPolicy, OtherHost, RankState
+from samovar.launcher.other_hosts import Host0, HostDuties, HostsPolicy, OtherHost, RankState
+from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
 from samovar.launcher.restart_policy import InStepPolicy, RestartPolicy, blamed
 from samovar.report.records import Failed, Finished, Notice, Record, RecordReader, SnapshotWritten
@@ -241,9 +242,7 @@ class _RunningJob:
             sentence = f"rank {rank}: {reason}; {_last_snapshot(self._told.snapshot)}"
         elif failure.kind == DeadlineExceeded.__name__:
             sentence = _silent(ends, self._config.workers) + sentence
-        error = ERRORS.get(failure.kind, RankFailed)(sentence)
-        error.exit_code = failure.exit_code
-        raise error
+        raise error_of(failure.kind, sentence, failure.exit_code, RankFailed)
 
 
 def run_without_folder(

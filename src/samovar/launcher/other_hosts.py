@@ -4,29 +4,25 @@ Each host reports the ends of its ranks to host 0. There the first failure ends 
 clear which rank caused it. A host that says nothing for the run's timeout is lost, and so is one whose connection ends.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, NotFinite, RankFailed, ReplicasDiffer, SamovarError
+from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Host
 from samovar.launch.meeting import Met
 from samovar.launch.processes import RankEnd, Signals
 from samovar.launch.watch import Consequence
+from samovar.launcher.outcomes import error_of, heard, told
 from samovar.launcher.restart_policy import InStepPolicy
-from samovar.report.plain import from_plain, to_plain
 from samovar.report.records import Failed, Record, from_json, to_json
 from samovar.report.result import RunResult
 from samovar.transports.links import MOST_BYTES, Inbox
 from samovar.transports.shm import RunBoard
 
-ERRORS: Mapping[str, type[SamovarError]] = {
-    error.__name__: error for error in (InputError, DeadlineExceeded, NotFinite, RankFailed, ReplicasDiffer)
-}
 _ENDING_S = 15.0  # for ranks that are killed, on a busy machine
 _OUTCOME_S = 30.0  # for host 0 to write the result
 # A rank that fails so waited for another, which may be the cause.
@@ -189,14 +185,14 @@ class Host0(_Launcher):
 
     def patience_s(self, policy: HostsPolicy) -> float:
         """How long this host's ranks may continue after the reports of the others."""
-        if self._lost or self._failure or self.kill_signal:
+        if self._must_end:
             return 0.0
         return min((policy.patience_s(end) for end in self._ends if end.return_code), default=math.inf)
 
     def settled(self, ends: Sequence[RankEnd], signals: Signals) -> list[RankEnd]:
         """How the ranks of all hosts ended, the cause of a failure first. Raises the error of a host that is lost."""
-        failed = signals.kill_signal or self.patience_s(HostsPolicy({}, self.timeout_s, self)) < math.inf
-        if failed or any(end.return_code for end in ends) or len(ends) < len(self.host.ranks):
+        has_failed = any(end.return_code for end in (*ends, *self._ends)) or len(ends) < len(self.host.ranks)
+        if has_failed or signals.kill_signal or self._must_end:
             for number in self.met.links:
                 self._send(number, {"is": "kill"})
             deadline = Deadline.after(_ENDING_S)
@@ -215,13 +211,14 @@ class Host0(_Launcher):
 
     def tell_outcome(self, outcome: RunResult | SamovarError | None) -> None:
         """Tell the others the result, or the error that ends the run."""
-        message: dict[str, Any] = {"is": "outcome", "result": None, "error": None}
-        if isinstance(outcome, SamovarError):
-            message |= {"error": str(outcome), "kind": type(outcome).__name__, "exit_code": outcome.exit_code}
-        elif outcome is not None:
-            message["result"] = to_plain(replace(outcome, run_folder=None))
+        message = {"is": "outcome", **told(outcome)}
         for number in self.met.links:
             self._send(number, message)
+
+    @property
+    def _must_end(self) -> bool:
+        """Whether something else than the end of a rank ends the run."""
+        return bool(self._lost or self._failure or self.kill_signal)
 
     def _missing(self) -> list[int]:
         return [number for number in self.met.links if number not in self._over and number not in self._lost]
@@ -237,7 +234,7 @@ class Host0(_Launcher):
             )
 
     def _name(self, number: int) -> str:
-        return f"host {number}, {self.met.hosts.hosts[number]},"[:-1]
+        return f"host {number}, {self.met.hosts.hosts[number]}"
 
     def _hear(self, number: int, message: Mapping[str, Any], content: bytes) -> None:
         match message["is"]:
@@ -249,8 +246,7 @@ class Host0(_Launcher):
             case "ready":
                 self._ready.add(number)
             case "gave up":
-                error = ERRORS.get(message["kind"], RankFailed)(message["why"])
-                error.exit_code = message["exit_code"]
+                error = error_of(message["kind"], message["error"], message["exit_code"], RankFailed)
                 self._failure = self._failure or error
                 self._over.add(number)
             case "ended":
@@ -326,7 +322,7 @@ class OtherHost(_Launcher):
 
     def forward(self, rank: int, record: Record) -> bool:
         """Send a record of this host's ranks to host 0."""
-        self._send(0, {"is": "record", "rank": rank, "record": json.loads(json.dumps(to_json(record)))})
+        self._send(0, {"is": "record", "rank": rank, "record": to_json(record)})
         return True
 
     def patience_s(self, _policy: HostsPolicy) -> float:
@@ -342,18 +338,16 @@ class OtherHost(_Launcher):
         self._require_host_0()
         if self._outcome is None:
             raise DeadlineExceeded(f"{self._name} did not tell how the run ended within {self.timeout_s:.1f} s")
-        if (sentence := self._outcome["error"]) is not None:
-            error = ERRORS.get(self._outcome["kind"], SamovarError)(sentence)
-            error.exit_code = self._outcome["exit_code"]
-            raise error
-        result = self._outcome["result"]
-        return None if result is None else from_plain(RunResult, result)
+        outcome = heard(self._outcome)
+        if isinstance(outcome, SamovarError):
+            raise outcome
+        return outcome
 
     def give_up(self, error: BaseException) -> None:
         """Tell host 0 why this host ends."""
-        code = getattr(error, "exit_code", SamovarError.exit_code)
-        why = f"host {self.met.number} ({self.host.name}): {error or type(error).__name__}"
-        self._send(0, {"is": "gave up", "why": why, "kind": type(error).__name__, "exit_code": code})
+        message = told(error)
+        who = f"host {self.met.number} ({self.host.name})"
+        self._send(0, {"is": "gave up", **message, "error": f"{who}: {message['error']}"})
 
     @property
     def _name(self) -> str:

@@ -57,7 +57,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
         _require_same(config, config.replay)
     net_name = solver.net.name()
     if config.box is not None:
-        # Only now: it imports what encrypts, and most runs have a box of their own.
+        # Only now: it imports what speaks with a box, and most runs have one of their own.
         config = importlib.import_module("samovar.launcher.box_plan").at_box(config, config.box, net_name)
     if snapshot == LATEST:
         out = out or _last_run(net_name)
@@ -89,20 +89,12 @@ def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tupl
     return (None if snapshot is None else _existing(Path(snapshot))), ()
 
 
-def _flat(config: RunConfig) -> dict[str, object]:
-    """By name; the strategy's settings among the others, its name as "strategy"."""
-    values = config.to_json()
-    strategy = values.pop("strategy")
-    assert isinstance(strategy, dict)
-    return {**values, **{("strategy" if name == "name" else name): value for name, value in strategy.items()}}
-
-
 def _require_same(config: RunConfig, replay: Path) -> None:
     """Refuse to repeat a run with other settings than its own."""
     recorded = RunFolder(replay)
     if not recorded.order(0).is_file():
         raise InputError(f"--replay {replay}: is not the folder of a run with --record; give one")
-    here, there = _flat(config), _flat(RunConfig.load(recorded.config, imports=False))
+    here, there = config.by_name(), RunConfig.load(recorded.config, imports=False).by_name()
     different = [name for name, value in here.items() if value != there[name] and name not in _NO_MATTER_TO_REPLAY]
     if different:
         name = different[0]

@@ -1,16 +1,14 @@
 """`samovar train` started by torchrun, mpiexec or srun, once for each worker: one process a host launches them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from samovar.core.errors import InputError, SamovarError
 from samovar.launch.identity import Identity, own_identity
 from samovar.launch.local_group import await_first, is_one_per_host, leads_host, local_group, num_local, tell
 from samovar.launch.meeting import HostPlace
-from samovar.launcher.other_hosts import ERRORS
-from samovar.report.plain import from_plain, to_plain
+from samovar.launcher.outcomes import heard, told
 from samovar.report.result import RunResult
 
 Run = Callable[[int | str, HostPlace | None], RunResult | None]
@@ -34,15 +32,18 @@ def as_started(
         assert place is not None, "several processes, one a host"
         return run(workers, replace(place, num_hosts=identity.world_size, num_ranks=None))
     if not leads_host(identity):
-        return _outcome(await_first(identity, timeout_s))
+        outcome = heard(await_first(identity, timeout_s))
+        if isinstance(outcome, SamovarError):
+            outcome.is_shown = True
+            raise outcome
+        return outcome
     with local_group(identity, timeout_s) as others:
         try:
             result = run(num_local(identity), _place(identity, key_file))
         except BaseException as error:
-            code = getattr(error, "exit_code", SamovarError.exit_code)
-            tell(others, {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "exit_code": code})
+            tell(others, told(error))
             raise
-        tell(others, {"result": None if result is None else to_plain(replace(result, run_folder=None))})
+        tell(others, told(result))
         return result
 
 
@@ -50,14 +51,6 @@ def num_started(workers: int) -> int:
     """The workers that a launcher such as mpiexec started in all, or else `workers`."""
     world_size = own_identity().world_size
     return workers if world_size == 1 else world_size
-
-
-def _outcome(told: Mapping[str, Any]) -> RunResult | None:
-    if "result" in told:
-        return None if told["result"] is None else from_plain(RunResult, told["result"])
-    error = ERRORS.get(told["kind"], SamovarError)(told["error"])
-    error.exit_code, error.is_shown = told["exit_code"], True
-    raise error
 
 
 def _place(identity: Identity, key_file: Path | None) -> HostPlace | None:

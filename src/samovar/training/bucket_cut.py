@@ -61,11 +61,7 @@ def hidden_fraction(config: RunConfig, sharing: StrategyConfig) -> float:
     """
     if sharing.overlap in (None, "none") or config.oversubscribed:
         return 0.0
-    if config.hosts is not None:
-        spare = config.hosts.spare
-    else:
-        spare = min((len(cpus) for cpus in config.cpus), default=0) - config.threads_per_worker
-    return float(min(1, max(0, spare)))
+    return float(min(1, config.spare_cpus))
 
 
 def cut_notices(config: RunConfig, sharing: StrategyConfig, buckets: Sequence[Bucket]) -> tuple[str, ...]:

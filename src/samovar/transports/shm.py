@@ -245,11 +245,13 @@ class ShmWindow:
     def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
         assert slots.step == 1, slots
         waiting_s = deadline.remaining_s()
-        others = tuple(rank for rank in range(self._transport.group.world_size) if rank != self._rank)
         wait = partial(self.native.wait_any, slots.start, len(slots))
         fired = wait(min(waiting_s, self._transport.first_wait_s))
         if fired is None:
-            fired = self._transport.patiently(wait, lambda: others, deadline)
+            fired = self._transport.patiently(wait, self._others, deadline)
         if fired is None:
             raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
         return fired
+
+    def _others(self) -> Sequence[int]:
+        return tuple(rank for rank in range(self._transport.group.world_size) if rank != self._rank)
