@@ -17,7 +17,7 @@ from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
-from samovar.predict.plans import Plans, whole_powers
+from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, least_periods, predicted, verdicts
 from samovar.predict.profile import Profile, load_profile, profile_of
 from samovar.predict.volumes import volumes
@@ -83,7 +83,7 @@ def _predict(
     question = _question(net, on, _names(strategy), settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
     found = predicted(question, _silent if quiet or answer.as_json else _tell)
-    costs = Plans(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
+    costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}

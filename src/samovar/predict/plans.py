@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -107,6 +107,12 @@ class Plans:
         machine = self._cluster.machine
         link = machine.link if machine.ranks_per_host == 1 else machine.host_link
         return hops * link.message_s(share)
+
+
+@cache
+def plans_for(cluster: Cluster, num_workers: int) -> Plans:
+    """The same ones for every question, so no exchange is simulated twice."""
+    return Plans(cluster, num_workers)
 
 
 def all_reduce_s(function: PlanFunction, num_workers: int, num_bytes: int, machine: MachineModel) -> float:
