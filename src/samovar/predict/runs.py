@@ -151,11 +151,10 @@ def _servers(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
 
 
 def _server_hosts(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
-    first = 0 if cluster.server.place == FIRST_NODE else cluster.num_nodes(num_workers)
-    count = cluster.server.count
+    count, num_nodes = cluster.server.count, cluster.num_nodes(num_workers)
     if cluster.server.place == FIRST_NODE:  # servers share the nodes of workers, in order
-        return tuple(index % cluster.num_nodes(num_workers) for index in range(count))
-    return tuple(first + index for index in range(count))
+        return tuple(index % num_nodes for index in range(count))
+    return tuple(num_nodes + index for index in range(count))
 
 
 def _train(
