@@ -14,20 +14,20 @@ from samovar.cli.command import gathered
 from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
+from samovar.config import BATCH_MODES
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
-from samovar.predict.plans import Plans, whole_powers
+from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, least_periods, predicted, verdicts
 from samovar.predict.profile import Profile, load_profile, profile_of
 from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import KINDS
+from samovar.strategies.traits import KINDS, require_choice
 
 ALL = "all"
 _MOST_WORKERS = 4096
-_BATCH_MODES = ("per-worker", "global")
 _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
 _WORKERS = "1..128 (powers of two), or 2,6,12."
 _SHAPE = "Shape of an input whose data is not here. May be repeated."
@@ -44,8 +44,8 @@ class NetFlags(NamedTuple):
     shape: Annotated[list[str] | None, flags.DATA("NAME=N,C,H,W", _SHAPE, hidden=True)] = None
     batch: Annotated[int | None, flags.DATA("N", "Samples a step. Default: the net's.", min=1)] = None
     batch_mode: Annotated[
-        str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=_BATCH_MODES)
-    ] = _BATCH_MODES[0]
+        str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=BATCH_MODES)
+    ] = BATCH_MODES[0]
     epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
     epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
 
@@ -83,7 +83,7 @@ def _predict(
     question = _question(net, on, _names(strategy), settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
     found = predicted(question, _silent if quiet or answer.as_json else _tell)
-    costs = Plans(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
+    costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}
@@ -142,9 +142,8 @@ def _samples(net: NetFlags, solvers: int | None) -> float | None:
 
 
 def _is_global(mode: str) -> bool:
-    if mode not in _BATCH_MODES:
-        raise InputError(f"--batch-mode: got {mode!r}; choose one of: {', '.join(_BATCH_MODES)}")
-    return mode == _BATCH_MODES[1]
+    require_choice("--batch-mode", mode, BATCH_MODES)
+    return mode == BATCH_MODES[1]
 
 
 def _workers(written: str) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """`samovar time`: how long each layer of a net takes."""
 
+import importlib
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,6 @@ from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
 from samovar.launcher.job import Display, run_without_folder
 from samovar.launcher.placing import on_device, placed
-from samovar.predict.profile import profile_of, save_profile
 from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.tables import printer, show_table
@@ -60,7 +60,8 @@ class _KeptAsProfile:
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed):
-            save_profile(profile_of(record), self._path)
+            profiles = importlib.import_module("samovar.predict.profile")  # others do without
+            profiles.save_profile(profiles.profile_of(record), self._path)
         self._display.show(record)
 
 

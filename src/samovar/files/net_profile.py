@@ -10,7 +10,7 @@ import torch
 from samovar.core.errors import InputError
 from samovar.data.order import SAMPLE_NUMBERS
 from samovar.files.inspection_nets import parse_shape
-from samovar.frontends.caffe.costs import LayerSeconds, NetTimer, layer_counts
+from samovar.frontends.caffe.costs import NetTimer, layer_counts
 from samovar.frontends.caffe.definition import CaffeNetDefinition, load_net, load_source, sized
 from samovar.frontends.caffe.net import CaffeNet, build_net
 from samovar.frontends.caffe.solver import load_solver
@@ -80,18 +80,19 @@ def _time(timer: NetTimer, inputs: dict[str, torch.Tensor]) -> None:
 def _as_record(name: str, batch: int, net: CaffeNet, timer: NetTimer) -> Timed:
     counts, num_passes = layer_counts(net), len(timer.seconds.passes_s)
 
-    def layer_time(layer: LayerSeconds) -> LayerTime:
-        times = (1e3 * seconds / max(1, num_passes) for seconds in (layer.forward_s, layer.backward_s))
-        forward_ms, backward_ms = times
-        return LayerTime(
+    def mean_ms(total_s: float) -> float:
+        return 1e3 * total_s / max(1, num_passes)
+
+    layers = tuple(
+        LayerTime(
             name=layer.name,
             type=layer.type,
-            forward_ms=forward_ms,
-            backward_ms=backward_ms,
+            forward_ms=mean_ms(layer.forward_s),
+            backward_ms=mean_ms(layer.backward_s),
             **asdict(counts[layer.name]),
         )
-
-    layers = tuple(layer_time(layer) for layer in timer.seconds.layers)
+        for layer in timer.seconds.layers
+    )
     return Timed(
         net_name=name,
         phase="TRAIN",

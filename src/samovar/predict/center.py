@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,6 +97,5 @@ class SimulatedCenter:
             for _ in range(num_parts)
             for memory in servers.memories
         ]
-        last = requests[-1]
-        requests[-1] = ServerRequest(last.memory, last.num_bytes, served_in_s, last.answer_bytes, last_served)
+        requests[-1] = replace(requests[-1], served=last_served)
         self._transport.request(requests)

@@ -27,8 +27,8 @@ def _of(kind: str, default: Any, least: float = 0.0) -> Any:
     return field(default=default, metadata={"kind": kind, "least": least})
 
 
-def _number(default: Any, least: float, most: float = math.inf) -> Any:
-    return field(default=default, metadata={"least": least, "most": most})
+def _number(default: Any, least: float) -> Any:
+    return field(default=default, metadata={"least": least})
 
 
 def _choice(default: str, *choices: str) -> Any:

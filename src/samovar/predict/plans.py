@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import ALL_REDUCE_NAMES, all_reduce, dissemination_barrier
 from samovar.core.machine import MachineModel
 from samovar.predict.cluster import Cluster
-from samovar.predict.garbage import collected_once
 from samovar.predict.profile import BYTES_OF_A_FLOAT
+from samovar.predict.simulated import simulated
 from samovar.strategies.bucketing import ExchangeModel
 from samovar.transports.base import Region
-from samovar.transports.sim.world import SimConfig, SimTransport, simulate
+from samovar.transports.sim.world import SimTransport
 
 _IN_A_NODE = ("direct", "halving-doubling", "ring", "kary-tree", "tree")
 _BETWEEN_NODES = ("halving-doubling", "kary-tree", "tree", "ring")
@@ -109,18 +109,17 @@ class Plans:
         return hops * link.message_s(share)
 
 
+@cache
+def plans_for(cluster: Cluster, num_workers: int) -> Plans:
+    """The same ones for every question, so no exchange is simulated twice."""
+    return Plans(cluster, num_workers)
+
+
 def all_reduce_s(function: PlanFunction, num_workers: int, num_bytes: int, machine: MachineModel) -> float:
     """Virtual seconds of one run, from the moment at which all ranks begin together."""
     num_elements = max(1, min(num_bytes // BYTES_OF_A_FLOAT, _ELEMENTS_OF_A_WORKER * max(num_workers, 64)))
-    config = SimConfig(
-        machine=machine,
-        check=False,
-        counted_above_bytes=0,
-        magnification=max(num_bytes, 1) / (BYTES_OF_A_FLOAT * num_elements),
-        is_logged=False,
-    )
-    with collected_once():
-        results = simulate(partial(_reduce_once, function, num_elements), num_workers, config).results
+    magnification = max(num_bytes, 1) / (BYTES_OF_A_FLOAT * num_elements)
+    results = simulated(partial(_reduce_once, function, num_elements), num_workers, machine, magnification).results
     return max(end_s for _, end_s in results) - max(start_s for start_s, _ in results)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
-from samovar.predict.plans import Plans
+from samovar.predict.plans import Plans, plans_for
 from samovar.predict.profile import BYTES_OF_A_FLOAT, Profile, Work, work_of
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
@@ -87,7 +87,7 @@ def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: 
     """All strategies for all numbers of workers, in this order; `tell` is called before each."""
     found = []
     for num_workers in question.workers:
-        work, plans = question.work(num_workers), Plans(question.cluster, num_workers)
+        work, plans = question.work(num_workers), plans_for(question.cluster, num_workers)
         for name in question.strategies:
             tell(name, num_workers)
             choices = _choices(question, name, work, plans, num_workers)

@@ -70,10 +70,7 @@ class Profile:
 
 
 def load_profile(path: Path) -> Profile:
-    """Read a file of `samovar time --profile` or `replica.profile`: JSON, or the same fields as TOML.
-
-    Raises InputError.
-    """
+    """Read a file of `samovar time --profile`: JSON, or the same fields as TOML. Raises InputError."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -13,8 +13,8 @@ from samovar.collectives.plans import dissemination_barrier
 from samovar.core.layout import ALIGNMENT_ELEMENTS, Bucket, Layout, ParameterSpec, rounded_up
 from samovar.predict.center import CenterServers, SimulatedCenter
 from samovar.predict.cluster import FIRST_NODE, Cluster
-from samovar.predict.garbage import collected_once
 from samovar.predict.profile import BYTES_OF_A_FLOAT, Segment, Work
+from samovar.predict.simulated import simulated
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
@@ -22,7 +22,7 @@ from samovar.strategies.defaults import resolved
 from samovar.transports.base import Region
 from samovar.transports.sim.network import PortUse
 from samovar.transports.sim.servers import ServerMemory
-from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
+from samovar.transports.sim.world import SimRun, SimTransport
 
 # A net is simulated with this many numbers, each of which stands for several; more for more workers, up to a limit.
 _LEAST_ELEMENTS, _ELEMENTS_OF_A_WORKER, _MOST_ELEMENTS = 1 << 12, 64, 1 << 15
@@ -125,16 +125,8 @@ def run(
     servers = _servers(cluster, num_workers, work) if settled.needs_center else None
     warm, measured = steps or num_steps(settled, cluster, num_workers)
     program = partial(_train, choice, settled, cluster, work, scaled, servers, (warm, measured))
-    config = SimConfig(
-        machine=cluster.machine,
-        check=False,
-        counted_above_bytes=0,
-        magnification=scaled.magnification,
-        server_hosts=_server_hosts(cluster, num_workers) if servers else (),
-        is_logged=False,
-    )
-    with collected_once():
-        made = simulate(program, num_workers, config)
+    server_hosts = _server_hosts(cluster, num_workers) if servers else ()
+    made = simulated(program, num_workers, cluster.machine, scaled.magnification, server_hosts)
     return _outcome(made, choice, settled, cluster, work, scaled)
 
 
@@ -159,11 +151,10 @@ def _servers(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
 
 
 def _server_hosts(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
-    first = 0 if cluster.server.place == FIRST_NODE else cluster.num_nodes(num_workers)
-    count = cluster.server.count
+    count, num_nodes = cluster.server.count, cluster.num_nodes(num_workers)
     if cluster.server.place == FIRST_NODE:  # servers share the nodes of workers, in order
-        return tuple(index % cluster.num_nodes(num_workers) for index in range(count))
-    return tuple(first + index for index in range(count))
+        return tuple(index % num_nodes for index in range(count))
+    return tuple(num_nodes + index for index in range(count))
 
 
 def _train(

@@ -9,7 +9,7 @@ _WRITTEN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^
 _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 
-SECONDS, BANDWIDTH, SPEED, SHARE, BYTES = "a time", "a bandwidth", "a speed", "a share", "a size"
+SECONDS, BANDWIDTH, SPEED, SHARE = "a time", "a bandwidth", "a speed", "a share"
 
 # Of each kind: how many SI units a unit is; bandwidths count bytes.
 _UNITS: Final = {
@@ -20,9 +20,8 @@ _UNITS: Final = {
     },
     SPEED: {f"{prefix}flop/s": size for prefix, size in _PREFIXES.items()},
     SHARE: {"%": 0.01},
-    BYTES: {f"{prefix}B": size for prefix, size in (_PREFIXES | _BINARY).items()},
 }
-_EXAMPLES: Final = {SECONDS: "25 us", BANDWIDTH: "10 Gbit/s", SPEED: "4 Tflop/s", SHARE: "5 %", BYTES: "54 MB"}
+_EXAMPLES: Final = {SECONDS: "25 us", BANDWIDTH: "10 Gbit/s", SPEED: "4 Tflop/s", SHARE: "5 %"}
 
 
 def quantity(written: object, kind: str) -> float:
@@ -65,14 +64,6 @@ def size(num_bytes: float) -> str:
         if num_bytes >= one:
             return f"{_digits(num_bytes / one)} {unit}"
     return f"{num_bytes:.0f} B"
-
-
-def bandwidth(bytes_per_s: float) -> str:
-    """In bits, as networks are sold: "10 Gbit/s"."""
-    for unit, one in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if 8 * bytes_per_s >= one:
-            return f"{_digits(8 * bytes_per_s / one)} {unit}"
-    return f"{8 * bytes_per_s:.0f} bit/s"
 
 
 def _digits(value: float) -> str:

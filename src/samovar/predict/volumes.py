@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from samovar.predict.profile import Profile
+from samovar.predict.profile import LayerProfile, Profile
 
 DATA, MODEL = "data", "model"
 
@@ -24,14 +24,9 @@ def volumes(profile: Profile, global_batch: float) -> list[LayerVolume]:
     The advice is to send less: data parallelism if |D| >= |W|. Source: Iandola et al. 2016 (FireCaffe), table 1.
     """
     share = global_batch / profile.batch_size
-    return [
-        LayerVolume(
-            layer.name, layer.type, layer.parameter_bytes, data_bytes, _advice(layer.parameter_bytes, data_bytes)
-        )
-        for layer in profile.layers
-        if layer.num_parameters and (data_bytes := share * layer.activation_bytes) >= 0
-    ]
+    return [_volume(layer, share * layer.activation_bytes) for layer in profile.layers if layer.num_parameters]
 
 
-def _advice(weight_bytes: int, data_bytes: float) -> str:
-    return DATA if data_bytes >= weight_bytes else MODEL
+def _volume(layer: LayerProfile, data_bytes: float) -> LayerVolume:
+    advice = DATA if data_bytes >= layer.parameter_bytes else MODEL
+    return LayerVolume(layer.name, layer.type, layer.parameter_bytes, data_bytes, advice)

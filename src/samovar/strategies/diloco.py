@@ -4,7 +4,6 @@ All at once after a period, or streaming: in fragments, behind the computation, 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.fragments import Fragment, OuterStep, Phase, cut
 from samovar.strategies.local_sgd import LocalSteps, take_array
 from samovar.strategies.recipe import Recipe, always
-from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, SYNC_PERIOD
+from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS_DIFFERENCES, SYNC_PERIOD
 from samovar.strategies.traits import NONE, SYNC_PERIOD_STEPS, Chosen, Setting
 from samovar.transports.base import Array
 
@@ -93,10 +92,7 @@ RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
         FRAGMENTS,
         DELAY,
         MIXING,
-        replace(
-            COMPRESS.among(NONE, "bf16", "int8", "int4"),
-            words=lambda codec, _: "" if codec == NONE else f"differences as {codec}",
-        ),
+        COMPRESS_DIFFERENCES.among(NONE, "bf16", "int8", "int4"),
         ALWAYS_COMPRESSES,
     ),
     recipe=RECIPE,

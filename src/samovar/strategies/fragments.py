@@ -9,9 +9,8 @@ import numpy as np
 from samovar.collectives.encoded import Floats
 from samovar.collectives.execute import PlanRunner
 from samovar.core.clock import Deadline
+from samovar.core.layout import ALIGNMENT_ELEMENTS
 from samovar.transports.base import Array
-
-_FLOATS_PER_LINE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,6 @@ class Fragment:
 
 def cut(num_elements: int, num_parts: int) -> list[slice]:
     """Parts of about equal size that begin on cache lines."""
-    lines = -(-num_elements // _FLOATS_PER_LINE)
-    bounds = [min(number * lines // num_parts * _FLOATS_PER_LINE, num_elements) for number in range(num_parts + 1)]
+    lines = -(-num_elements // ALIGNMENT_ELEMENTS)
+    bounds = [min(number * lines // num_parts * ALIGNMENT_ELEMENTS, num_elements) for number in range(num_parts + 1)]
     return [slice(start, stop) for start, stop in pairwise(bounds)]

@@ -1,5 +1,7 @@
 """The settings that several strategies share, and the types of all of ours."""
 
+from dataclasses import replace
+
 from samovar.collectives.encoded import CODECS
 from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
@@ -71,6 +73,7 @@ COMPRESS = Setting(
     default_words=NONE,
     words="",
 )
+COMPRESS_DIFFERENCES = replace(COMPRESS, words=lambda codec, _: "" if codec == NONE else f"differences as {codec}")
 ALWAYS_COMPRESSES = Setting(
     "always_compresses",
     bool,

@@ -1,7 +1,6 @@
 """Elastic averaging in step: workers and a center that all of them keep pull at each other."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,14 +15,14 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import LocalSteps, take_center
 from samovar.strategies.settings import (
     ALWAYS_COMPRESSES,
-    COMPRESS,
+    COMPRESS_DIFFERENCES,
     ELASTIC_RECIPE,
     MOVING_RATE,
     OVERLAP,
     SYNC_PERIOD,
     pulls_too_far,
 )
-from samovar.strategies.traits import NONE, Chosen, Setting
+from samovar.strategies.traits import Chosen, Setting
 from samovar.transports.base import Array, Region
 
 # What these leave out comes with the next exchange or two.
@@ -57,7 +56,7 @@ VARIANT = Setting(
             lambda chosen, _: "none" if chosen["variant"] == "broadcast" else "period", "`period`"
         ),
         VARIANT,
-        replace(COMPRESS, words=lambda codec, _: "" if codec == NONE else f"differences as {codec}"),
+        COMPRESS_DIFFERENCES,
         ALWAYS_COMPRESSES,
     ),
     recipe=ELASTIC_RECIPE,
