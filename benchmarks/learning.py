@@ -123,19 +123,25 @@ def run(source: Path | None, short: bool = False, *, name: str) -> list[Figure]:
     if short:
         with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
             write_digits(Path(folder) / "data")
-            task = _task(Path(folder), LENET, "digits_solver.prototxt", 64, SHORT_SAMPLES)
+            copy_prototxts(LENET, Path(folder))
+            task = Task(Path(folder), "digits_solver.prototxt", 64, SHORT_SAMPLES)
             return measure(task, SEEDS[:1], ("sync", "sync-easgd"))
+    return measure(Task(prepared(source, name), "solver.prototxt", BATCH, SIZES[name]), SEEDS, tuple(BY_RECIPE))
+
+
+def prepared(source: Path | None, name: str, short: bool = False) -> Path:
+    """The folder of the results, with CIFAR-10 from its files in `source` and with the published net and solver."""
     if source is None:
         raise SystemExit("give the folder of CIFAR-10's files with --cifar10")
-    out = FOLDER / "out" / name
+    out = FOLDER / "out" / (f"{name}-short" if short else name)
     write_cifar10(source.resolve(), out / "data" / "cifar10")
-    return measure(_task(out, ZOO, "solver.prototxt", BATCH, SIZES[name]), SEEDS, tuple(BY_RECIPE))
+    copy_prototxts(ZOO, out)
+    return out
 
 
-def _task(folder: Path, files: Path, solver: str, batch: int, num_samples: int) -> Task:
+def copy_prototxts(files: Path, folder: Path) -> None:
     for path in files.glob("*.prototxt"):
         (folder / path.name).write_text(path.read_text())
-    return Task(folder, solver, batch, num_samples)
 
 
 def cells(seeds: Sequence[int], strategies: Sequence[str]) -> Iterator[Cell]:

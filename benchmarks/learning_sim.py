@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 from figures import Figure
-from learning import BATCH, NUM_TESTS, SEEDS, ZOO, kept
-from ranks import FOLDER
+from learning import BATCH, NUM_TESTS, SEEDS, kept, prepared
 
 from samovar.box.window_center import WindowCenter
 from samovar.collectives.engine import PlannedCollectives
@@ -34,7 +33,6 @@ from samovar.core.buffer import FlatBuffer
 from samovar.core.group import Group
 from samovar.core.machine import Link, MachineModel
 from samovar.data.order import batch_portions
-from samovar.data.published import write_cifar10
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import CaffeSolver, load_solver, solver_config
@@ -213,17 +211,6 @@ def cells_of(strategy: str, num_workers: int, pace: str, short: bool) -> list[Si
     if short:
         return [Simulated(strategy, num_workers, pace, SEEDS[0], SHORT_SAMPLES, SHORT_TESTS)]
     return [Simulated(strategy, num_workers, pace, seed) for seed in SEEDS]
-
-
-def prepared(source: Path | None, name: str, short: bool) -> Path:
-    """The folder of the results, with data and solver."""
-    if source is None:
-        raise SystemExit("give the folder of CIFAR-10's files with --cifar10")
-    out = FOLDER / "out" / (f"{name}-short" if short else name)
-    write_cifar10(source.resolve(), out / "data" / "cifar10")
-    for path in ZOO.glob("*.prototxt"):
-        (out / path.name).write_text(path.read_text())
-    return out
 
 
 def results(folder: Path, cells: Sequence[Simulated]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from elastic import check
 from figures import Figure, compare
 from hosts import ETHERNET_MTU, ranks_on, require_namespaces
 from namespaces import Network, switched_hosts
@@ -68,7 +69,8 @@ def run(short: bool = False) -> list[Figure]:
         traffic = {name: ranks.ask(f"traffic {name}") for name in (PLAIN, STREAMING)}
         network.set_rate(QUARTER)
         slow = in_turns(ranks, size.period, (ALONE, STREAMING), size.slow_periods)
-        require_sound(ranks)
+        for name in (PLAIN, STREAMING):
+            check(name, ranks)
     peaks, sent = (
         {name: max(found[what] for found in traffic[name]) / 1e6 for name in traffic}
         for what in ("peak_bytes_per_s", "num_bytes")
@@ -88,7 +90,8 @@ def run_loss(short: bool = False) -> list[Figure]:
     with hosts_of(size, names, size.loss_period) as (_, ranks):
         in_turns(ranks, size.loss_period, names, size.loss_periods)
         losses = {name: loss_of(ranks, name) for name in names}
-        require_sound(ranks)
+        for name in (PLAIN, STREAMING):
+            check(name, ranks)
     title = f"{TITLE}: held-out loss of diloco / streaming"
     return [small(title, losses, "nats", None if short else 1 / MOST_LOSS)]
 
@@ -120,14 +123,6 @@ def loss_of(ranks: Ranks, name: str) -> float:
     """The mean on what is held out, by the weights that count."""
     totals, counts = zip(*ranks.ask(f"loss {name}"), strict=True)
     return float(sum(totals) / sum(counts))
-
-
-def require_sound(ranks: Ranks) -> None:
-    """Finite weights, the same on all hosts."""
-    for name in (PLAIN, STREAMING):
-        found = ranks.ask(f"verify {name}")
-        if not all(rank["is_finite"] for rank in found) or len({rank["sha256"] for rank in found}) != 1:
-            raise SystemExit(f"{name}: weights that are not finite, or differ between hosts")
 
 
 def small(name: str, found: dict[str, float], unit: str, bar: float | None) -> Figure:

@@ -150,9 +150,7 @@ void bind_program(nb::module_& module) {
       .def(nb::init<std::shared_ptr<Segment>, std::uint32_t, std::uint64_t>(), "segment"_a, "rank"_a, "spin_ns"_a)
       // Python owns the programs, and one that ends withdraws. The thread must never need the GIL, not even to release
       // a program: its end could then wait for the thread that waits for its end.
-      .def(
-          "submit",
-          [](ProgressThread& self, Program& program) { self.submit({std::shared_ptr<void>(), &program}); }, "program"_a)
+      .def("submit", &ProgressThread::submit, "program"_a)
       .def(
           "wait",
           [](ProgressThread& self, const Program& program, double timeout_s) {

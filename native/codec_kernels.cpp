@@ -98,12 +98,12 @@ float encode_levels(const float* source, float* residual, std::int8_t* levels, f
 }
 
 SAMOVAR_VECTORIZED void decode_levels(const std::int8_t* __restrict levels, float* __restrict values, float scale,
-                                    std::size_t count) {
+                                      std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = static_cast<float>(levels[i]) * scale;
 }
 
 SAMOVAR_VECTORIZED void add_levels(const std::int8_t* __restrict levels, float* __restrict values, float scale,
-                                 std::size_t count) {
+                                   std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) values[i] = values[i] + static_cast<float>(levels[i]) * scale;
 }
 

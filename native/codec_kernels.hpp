@@ -29,8 +29,8 @@ inline constexpr std::size_t kElementsPerSent = 100;  // of top-k
 std::size_t message_bytes(Kind kind, std::size_t count);
 
 // v = source + residual; message = that of v; residual = v - what the message becomes. Only the sum rounds, but for
-// 1-bit, where the difference does too; a block of int8 or int4 whose scale would be below the smallest normal number is sent
-// as zeros.
+// 1-bit, where the difference does too; a block of int8 or int4 whose scale would be below the smallest normal number
+// is sent as zeros.
 void encode(Kind kind, const float* source, float* residual, std::byte* message, std::size_t count);
 
 // values = (messages[0] + messages[1]) + ..., or with `adds` ((values + messages[0]) + messages[1]) + ...

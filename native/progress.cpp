@@ -18,8 +18,7 @@ ProgressThread::ProgressThread(std::shared_ptr<Segment> segment, std::uint32_t r
 
 void RunningPrograms::withdraw(const Program* program) {
   std::unique_lock lock(mutex);
-  const auto is_it = [&](const auto& other) { return other.get() == program; };
-  programs.erase(std::remove_if(programs.begin(), programs.end(), is_it), programs.end());
+  programs.erase(std::remove(programs.begin(), programs.end(), program), programs.end());
   changed.wait(lock, [&] { return advancing != program; });
 }
 
@@ -32,12 +31,12 @@ ProgressThread::~ProgressThread() {
   thread_.join();
 }
 
-void ProgressThread::submit(std::shared_ptr<Program> program) {
+void ProgressThread::submit(Program& program) {
   {
     const std::lock_guard lock(running_->mutex);
-    if (is_running(*program)) throw std::logic_error("the program's last run is not complete");
-    program->begin_in(running_);
-    running_->programs.push_back(std::move(program));
+    if (is_running(program)) throw std::logic_error("the program's last run is not complete");
+    program.begin_in(running_);
+    running_->programs.push_back(&program);
   }
   segment_->ring(rank_);
 }
@@ -49,7 +48,7 @@ bool ProgressThread::wait(const Program& program, std::uint64_t timeout_ns) {
 
 bool ProgressThread::is_running(const Program& program) const {
   const auto& programs = running_->programs;
-  return std::any_of(programs.begin(), programs.end(), [&](const auto& other) { return other.get() == &program; });
+  return std::find(programs.begin(), programs.end(), &program) != programs.end();
 }
 
 // True if anything could be done. Data moves outside the lock, where `advancing` keeps the program.
@@ -57,8 +56,8 @@ bool ProgressThread::advance_all() {
   bool progressed = false;
   std::unique_lock lock(running_->mutex);
   for (std::size_t number = 0; number < running_->programs.size();) {
-    const std::shared_ptr<Program> program = running_->programs[number];
-    running_->advancing = program.get();
+    Program* const program = running_->programs[number];
+    running_->advancing = program;
     lock.unlock();
     const std::size_t before = program->position();
     const bool complete = program->advance();

@@ -12,11 +12,11 @@
 
 namespace samovar {
 
-// The programs that a thread runs; these outlive it, or end before their run.
+// The programs that a thread runs. Their owners keep them; one that ends before its run is complete withdraws.
 struct RunningPrograms {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::shared_ptr<Program>> programs;
+  std::vector<Program*> programs;
   const Program* advancing = nullptr;  // what the thread moves data for, without the lock
 
   // Forget the run of a program that ends; waits only for the operation at hand.
@@ -34,7 +34,7 @@ class ProgressThread {
   ProgressThread& operator=(const ProgressThread&) = delete;
 
   // Begin the next run of `program`, whose last run must be complete. Never waits for other ranks.
-  void submit(std::shared_ptr<Program> program);
+  void submit(Program& program);
   // Wait for the submitted run; false when `timeout_ns` passed first.
   bool wait(const Program& program, std::uint64_t timeout_ns);
 

@@ -293,10 +293,10 @@ void check_sums(const Rank& self, std::uint32_t area, std::uint64_t step) {
 // Two sums at once on a thread of their own, or one after the other on the rank's.
 void sum_in_place(Rank& self, bool in_background) {
   std::uint64_t tags[2];
-  std::shared_ptr<samovar::Program> programs[2];
+  std::unique_ptr<samovar::Program> programs[2];
   samovar::ProgressThread progress(self.segment, self.home(self.rank), self.random() % 2 * 50'000);
   for (std::uint32_t area = 0; area < 2; ++area) {
-    programs[area] = std::make_shared<samovar::Program>(self.window);
+    programs[area] = std::make_unique<samovar::Program>(self.window);
     add_direct_all_reduce(*programs[area], self, area, &tags[area]);
   }
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
@@ -304,7 +304,7 @@ void sum_in_place(Rank& self, bool in_background) {
       float* own = self.memory<float>(self.rank, area * kAreaBytes);
       for (std::size_t i = 0; i < kFloats; ++i) own[i] = gradient(self.rank, step + area, i);
       tags[area] = (step + area) * kRanks + self.rank;
-      if (in_background) progress.submit(programs[area]);
+      if (in_background) progress.submit(*programs[area]);
     }
     for (std::uint32_t area = 0; area < 2; ++area) {
       samovar::Program& program = *programs[area];

@@ -50,6 +50,8 @@ std::uint64_t slots_end(std::uint32_t world_size, std::uint32_t num_slots) {
   return rounded_up(lives_end(world_size) + std::uint64_t{world_size} * num_slots * sizeof(Slot), kPageBytes);
 }
 
+WindowHeader& header_of(const Mapping& mapping) { return *reinterpret_cast<WindowHeader*>(mapping.data()); }
+
 std::uint64_t now_ns() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -173,7 +175,12 @@ std::uint64_t Window::file_bytes(std::uint32_t world_size, std::uint32_t num_slo
 
 Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64_t file_offset,
                std::uint32_t num_slots, std::uint64_t bytes_per_rank, std::uint64_t spin_ns)
-    : segment_(std::move(segment)), rank_(rank), num_slots_(num_slots), bytes_per_rank_(bytes_per_rank), spin_ns_(spin_ns), process_(getpid()) {
+    : segment_(std::move(segment)),
+      rank_(rank),
+      num_slots_(num_slots),
+      bytes_per_rank_(bytes_per_rank),
+      spin_ns_(spin_ns),
+      process_(getpid()) {
   if (rank >= world_size()) throw std::out_of_range("no such rank: " + std::to_string(rank));
   if (bytes_per_rank > kLargestFileBytes / world_size())
     throw std::system_error(EFBIG, std::generic_category(), "shared memory cannot be allocated");
@@ -183,8 +190,7 @@ Window::Window(std::shared_ptr<Segment> segment, std::uint32_t rank, std::uint64
   grow_file(segment_->fd(), file_offset + size - kPageBytes, kPageBytes);
   mapping_ = std::make_unique<Mapping>(segment_->fd(), file_offset, size);
   agree_on_sizes();
-  if (life_of(rank).exchange(kOpen) == kGone)
-    reinterpret_cast<WindowHeader*>(mapping_->data())->num_gone.fetch_sub(1);
+  if (life_of(rank).exchange(kOpen) == kGone) header_of(*mapping_).num_gone.fetch_sub(1);
   if (bytes_per_rank == 0) return;
   const auto own = static_cast<std::uint64_t>(memory(rank) - mapping_->data());
   grow_file(segment_->fd(), file_offset + own, bytes_per_rank);
@@ -195,7 +201,7 @@ Window::~Window() {
   // A constructor that threw has no object to destroy: its rank never opened the window.
   if (process_ != getpid() || life_of(rank_).exchange(kGone) == kGone) return;
   // Only the last rank touches the memory after it is counted: a touch of given back memory would take a page again.
-  if (reinterpret_cast<WindowHeader*>(mapping_->data())->num_gone.fetch_add(1) + 1 == world_size()) mapping_->discard();
+  if (header_of(*mapping_).num_gone.fetch_add(1) + 1 == world_size()) mapping_->discard();
 }
 
 std::atomic<std::uint32_t>& Window::life_of(std::uint32_t rank) const {
@@ -203,7 +209,7 @@ std::atomic<std::uint32_t>& Window::life_of(std::uint32_t rank) const {
 }
 
 void Window::agree_on_sizes() const {
-  auto& header = *reinterpret_cast<WindowHeader*>(mapping_->data());
+  auto& header = header_of(*mapping_);
   if (claim(header.num_slots_plus_one, num_slots_ + 1ull) && claim(header.bytes_per_rank_plus_one, bytes_per_rank_ + 1))
     return;
   throw std::invalid_argument(

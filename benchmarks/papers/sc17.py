@@ -19,7 +19,7 @@ LAST_SHARE = 0.14
 LINK = 6e9
 EVERY_STEP = {"sync_period_steps": 1}
 NODES, ONE_NODE_S, ITERATIONS = (2, 4, 8, 16, 32, 64), 1533.0, 300
-WEAK_SCALING, ON_TWO = 0.915, 0.964
+ON_TWO = 0.964
 
 
 def found(net_s: float, cluster: Cluster, strategy: str, **settings: object) -> Prediction:

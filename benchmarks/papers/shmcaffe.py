@@ -8,6 +8,7 @@ therefore faster than they were measured: a queue at 6.7 GB/s does not explain a
 """
 
 import sys
+from collections.abc import Callable
 
 from paper_nets import counted, of_size, taking
 from paper_rows import FITTED, OURS, PUBLISHED, Input, PaperRow, show
@@ -46,9 +47,8 @@ def share(one: Prediction) -> float:
     return 1 - (one.forward_s + one.backward_s + one.update_s) / one.step_s
 
 
-def fitted(of: object, least: float, most: float, wanted: float) -> float:
+def fitted(of: Callable[[float], float], least: float, most: float, wanted: float) -> float:
     """The bandwidth at which a falling figure is what was published."""
-    assert callable(of)
     for _ in range(12):
         middle = (least * most) ** 0.5
         least, most = (middle, most) if of(middle) > wanted else (least, middle)

@@ -30,11 +30,14 @@ def port() -> Iterator[int]:
 
 
 @contextmanager
-def started(commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequence[int]]]) -> Iterator[list[Process]]:
-    """Each a command, its variables and its inherited descriptors."""
+def started(
+    commands: Sequence[tuple[Sequence[object], Mapping[str, str], Sequence[int]]], folder: Path | None = None
+) -> Iterator[list[Process]]:
+    """Each a command, its variables and its inherited descriptors; in `folder` if given."""
     processes = [
         subprocess.Popen(
             [str(word) for word in words],
+            cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
             pass_fds=descriptors,
             stdin=subprocess.PIPE,

@@ -1,6 +1,5 @@
 """`--metrics` of `samovar train` and `samovar run`: the figures in TensorBoard, a sink of one's own, and a folder."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from samovar.report.metrics import read_metrics
 from samovar.report.sinks.base import scalars
 from tests.multiproc.command import run, succeed
 from tests.multiproc.nets import write_net, write_solver
+from tests.unit.report.test_services import imported
 
 OWN = """
 import json, samovar
@@ -40,11 +40,6 @@ replica.finish()
 TRAIN = ("--workers", 1, "--threads-per-worker", 1, "--out", "out")
 
 
-def needs_tensorboard() -> None:
-    if importlib.util.find_spec("tensorboard") is None:
-        pytest.skip("tensorboard is not installed: pip install -e '.[tensorboard]'")
-
-
 @pytest.fixture
 def solver(tmp_path: Path, digits: Path) -> Path:
     (tmp_path / "mine.py").write_text(OWN)
@@ -52,16 +47,14 @@ def solver(tmp_path: Path, digits: Path) -> Path:
 
 
 def test_a_run_gives_each_line_to_tensorboard_and_to_a_class(tmp_path: Path, solver: Path) -> None:
-    needs_tensorboard()
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    events = imported("tensorboard.backend.event_processing.event_accumulator")
     sinks = ("--metrics", "tensorboard,mine.py:Mine")
     succeed("train", "--solver", solver, *TRAIN, *sinks, "--strategy", "local-sgd", folder=tmp_path)
     lines = read_metrics(tmp_path / "out/metrics.jsonl")
     mine = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     assert mine == [{"strategy": "local-sgd", "period": 8}, *lines, "closed"]
     assert {line["kind"] for line in lines} == {"train", "test"}
-    shown = EventAccumulator(str(tmp_path / "out/tensorboard")).Reload()
+    shown = events.EventAccumulator(str(tmp_path / "out/tensorboard")).Reload()
     for line in lines:
         values = {name: value for name, value in line.items() if name not in ("step", "kind")}
         for name, value in scalars(line["kind"], values):

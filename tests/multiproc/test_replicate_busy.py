@@ -1,8 +1,6 @@
 """Long work of one rank: the others wait beyond `timeout_s` as long as its heart beats, and no longer."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from tests.multiproc.command import Command
 from tests.multiproc.ports import reserved_port
 from tests.multiproc.replicate_busy_program import TIMEOUT_S
-from tests.multiproc.test_join import variables_of
+from tests.multiproc.test_join import started, variables_of
 
 PROGRAM = Path(__file__).with_name("replicate_busy_program.py")
 LONG_S, TEST_LIMIT_S = 2 * TIMEOUT_S, 200.0
@@ -35,23 +33,12 @@ def test_others_wait_for_a_rank_that_is_busy(tmp_path: Path, transport: str, str
 @pytest.mark.parametrize(("what", "error"), [("stopped", "rank 0 .* did not notify"), ("killed", "RankFailed.*rank 0")])
 def test_silence_and_death_end_the_wait(tmp_path: Path, what: str, error: str) -> None:
     """Without a launcher, which would end the others."""
-    with reserved_port() as port:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, PROGRAM, "sync", str(1000.0), what],
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=tmp_path,
-                env=os.environ | variables_of(rank, 2, port) | {"OMP_NUM_THREADS": "1"},
-            )
-            for rank in range(2)
-        ]
-        try:
-            errors = ranks[1].communicate(timeout=TEST_LIMIT_S)[1]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+    program = (sys.executable, PROGRAM, "sync", 1000.0, what)
+    with (
+        reserved_port() as port,
+        started([(program, variables_of(rank, 2, port), ()) for rank in range(2)], tmp_path) as ranks,
+    ):
+        errors = ranks[1].communicate(timeout=TEST_LIMIT_S)[1]
     last = errors.splitlines()[-1]
     assert re.search(error, last), errors
     assert "rank 1" in last

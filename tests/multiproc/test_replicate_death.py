@@ -1,8 +1,6 @@
 """A rank that ends, well or badly, is noticed by the others of its host at once, not after `timeout_s`."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from tests.multiproc.command import run
 from tests.multiproc.ports import reserved_port
 from tests.multiproc.script_run import run_script, write_script
-from tests.multiproc.test_join import variables_of
+from tests.multiproc.test_join import started, variables_of
 
 PROGRAM = "tests.multiproc.replicate_death_program"
 RESTART_PROGRAM = Path(__file__).with_name("replicate_restart_program.py")
@@ -29,35 +27,18 @@ KINDS = {
 @pytest.mark.parametrize("how", KINDS)
 def test_others_name_a_rank_that_ended(how: str) -> None:
     """No launcher ends them. Older systems do not tell the exit code of a process to others."""
-    with reserved_port() as port:
-        said, ranks = trained(how, port)
+    program = (sys.executable, "-m", PROGRAM, how, VICTIM, 20)
+    with (
+        reserved_port() as port,
+        started([(program, variables_of(rank, NUM_RANKS, port), ()) for rank in range(NUM_RANKS)]) as ranks,
+    ):
+        said = [rank.communicate(timeout=TEST_LIMIT_S)[0] for rank in ranks]
     victim = f"rank {VICTIM} (process {ranks[VICTIM].pid})"
     for number in {*range(NUM_RANKS)} - {VICTIM}:
         error = said[number].splitlines()[-1]
         assert re.match(r"RankFailed at [0-9.]+: ", error), said
         assert any(f": rank {number}: {victim} {words}" in error for words in KINDS[how]), error
         assert ranks[number].returncode == 3
-
-
-def trained(how: str, port: int) -> tuple[list[str], list["subprocess.Popen[str]"]]:
-    """The ranks' output, and their processes, which have ended."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, how, str(VICTIM), "20"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | variables_of(rank, NUM_RANKS, port) | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(NUM_RANKS)
-    ]
-    try:
-        said = [rank.communicate(timeout=TEST_LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return said, ranks
 
 
 AS_SCRIPT = """

@@ -1,10 +1,8 @@
 """`samovar train` started by torchrun, mpiexec, srun and over ssh: the weights of the plain command on one host."""
 
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.multiproc import slurm
-from tests.multiproc.command import SAMOVAR, TIMEOUT_S, last_step, result_of, run, succeed, wait_until
+from tests.multiproc.command import SAMOVAR, Command, result_of, run, succeed, wait_until
 from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.ports import reserved_port
 
@@ -42,28 +40,16 @@ def expected(solver: Path, tmp_path: Path) -> str:
     return str(result_of(tmp_path / "plain")["weights_sha256"])
 
 
-def start(words: Sequence[object], folder: Path, **variables: str) -> "subprocess.Popen[str]":
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.Popen(
-        [str(word) for word in words],
-        cwd=folder,
-        env=environment,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+def start(words: Sequence[object], folder: Path, **variables: str) -> Command:
+    settings = ({"OMP_NUM_THREADS": "1"} | variables).items()
+    return Command(*(f"{name}={value}" for name, value in settings), *words, folder=folder, program=Path("env"))
 
 
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, output, errors
-
-
-def assert_trained(process: "subprocess.Popen[str]", out: Path, expected: str) -> None:
-    code, output, errors = ended(process)
-    assert code == 0, errors
-    assert output.count("step 12/12") == 1, output
+def assert_trained(command: Command, out: Path, expected: str) -> None:
+    with command:
+        ended = command.wait()
+    assert ended.return_code == 0, ended.errors
+    assert ended.output.count("step 12/12") == 1, ended.output
     assert result_of(out)["weights_sha256"] == expected
 
 
@@ -85,9 +71,10 @@ def test_torchrun_on_two_hosts(solver: Path, tmp_path: Path, expected: str) -> N
     with reserved_port() as port:
         common = ("--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--nproc-per-node", 1)
         words = ("-m", "samovar", *flags(solver, tmp_path / "out"))
-        agents = [start((TORCHRUN, *common, "--node-rank", rank, *words), tmp_path) for rank in (0, 1)]
-        assert_trained(agents[0], tmp_path / "out", expected)
-        assert ended(agents[1])[0] == 0
+        first, second = (start((TORCHRUN, *common, "--node-rank", rank, *words), tmp_path) for rank in (0, 1))
+        with second:
+            assert_trained(first, tmp_path / "out", expected)
+            assert second.wait().return_code == 0
 
 
 @pytest.mark.slow
@@ -96,9 +83,10 @@ def test_variables_by_hand(solver: Path, tmp_path: Path, expected: str) -> None:
     with reserved_port() as port:
         common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         words = (SAMOVAR, *flags(solver, tmp_path / "out"))
-        ranks = [start(words, tmp_path, RANK=str(rank), **common) for rank in (0, 1)]
-        assert_trained(ranks[0], tmp_path / "out", expected)
-        assert ended(ranks[1])[0] == 0
+        first, second = (start(words, tmp_path, RANK=str(rank), **common) for rank in (0, 1))
+        with second:
+            assert_trained(first, tmp_path / "out", expected)
+            assert second.wait().return_code == 0
 
 
 @pytest.mark.slow
@@ -125,8 +113,8 @@ def test_over_ssh(solver: Path, tmp_path: Path, expected: str, ssh: Path) -> Non
     hosts = tmp_path / "hosts"
     hosts.write_text("# two of them\nlocalhost slots=1\n\nlocalhost:1  # the second\n")
     words = (*flags(solver, tmp_path / "out"), "--hosts", hosts, "--ssh", f"{ssh} -q")
-    ended_ = succeed(*words, folder=tmp_path)
-    assert "step 12/12" in ended_.output
+    ended = succeed(*words, folder=tmp_path)
+    assert "step 12/12" in ended.output
     assert result_of(tmp_path / "out")["weights_sha256"] == expected
 
 
@@ -146,23 +134,18 @@ def test_a_host_that_ssh_does_not_reach(solver: Path, tmp_path: Path, ssh: Path)
 @pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
 def test_a_signal_to_mpiexec_stops_the_run(tmp_path: Path, digits: Path) -> None:
     endless, out = write_solver(write_net(tmp_path, digits), 10_000_000), tmp_path / "out"
-    process = start((MPIEXEC, "-n", 2, SAMOVAR, *flags(endless, out)), tmp_path)
-    wait_until(lambda: last_step(out) >= 3, "step 3")
-    process.send_signal(signal.SIGINT)
-    ended(process)
+    with start((MPIEXEC, "-n", 2, SAMOVAR, *flags(endless, out)), tmp_path) as command:
+        command.wait_for_step(out, 3)
+        command.send(signal.SIGINT)
+        command.wait()
     wait_until((out / "result.json").exists, "the result is written")
     assert result_of(out)["stopped_by"] == "SIGINT"
 
 
 def test_workers_are_the_launchers_matter(solver: Path, tmp_path: Path) -> None:
-    process = start(
-        (SAMOVAR, *flags(solver, tmp_path / "out"), "--workers", 2),
-        tmp_path,
-        RANK="0",
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="1",
-    )
-    code, _, errors = ended(process)
-    assert code == 2
-    assert "--workers 2: torchrun started 2 processes, and each is a worker; leave --workers out, or start" in errors
+    words = (SAMOVAR, *flags(solver, tmp_path / "out"), "--workers", 2)
+    with start(words, tmp_path, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1") as command:
+        ended = command.wait()
+    assert ended.return_code == 2
+    sentence = "--workers 2: torchrun started 2 processes, and each is a worker; leave --workers out, or start"
+    assert sentence in ended.errors

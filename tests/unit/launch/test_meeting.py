@@ -13,6 +13,7 @@ import pytest
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
 from samovar.launch.meeting import HostHello, HostPlace, Met, meet
 from samovar.transports.keys import key_path, make_key
+from tests.multiproc.command import wait_until
 from tests.multiproc.ports import reserved_port
 
 TIMEOUT_S = 20.0
@@ -134,8 +135,7 @@ def test_a_second_host_of_one_number_goes_and_the_run_goes_on() -> None:
         threads = [threading.Thread(target=come, args=(hello, port)) for hello in (first, second, second, third)]
         for thread in threads[:3]:
             thread.start()
-        while not found:
-            pass
+        wait_until(lambda: found, "the second host of one number goes", TIMEOUT_S)
         threads[3].start()
         for thread in threads:
             thread.join()
@@ -167,22 +167,21 @@ def test_what_listens_there_and_says_nothing_is_no_host_0() -> None:
 
 
 def test_strangers_do_not_disturb() -> None:
-    def shout(port: int) -> None:
-        for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"samovarL" + b"\xff" * 16, b"samovarL" + bytes(16)):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
-                stranger.sendall(word)
+    def shout(port: int) -> bool:
+        try:
+            for word in (b"", b"GET / HTTP/1.1\r\n\r\n", b"samovarL" + b"\xff" * 16, b"samovarL" + bytes(16)):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(word)
+        except ConnectionRefusedError:
+            return False
+        return True
 
     with reserved_port() as port:
         first = places(2)[0]
         found: list[Met] = []
         host_0 = threading.Thread(target=lambda: found.append(meet(replace(first, port=port), HELLO, TIMEOUT_S)))
         host_0.start()
-        while True:
-            try:
-                shout(port)
-                break
-            except ConnectionRefusedError:
-                continue
+        wait_until(lambda: shout(port), "host 0 listens", TIMEOUT_S)
         found.append(meet(replace(places(2)[1], port=port), hellos(1, 1)[1], TIMEOUT_S))
         host_0.join()
     assert len(closed(found)) == 2
@@ -196,8 +195,7 @@ def test_with_a_key_only_its_holders_meet(tmp_path: Path) -> None:
         first = replace(PLACE, key_file=key, port=port)
         host_0 = threading.Thread(target=lambda: found.append(meet(first, HELLO, TIMEOUT_S)))
         host_0.start()
-        while not key.exists():
-            pass
+        wait_until(key.exists, "host 0 makes the key", TIMEOUT_S)
         other = tmp_path / "other.pem"
         make_key(other)
         with pytest.raises(InputError, match="does not hold the same key"):

@@ -1,7 +1,6 @@
 """Sinks of services, read back by each service's own package."""
 
 import importlib
-import importlib.util
 import json
 import math
 import struct
@@ -25,9 +24,10 @@ BLOCK_BYTES = 32_768
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
 
-def needs(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed: pip install -e '.[{package}]'")
+def imported(name: str) -> Any:
+    """The module; without its package the test is skipped."""
+    package = name.partition(".")[0]
+    return pytest.importorskip(name, reason=f"{package} is not installed: pip install -e '.[{package}]'")
 
 
 def written(place: str, folder: Path | None) -> None:
@@ -39,12 +39,10 @@ def written(place: str, folder: Path | None) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_tensorboard_shows_each_value(tmp_path: Path, named: bool) -> None:
-    needs("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    events = imported("tensorboard.backend.event_processing.event_accumulator")
     folder = tmp_path / ("events" if named else "tensorboard")
     written(f"tensorboard:{folder}" if named else "tensorboard", None if named else tmp_path)
-    shown = EventAccumulator(str(folder)).Reload()
+    shown = events.EventAccumulator(str(folder)).Reload()
     assert [(event.step, event.value) for event in shown.Scalars("train/loss")] == [(1, 2.0), (2, 1.5)]
     assert [event.value for event in shown.Scalars("test/accuracy[0]")] == [0.25]
     assert [event.value for event in shown.Scalars("workers/steps/1")] == [3.0]
@@ -52,12 +50,10 @@ def test_tensorboard_shows_each_value(tmp_path: Path, named: bool) -> None:
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    needs("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    import wandb
-
+    wandb = imported("wandb")
     yield wandb
     wandb.teardown()
 
@@ -113,10 +109,8 @@ def records_of(content: bytes) -> Iterator[bytes]:
 @pytest.fixture
 def tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """MLflow with its files in a folder."""
-    needs("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    import mlflow
-
+    mlflow = imported("mlflow")
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
     yield mlflow
     while mlflow.active_run() is not None:
