@@ -183,7 +183,7 @@ class Gathering:
         while missing and not self.deadline.passed():
             look = Deadline(min(self.deadline.at_s, Deadline.after(_LOOK_S).at_s))
             ended = {f"{kind}/{number}" for number, rank in ranks.items() if self._has_ended(rank)}
-            missing = self.rendezvous.missing(missing, look)
+            missing = self.rendezvous.missing(missing, look, self.deadline)  # a busy rank 0 answers late
             for key in ended.intersection(missing):
                 raise self._gone(ranks[int(key.removeprefix(f"{kind}/"))])
         if not missing:

@@ -52,12 +52,16 @@ class Rendezvous:
         """Add to a number, which begins at 0; the sum. Raises as `tell`."""
         return self._ask(lambda: self.store.add(key, amount), deadline)
 
-    def missing(self, keys: Sequence[str], deadline: Deadline) -> list[str]:
-        """Wait for all `keys`; return those that were not set by the deadline. Raises as `tell`."""
+    def missing(self, keys: Sequence[str], deadline: Deadline, answered: Deadline | None = None) -> list[str]:
+        """Wait for all `keys`; return those that were not set by the deadline. Raises as `tell`.
+
+        With `answered` the store has until then for an answer that was asked for in time.
+        """
         left, pause_s = list(keys), _FIRST_POLL_S
         while left and not deadline.passed():
-            answered = Deadline(max(deadline.at_s, Deadline.after(_LEAST_ANSWER_S).at_s))  # a store that lives is heard
-            left = [key for key in left if not self._ask(lambda key=key: self.store.check([key]), answered)]  # type: ignore[misc]
+            last_s = (answered or deadline).at_s
+            last = Deadline(max(last_s, Deadline.after(_LEAST_ANSWER_S).at_s))  # a store that lives is heard
+            left = [key for key in left if not self._ask(lambda key=key: self.store.check([key]), last)]  # type: ignore[misc]
             if left:
                 time.sleep(min(pause_s, deadline.remaining_s()))
                 pause_s = min(2 * pause_s, _LAST_POLL_S)
