@@ -2,10 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from samovar.core.errors import InputError
 from samovar.core.stateful import State
@@ -47,6 +49,16 @@ def num_tensors(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(num_tensors, value))
     return int(isinstance(value, torch.Tensor))
+
+
+@torch.no_grad()
+def keep(model: nn.Module, shown: AbstractContextManager[None]) -> None:
+    """The weights and buffers that the model has inside `shown` stay in it."""
+    tensors = [*model.parameters(), *model.buffers()]
+    with shown:
+        final = [tensor.detach().clone() for tensor in tensors]
+    for tensor, value in zip(tensors, final, strict=True):
+        tensor.copy_(value)
 
 
 def from_arrays(value: Any) -> Any:
