@@ -10,18 +10,8 @@ import numpy as np
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import RankFailed
 from samovar.core.layout import Layout, ParameterSpec
-from samovar.membership.quorum import (
-    Admission,
-    Decision,
-    Go,
-    Hello,
-    Last,
-    Quorum,
-    QuorumSize,
-    Refused,
-    Reply,
-    StillWaiting,
-)
+from samovar.membership.quorum import Quorum, QuorumSize
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Refused, Reply, StillWaiting
 from samovar.membership.rounds import Given, Rounds
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from samovar.membership.quorum import Decision
+from samovar.membership.quorum_messages import Decision
 from samovar.membership.rounds import Rounds
 from samovar.transports.sim.races import Race
 from tests.sim.elastic import STRATEGIES, ElasticCase, WrongSum, run_elastic

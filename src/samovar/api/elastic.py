@@ -25,7 +25,7 @@ from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
 from samovar.frontends.torch.parameters import description, layout_of, trained_parameters
 from samovar.launch.identity import ElasticJob
-from samovar.membership.quorum import Division, Go, Hello, Last
+from samovar.membership.quorum_messages import Division, Go, Hello, Last
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.rounds import Given
 from samovar.strategies.base import kind_of

@@ -16,7 +16,7 @@ from samovar.core.group import Group
 from samovar.core.stateful import State
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.state import FlatWeights
-from samovar.membership.quorum import Admission, Division, Go, Last
+from samovar.membership.quorum_messages import Admission, Division, Go, Last
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.rounds import Given, Rounds
 from samovar.strategies.config import StrategyConfig

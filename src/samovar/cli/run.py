@@ -13,7 +13,7 @@ import typer
 
 from samovar.cli import flags
 from samovar.cli.elastic_run import ElasticRun
-from samovar.cli.output_flags import OPTIONS, HelpAll, Panel
+from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.identity import AUTO, checked_transport
@@ -34,12 +34,11 @@ _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
 _TRACE = "Record these steps as a timeline, into the folder of --metrics."
-_ALL_LINES = "Show a line that several ranks print once for each."
-_ELASTIC = "Ranks may come and go. Others join by NAME."
+_ALL_LINES = "Show equal lines of several ranks, too."
+_ELASTIC = "A job that ranks may join and leave."
 _JOIN = "Join the elastic job NAME on this host."
 _MIN = "Least number of ranks that train together."
 _MAX = "Most ranks that train together; others wait."
-_ELASTICITY = Panel("Elastic jobs")
 
 
 def run_script(
@@ -58,10 +57,10 @@ def run_script(
     master_addr: flags.MasterAddress = None,
     master_port: flags.MasterPort = None,
     key_file: flags.KeyFile = None,
-    elastic: Annotated[str | None, _ELASTICITY("NAME", _ELASTIC)] = None,
-    join: Annotated[str | None, _ELASTICITY("NAME", _JOIN)] = None,
-    min_workers: Annotated[int | None, _ELASTICITY("N", _MIN, hidden=True)] = None,
-    max_workers: Annotated[int | None, _ELASTICITY("N", _MAX, hidden=True)] = None,
+    elastic: Annotated[str | None, OPTIONS("NAME", _ELASTIC)] = None,
+    join: Annotated[str | None, OPTIONS("NAME", _JOIN)] = None,
+    min_workers: Annotated[int | None, OPTIONS("N", _MIN, hidden=True)] = None,
+    max_workers: Annotated[int | None, OPTIONS("N", _MAX, hidden=True)] = None,
     oversubscribe: flags.Oversubscribe = False,
     _help_all: HelpAll = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed, SamovarError
-from samovar.membership.quorum import Admission, Decision, Division, Go, Hello, Last
+from samovar.membership.quorum_messages import Admission, Decision, Division, Go, Hello, Last
 from samovar.membership.quorum_server import address_of
 from samovar.membership.rounds import Given
 from samovar.transports.unix_sockets import ConnectionEnded, LocalMessage, connect, receive, send

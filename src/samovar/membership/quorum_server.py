@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
-from samovar.membership.quorum import Admission, Go, Hello, Last, Quorum, QuorumSize, Refused, Reply
+from samovar.membership.quorum import Quorum, QuorumSize
+from samovar.membership.quorum_messages import Admission, Go, Hello, Last, Refused, Reply
 from samovar.transports.shm import create_segment
 from samovar.transports.unix_sockets import LocalMessage, listen, receive, send, user_process
 

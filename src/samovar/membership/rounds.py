@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from samovar.core.errors import DeadlineExceeded, RankFailed
-from samovar.membership.quorum import Admission, Decision, Go, Last
+from samovar.membership.quorum_messages import Admission, Decision, Go, Last
 
 Given = Mapping[str, Any]
 

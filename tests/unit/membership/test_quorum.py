@@ -3,18 +3,8 @@
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.membership.quorum import (
-    Admission,
-    Decision,
-    Go,
-    Hello,
-    Last,
-    Quorum,
-    QuorumSize,
-    Refused,
-    Reply,
-    StillWaiting,
-)
+from samovar.membership.quorum import Quorum, QuorumSize
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Refused, Reply, StillWaiting
 
 TIMEOUT_S = 10.0
 

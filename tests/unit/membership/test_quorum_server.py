@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from samovar.core.errors import InputError, RankFailed
-from samovar.membership.quorum import Decision, Hello, Last, QuorumSize
+from samovar.membership.quorum import QuorumSize
+from samovar.membership.quorum_messages import Decision, Hello, Last
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.quorum_server import QuorumServer
 
