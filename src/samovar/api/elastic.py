@@ -104,7 +104,7 @@ class ElasticReplica(Replica):
         """
         self._require_training("leave()")
         self._checks.require_finite(self._step, self._figures)
-        self._elastic.meet(Last.LEAVE)
+        self._elastic.come(Last.LEAVE)
         self._end()
         self._seat.close()
 

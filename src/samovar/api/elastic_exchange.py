@@ -72,9 +72,9 @@ class ElasticExchange(NoExchange):
         apply()
         self._num_steps += 1
         if (step + 1) % self.period_steps == 0:
-            self.meet(Last.NO)
+            self.come(Last.NO)
 
-    def meet(self, last: Last) -> bool:
+    def come(self, last: Last) -> bool:
         """Exchange with all present workers. Gives whether it was everybody's last exchange."""
         assert self._rounds is not None
         num_steps, self._num_steps = self._num_steps, 0
@@ -82,7 +82,7 @@ class ElasticExchange(NoExchange):
 
     def finish(self, _step: int) -> None:
         """Meet those that still train, round after round, until all are here."""
-        while not self.meet(Last.FINISH):
+        while not self.come(Last.FINISH):
             pass
 
     def evaluated(self) -> AbstractContextManager[None]:
