@@ -144,7 +144,7 @@ class SimSeat:
     def give(self, state: Given) -> None:
         self._pass()
         self._book.state = state
-        self._book.quorum.gave(self.number)
+        self._book.quorum.gave(self.number, self._now_s)
 
     def ready(self, num_steps: int, last: Last) -> Go:
         self._pass()

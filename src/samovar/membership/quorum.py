@@ -116,10 +116,11 @@ class Quorum:
         self._num_missing += 1
         self._admit(now_s)
 
-    def gave(self, number: int) -> None:
+    def gave(self, number: int, now_s: float) -> None:
         """The state of a member has come, for those that wait for it."""
         if number == self._giver:
             for member in self._coming:
+                self._workers[member].since_s = now_s
                 num_rounds = self.round - self._workers[member].first_round
                 self.send(member, Admission(self._division(member), self.size.max_workers, num_rounds))
             self._giver = None
@@ -182,8 +183,11 @@ class Quorum:
             self._refuse(number, f"only {len(self._door)} of at least {self.size.min_workers} workers came in time")
 
     def _expel(self, waiting: Sequence[int], now_s: float) -> None:
-        for member in self.members:
-            if member not in waiting and member not in self._coming and not self._workers[member].is_busy:
+        """Give up the members for whom others wait, if each had the time that its own limit allows."""
+        silent = [member for member in self._members if member not in (*waiting, *self._coming)]
+        for member in silent:
+            worker = self._workers[member]
+            if not worker.is_busy and now_s > worker.since_s + worker.hello.timeout_s:
                 self._refuse(member, "it was silent for so long that the others continued without it")
                 self.gone(member, now_s)
 
@@ -258,7 +262,7 @@ class Quorum:
         self._version += self._opened != self.members
         self._opened = self.members
         for number in self._members:
-            self._workers[number].is_ready = False
+            self._workers[number].is_ready, self._workers[number].since_s = False, now_s
         for number in staying:
             gives = number == self._giver
             division = self._division(number)

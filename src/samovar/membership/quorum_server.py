@@ -158,7 +158,7 @@ class QuorumServer:
                 self._quorum.came(number, Hello(**(content | {"cores": tuple(content["cores"])})), now_s)
             case "state":
                 self._keep_state(message)
-                self._quorum.gave(number)
+                self._quorum.gave(number, now_s)
             case "ready":
                 self._quorum.ready(number, int(content["num_steps"]), Last(content["last"]), now_s)
             case "busy":

@@ -30,7 +30,7 @@ class Played:
     def begun(self, *numbers: int) -> "Played":
         """The first round has begun, and all have the founder's state."""
         self.came(*numbers)
-        self.quorum.gave(numbers[0])
+        self.quorum.gave(numbers[0], 0.0)
         self._got.clear()
         return self
 
@@ -52,7 +52,7 @@ def test_the_first_round_waits_for_all_founders_and_for_the_state() -> None:
     assert isinstance(founder, Admission)
     assert (founder.is_founder, founder.gives, founder.division.world_size) == (True, True, 2)
     assert played.got(7) == []
-    played.quorum.gave(3)
+    played.quorum.gave(3, 0.0)
     (other,) = played.got(7)
     assert isinstance(other, Admission)
     assert (other.is_founder, other.division.rank) == (False, 1)
@@ -115,7 +115,7 @@ def test_a_worker_comes_in_at_the_end_of_the_round_with_the_state_of_the_first()
     assert isinstance(verdict, Decision)
     assert verdict.gives
     assert played.got(5) == []
-    played.quorum.gave(1)
+    played.quorum.gave(1, 0.0)
     (admission,) = played.got(5)
     assert isinstance(admission, Admission)
     assert (admission.division.round, admission.division.rank, admission.num_rounds_waited) == (1, 1, 1)
@@ -131,7 +131,7 @@ def test_if_the_giver_dies_others_wait_for_the_next_round() -> None:
     assert played.quorum.members == (2,)
     played.ready(2)
     played.voted(2)
-    played.quorum.gave(2)
+    played.quorum.gave(2, 0.0)
     assert [type(reply) for reply in played.got(5)] == [Admission]
 
 
@@ -170,6 +170,32 @@ def test_a_silent_worker_is_given_up() -> None:
     assert isinstance(refused, Refused)
     assert "silent" in refused.why
     assert [type(reply) for reply in played.got(1)] == [Go]
+
+
+def test_if_the_giver_is_silent_those_at_the_door_are_not_given_up_with_it() -> None:
+    played = Played(2).begun(1, 2)
+    played.came(5, joins=True)
+    played.ready(1, 2)
+    played.voted(1, 2)
+    played.ready(2)
+    played.quorum.look(2.0 + 2 * TIMEOUT_S)
+    assert [type(reply) for reply in played.got(1)[-1:]] == [Refused]
+    assert played.got(5) == []
+    assert played.quorum.members == (2,)
+
+
+def test_a_worker_that_got_its_state_late_has_its_own_time() -> None:
+    played = Played(2).begun(1, 2)
+    played.came(5, joins=True)
+    played.ready(1, 2)
+    played.voted(1, 2)
+    played.quorum.ready(2, 4, Last.NO, 2.0)
+    played.quorum.gave(1, 1.5 + TIMEOUT_S)
+    played.quorum.ready(1, 4, Last.NO, 1.5 + TIMEOUT_S)
+    played.quorum.look(2.5 + TIMEOUT_S)
+    assert played.quorum.members == (1, 2, 5)
+    played.quorum.look(2.0 + 2 * TIMEOUT_S)
+    assert played.quorum.members == (1, 2)
 
 
 def test_a_busy_worker_is_awaited() -> None:
