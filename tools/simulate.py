@@ -11,6 +11,7 @@ A seed runs one case of each kind:
 - `steps`: some steps of `sync`.
 - `centers`: workers at a center of window verbs. `mapped`: the same at the native center.
 - `sessions`: ranks that come to a center, fill it or wait.
+- `elastic`: workers in step that come, leave and die between and during exchanges.
 
 The last command times the simulator itself, with unsegmented all-reduces that only count bytes.
 """
@@ -37,6 +38,7 @@ from samovar.transports.base import Region  # noqa: E402
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
 from tests.sim.centers import CenterCase, run_center  # noqa: E402
+from tests.sim.elastic import ElasticCase, run_elastic  # noqa: E402
 from tests.sim.harness import SimCase, run_case  # noqa: E402
 from tests.sim.mapped_centers import run_mapped  # noqa: E402
 from tests.sim.native import run_native  # noqa: E402
@@ -62,6 +64,7 @@ KINDS = {
     "centers": Kind(CenterCase, run_center),
     "mapped": Kind(CenterCase, run_mapped),
     "sessions": Kind(SessionCase, run_sessions),
+    "elastic": Kind(ElasticCase, run_elastic),
 }
 
 

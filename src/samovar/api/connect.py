@@ -199,10 +199,17 @@ def _inside(
     oversubscribed = len(host.ranks) > len(cores)
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
-    transport = ShmTransport(descriptor, local, oversubscribed=oversubscribed, names=names)
+    return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed)
+
+
+def shared_memory(
+    descriptor: int, group: Group, names: Sequence[str], collective: str, closing: ExitStack, *, oversubscribed: bool
+) -> tuple[ShmTransport, Callable[[int], str]]:
+    """Shared memory among these ranks, and the name of the all-reduce there for a number of bytes."""
+    transport = ShmTransport(descriptor, group, oversubscribed=oversubscribed, names=names)
     closing.callback(transport.close)
     if collective != AUTO:
         return transport, lambda _num_bytes: collective
     return transport, cache(
-        lambda num_bytes: choose_all_reduce(NOMINAL, local.world_size, num_bytes, True, oversubscribed)
+        lambda num_bytes: choose_all_reduce(NOMINAL, group.world_size, num_bytes, True, oversubscribed)
     )

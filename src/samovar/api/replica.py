@@ -21,7 +21,7 @@ from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
 from samovar.api.saving import Checkpoints
 from samovar.api.shards import Shard, Shards
-from samovar.api.state import checked, from_arrays, identity_of, num_tensors, to_arrays
+from samovar.api.state import checked, from_arrays, identity_of, keep, num_tensors, to_arrays
 from samovar.api.uneven_inputs import Call, Event
 from samovar.api.weight_checks import WeightChecks, name_unclaimed
 from samovar.core.errors import InputError, SamovarError
@@ -216,15 +216,7 @@ class Replica(Checkpoints):
         self._order.require_steps("finish()")
         self._checks.require_finite(self._step, self._figures)
         self._exchange.finish(self._step)
-        self._figures.end()
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        with torch.no_grad():
-            with self.evaluating():
-                final = [tensor.detach().clone() for tensor in tensors]
-            for tensor, value in zip(tensors, final, strict=True):
-                tensor.copy_(value)
-        self._is_finished = True
-        self._optimizers.release()
+        self._end()
         if not self._is_async and self.world_size > 1:
             self._announcer.uneven.show_digest(digest_of(self._parameters))
             self._announcer.agree(Event.FINISHING, self._step)
@@ -237,6 +229,10 @@ class Replica(Checkpoints):
     def figures(self) -> Figures:
         """The figures of the run so far: speed, where the time went, and what to try. Waits for no other rank."""
         return self._figures.figures()
+
+    def leave(self) -> None:
+        """End training on this rank alone, in an elastic job; the others continue. See `ElasticReplica.leave`."""
+        raise SamovarError("leave(): only in an elastic job (samovar run --elastic NAME); call finish() instead")
 
     def close(self) -> None:
         """Give model and optimizers back, with memory of their own. They may be replicated again.
@@ -341,9 +337,7 @@ class Replica(Checkpoints):
         if config.needs_center:
             self._exchange = self._with_center(parameters, config, box, closing)
         else:
-            collectives = self._figures.traced(self._team.collectives)
-            made = (self._optimizers, collectives, self.config, self._announcer, closing)
-            self._exchange = exchange_in_step(parameters, *made)
+            self._exchange = self._in_step(parameters, closing)
         self._buffers = ReplicaBuffers(model, self._team, deadline, is_async=config.is_async)
         closing.callback(self._buffers.close)
         self._optimizers.guard()
@@ -352,6 +346,11 @@ class Replica(Checkpoints):
         closing.callback(let_go, model)
         closing.callback(self._figures.close)
         self._figures.begin(self._announcer, model)
+
+    def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
+        collectives = self._figures.traced(self._team.collectives)
+        made = (self._optimizers, collectives, self.config, self._announcer, closing)
+        return exchange_in_step(parameters, *made)
 
     def _with_center(
         self,
@@ -379,6 +378,13 @@ class Replica(Checkpoints):
             for name, value in (center or {}).items():
                 named[name].copy_(value)
         self._team.broadcast.run([*self._model.parameters(), *self._model.buffers()], self._announcer.deadline)
+
+    def _end(self) -> None:
+        """The weights that `evaluating` shows stay in the model."""
+        self._figures.end()
+        keep(self._model, self.evaluating())
+        self._is_finished = True
+        self._optimizers.release()
 
     def _require_training(self, what: str) -> None:
         if self._is_finished:

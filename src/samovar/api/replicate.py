@@ -13,7 +13,8 @@ from torch import nn
 
 from samovar.api.center import BoxChoice, box_choice
 from samovar.api.connect import Joined, join_group
-from samovar.api.figures_wanted import figures_wanted
+from samovar.api.elastic import ElasticReplica
+from samovar.api.figures_wanted import FiguresWanted, figures_wanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import WindowCollectives
@@ -21,6 +22,7 @@ from samovar.config import DEFAULT_TIMEOUT_S, RECIPES
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.host import keep_freed_memory
 from samovar.frontends.torch.optimizers import Given
+from samovar.launch.identity import ElasticJob, Identity, elastic_job
 from samovar.launch.limits import allocator_is_chosen
 from samovar.report.sinks.choice import Place
 from samovar.strategies import defaults
@@ -44,6 +46,8 @@ class _Process:
         self._joined: Joined | None = None
         self._team: ProcessGroup | None = None
         self._chosen: dict[str, str] = {}
+        self._alone: Joined | None = None
+        self._elastic: ElasticReplica | None = None
 
     def processes(
         self,
@@ -73,6 +77,20 @@ class _Process:
                     "give it in the first call"
                 )
         return self._joined, self._team
+
+    def elastic(
+        self, model: nn.Module, optimizer: Given, config: StrategyConfig, timeout_s: float, job: ElasticJob
+    ) -> ElasticReplica:
+        """This process as a worker of an elastic job."""
+        if self._elastic is not None and not self._elastic.is_closed:
+            raise InputError("replicate: a worker of an elastic job has one replica; close() it first")
+        if self._alone is None:
+            self._alone = join_group(timeout_s, identity=Identity())
+        alone = ProcessGroup(self._alone.collectives, timeout_s, local_rank=job.place)
+        self._elastic = replica = ElasticReplica(model, optimizer, alone, config, timeout_s, job)
+        if replica.is_first or replica.step_count:
+            sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.how_it_came}\n")
+        return replica
 
 
 _process = _Process()
@@ -135,11 +153,10 @@ def replicate(
 ) -> Replica:
     """Train `model` with one or several optimizers on all ranks of this job. Each rank gives the same arguments.
 
-    The first call waits for all ranks of `samovar run`, torchrun, SLURM or MPI. Rank 0 sends its weights to all.
+    The first call waits for all ranks, and no wait is longer than `timeout_s`. Rank 0 sends its weights to all.
 
     - `strategy`: its name, or your own: the class, "module:Name" or "file.py:Name". `settings` are its own.
-    - `collective`: the plan of the all-reduce. `transport`: "shm" on one host; "gloo", "nccl" or, encrypted, "tcp".
-      Both hold for the whole process. `timeout_s`: the longest wait.
+    - `collective`: the plan of the all-reduce. `transport`: "shm", "gloo", "nccl", "tcp". Both are the process's.
     - `box`: the center's server: a name on this host, "HOST:PORT", or a list to divide the center. `buffer`: the
       center's name there. `join`: start from its weights. `key_file`: the key of the box, of "tcp", of a center.
     - `recipe`: "auto" makes ranks learn as well as one. `compare_weights_steps`: with `sync`, how often to compare.
@@ -149,12 +166,28 @@ def replicate(
     """
     config, has_bucket = _config(strategy, collective, settings)
     wanted = figures_wanted(metrics, trace, is_async=config.is_async)
-    choice = _box(config, transport, box, buffer, key_file, join, type(model).__name__)
-    _require_recipe(config, recipe, choice)
+    choice = _box(config, recipe, transport, box, buffer, key_file, join, type(model).__name__)
+    if (job := elastic_job()) is not None:
+        return _process.elastic(model, optimizer, _plain(config, choice, transport, recipe, wanted), timeout_s, job)
     joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
     make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
     return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined.group.world_size), joined)
+
+
+def _plain(
+    config: StrategyConfig, box: BoxChoice | None, transport: str, recipe: str, wanted: FiguresWanted
+) -> StrategyConfig:
+    """`config`. Raises InputError for what an elastic job has no use for."""
+    if box is not None:
+        raise InputError("replicate: box: an elastic job (samovar run --elastic) has no use for a box; leave it out")
+    if recipe == AUTO:
+        raise InputError("replicate: recipe='auto': the number of an elastic job's ranks is not known; leave it out")
+    if transport not in (AUTO, "shm"):
+        raise InputError(f"replicate: transport {transport!r}: an elastic job is on one host; leave transport out")
+    if wanted != FiguresWanted(what=wanted.what):
+        raise InputError(f"{wanted.what}: workers of an elastic job share no file of figures; use replica.figures()")
+    return config
 
 
 def _device_of(model: nn.Module) -> torch.device | None:
@@ -165,6 +198,7 @@ def _device_of(model: nn.Module) -> torch.device | None:
 
 def _box(
     config: StrategyConfig,
+    recipe: str,
     transport: str,
     box: str | Sequence[str] | None,
     buffer: str | None,
@@ -172,9 +206,10 @@ def _box(
     join: bool,
     model_name: str,
 ) -> BoxChoice | None:
-    """The choice of a box. Raises InputError if the strategy has nothing to put into one."""
+    """The choice of a box. Raises InputError if the strategy has nothing to put into one, or no such recipe."""
     key_of_box = None if box is None and (transport == "tcp" or config.needs_center) else key_file
     choice = box_choice(box, buffer, key_of_box, join, model_name)
+    _require_recipe(config, recipe, choice)
     if choice is not None and not config.is_async:
         raise InputError(f"replicate: box: {config.name} has no center for a box; choose async-easgd, for example")
     return choice

@@ -1,10 +1,12 @@
 """A replica's state as plain tensors, numbers and strings, which `torch.save` and safe loading understand."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from samovar.collectives.engine import digest_number
 from samovar.core.errors import InputError
@@ -47,6 +49,16 @@ def num_tensors(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(num_tensors, value))
     return int(isinstance(value, torch.Tensor))
+
+
+@torch.no_grad()
+def keep(model: nn.Module, shown: AbstractContextManager[None]) -> None:
+    """The weights and buffers that the model has inside `shown` stay in it."""
+    tensors = [*model.parameters(), *model.buffers()]
+    with shown:
+        final = [tensor.detach().clone() for tensor in tensors]
+    for tensor, value in zip(tensors, final, strict=True):
+        tensor.copy_(value)
 
 
 def from_arrays(value: Any) -> Any:

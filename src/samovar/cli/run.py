@@ -12,13 +12,14 @@ from typing import Annotated
 import typer
 
 from samovar.cli import flags
+from samovar.cli.elastic_run import ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.identity import AUTO, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
-from samovar.launch.script import Hosts, ScriptEnd, ScriptLaunch, describe_route
+from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
@@ -33,7 +34,11 @@ _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
 _TRACE = "Record these steps as a timeline, into the folder of --metrics."
-_ALL_LINES = "Show a line that several ranks print once for each."
+_ALL_LINES = "Show equal lines of several ranks, too."
+_ELASTIC = "A job that ranks may join and leave."
+_JOIN = "Join the elastic job NAME on this host."
+_MIN = "Least number of ranks that train together."
+_MAX = "Most ranks that train together; others wait."
 
 
 def run_script(
@@ -52,6 +57,10 @@ def run_script(
     master_addr: flags.MasterAddress = None,
     master_port: flags.MasterPort = None,
     key_file: flags.KeyFile = None,
+    elastic: Annotated[str | None, OPTIONS("NAME", _ELASTIC)] = None,
+    join: Annotated[str | None, OPTIONS("NAME", _JOIN)] = None,
+    min_workers: Annotated[int | None, OPTIONS("N", _MIN, hidden=True)] = None,
+    max_workers: Annotated[int | None, OPTIONS("N", _MAX, hidden=True)] = None,
     oversubscribe: flags.Oversubscribe = False,
     _help_all: HelpAll = False,
 ) -> None:
@@ -66,11 +75,12 @@ def run_script(
     most = _most_restarts(max_restarts, keep_going, hosts)
     settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
     output = ScriptOutput(with_doubles=all_lines)
-    with KeptMemory(num_ranks) if keep_going else nullcontext() as kept:
+    job = ElasticRun.of(elastic, join, min_workers, max_workers, num_ranks, hosts, output.say, keep_going=keep_going)
+    with job or (KeptMemory(num_ranks) if keep_going else nullcontext()) as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, most, kept)
         _introduce(output, launch, num_ranks, hosts)
         ends = launch.run()
-    raise typer.Exit(_finish(output, launch, ends))
+    raise typer.Exit(_finish(output, launch, ends, is_elastic=job is not None))
 
 
 def _launch(
@@ -81,7 +91,7 @@ def _launch(
     grace_s: float,
     settings: dict[str, str],
     max_restarts: int,
-    kept: KeptMemory | None,
+    kept: Keeper | None,
 ) -> ScriptLaunch:
     def await_others_s(end: ScriptEnd) -> float:
         return output.await_others_s(end.rank, end.ended_s)
@@ -174,9 +184,14 @@ def _introduce(output: ScriptOutput, launch: ScriptLaunch, num_ranks: int, hosts
         )
 
 
-def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd]) -> int:
-    """Show the first failed rank's error last, and one sentence about it; the exit code."""
+def _finish(output: ScriptOutput, launch: ScriptLaunch, ends: Sequence[ScriptEnd], *, is_elastic: bool) -> int:
+    """Show the first failed rank's error last, and one sentence about it; the exit code.
+
+    An elastic job has ended well if one rank has.
+    """
     output.flush_lines()
+    if is_elastic and any(end.return_code == 0 for end in ends):
+        ends = [end for end in ends if end.return_code == 0]
     code = 0
     if launch.kill_signal:
         name = signal.Signals(launch.kill_signal).name

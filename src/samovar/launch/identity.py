@@ -48,6 +48,21 @@ def own_identity() -> Identity:
     return identity(os.environ)
 
 
+@dataclass(frozen=True, slots=True)
+class ElasticJob:
+    """This process in the elastic job `name`: its number at its launcher, which began the job, or `joins` it."""
+
+    name: str
+    place: int
+    joins: bool
+
+
+def elastic_job() -> ElasticJob | None:
+    """The elastic job that this process belongs to; None outside of one."""
+    name = os.environ.get("SAMOVAR_ELASTIC")
+    return ElasticJob(name, _number(os.environ, "RANK", 0), "SAMOVAR_ELASTIC_JOINS" in os.environ) if name else None
+
+
 def identity_in_group(rank: int, world_size: int) -> Identity:
     """Rank `rank` of a process group that the program opened. Its ranks meet in the store of that group."""
     found = Identity(rank, world_size, None, None, launcher="torch.distributed", agent_store=True)

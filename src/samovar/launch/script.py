@@ -81,8 +81,11 @@ class _Running:
     started_s: float
 
 
-class KeptMemory(Protocol):
-    """Memory for a center, which ranks inherit as descriptors `files` and find by `variables`."""
+class Keeper(Protocol):
+    """Keeps a center in memory, or the quorum of an elastic job, for ranks that continue if one of them fails.
+
+    Ranks inherit the descriptors `files`, and find them by `variables`.
+    """
 
     @property
     def files(self) -> tuple[int, ...]: ...
@@ -90,7 +93,11 @@ class KeptMemory(Protocol):
     def variables(self) -> Mapping[str, str]: ...
 
     def is_filled(self) -> bool:
-        """Whether the center has its first weights."""
+        """Whether ranks can continue without one that failed; at a center if it has its first weights."""
+        ...
+
+    def ended(self, end: "ScriptEnd") -> None:
+        """A rank has ended, and is not started again."""
         ...
 
 
@@ -106,7 +113,7 @@ class ScriptLaunch(EndPolicy):
     `on_restart(ends, number)` gets the ends. After a signal or code 75, no rank is started again.
 
     With `kept`, a rank that fails is started again by itself, at most `max_restarts` times in all, and the others
-    continue in any case. They share a center in memory that this launcher keeps.
+    continue in any case. They share what this launcher keeps: a center, or a quorum.
     """
 
     def __init__(
@@ -121,7 +128,7 @@ class ScriptLaunch(EndPolicy):
         settings: Mapping[str, str],
         max_restarts: int = 0,
         on_restart: Callable[[Sequence[ScriptEnd], int], None] = lambda _ends, _number: None,
-        kept: KeptMemory | None = None,
+        kept: Keeper | None = None,
     ) -> None:
         self._command = command
         self._num_ranks = num_ranks
@@ -308,6 +315,8 @@ class ScriptLaunch(EndPolicy):
             end.rank, running.process_id, end.return_code, now_s - running.started_s, now_s
         )
         if not self._goes_on(end) or self._num_restarts == self._max_restarts:
+            if self._kept is not None:
+                self._kept.ended(self._ends[end.rank])
             return super().consequence(end)
         self._num_restarts += 1
         self._lives[end.rank] = self._lives.get(end.rank, 0) + 1
@@ -315,7 +324,7 @@ class ScriptLaunch(EndPolicy):
         return Consequence(counts=False, started=(end.rank - self.first_rank,))
 
     def _goes_on(self, failed: RankEnd) -> bool:
-        """Whether the others continue without a rank that failed, at a center that has its first weights."""
+        """Whether the others continue without a rank that failed."""
         is_over = failed.return_code in (0, EXIT_PREEMPTED) or self._signals or self._kill_signal
         return not is_over and self._kept is not None and self._kept.is_filled()
 

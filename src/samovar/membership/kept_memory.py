@@ -41,6 +41,9 @@ class KeptMemory:
     def variables(self) -> Mapping[str, str]:
         return {"SAMOVAR_BOARD_FD": str(self._board), "SAMOVAR_CENTER_FD": str(self._center)}
 
+    def ended(self, _end: object) -> None:
+        """Do nothing: the others see its row."""
+
     def is_filled(self) -> bool:
         """Whether the center has its first weights."""
         return self._rows.word(BoxWord.IS_READY) == Readiness.FILLED

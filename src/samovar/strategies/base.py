@@ -111,6 +111,16 @@ class Strategy:
         """Warnings about settled settings, a sentence each."""
         return ()
 
+    @classmethod
+    def regrouped(cls, chosen: StrategyConfig, /) -> StrategyConfig:
+        """`chosen` for workers that come and go. Raises InputError if this strategy or a setting does not allow it."""
+        if not cls.traits.regroups:
+            names = [name for name, kind in KINDS.items() if kind.traits.regroups]
+            raise InputError(
+                f"{chosen.name}: with --elastic, which lets workers come and go, choose one of: {', '.join(names)}"
+            )
+        return chosen
+
     @property
     def is_compressed(self) -> bool | None:
         """Whether ranks compress their messages now; None if compression was not asked for."""

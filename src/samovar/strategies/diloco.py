@@ -96,6 +96,7 @@ RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(16)}, rate=_without_gain)
         ALWAYS_COMPRESSES,
     ),
     recipe=RECIPE,
+    regroups=True,
 )
 class DiLoCo(LocalSteps):
     """Every `sync_period_steps` steps, with c the weights that all workers set out from and v = 0 at first:
@@ -142,6 +143,15 @@ class DiLoCo(LocalSteps):
                 "which the same weights are exchanged again, or a longer --sync-period"
             )
         return chosen
+
+    @classmethod
+    def regrouped(cls, chosen: StrategyConfig) -> StrategyConfig:
+        if _streams(chosen):
+            raise InputError(
+                f"{chosen.name}: with --elastic all weights are exchanged at once; leave --fragments, --delay, "
+                "--mixing and --compress out"
+            )
+        return super().regrouped(chosen)
 
     def _stepped(self) -> None:
         self._is_common = False

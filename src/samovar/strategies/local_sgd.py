@@ -87,6 +87,7 @@ def take_center(state: Mapping[str, StateValue], center: Array, weights: Array) 
     waits_for="all workers, once a period",
     settings=(SYNC_PERIOD.by_default(8),),
     recipe=Recipe(settings={SYNC_PERIOD_STEPS: always(2)}),
+    regroups=True,
 )
 class LocalSgd(LocalSteps):
     """Every `sync_period_steps` steps: x_i = (1/P) sum_j x_j, added in the plan's fixed order.

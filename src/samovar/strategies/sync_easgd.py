@@ -60,6 +60,7 @@ VARIANT = Setting(
         ALWAYS_COMPRESSES,
     ),
     recipe=ELASTIC_RECIPE,
+    regroups=True,
 )
 class SyncEasgd(LocalSteps):
     """Every rank keeps the same copy of the center c. Every `sync_period_steps` steps, with the same d_i on both sides:
@@ -140,6 +141,18 @@ class SyncEasgd(LocalSteps):
             return ()
         consequence = f"moves the center past the workers' mean, to and fro; up to {1 / world_size:.4g} it does not"
         return pulls_too_far(rate, world_size, _rate(chosen, world_size), consequence)
+
+    @classmethod
+    def regrouped(cls, chosen: StrategyConfig) -> StrategyConfig:
+        """No exchange is under way when workers come and go, and none has left anything out."""
+        for flag, value, allowed in (
+            ("--overlap", chosen.overlap, "none"),
+            ("--variant", chosen.variant, "reduce"),
+            ("--compress", chosen.compress, NONE),
+        ):
+            if value not in (None, allowed):
+                raise InputError(f"{flag} {value}: with --elastic, {chosen.name} takes {flag} {allowed}; leave it out")
+        return super().regrouped(replace(chosen, overlap="none"))
 
     @property
     def is_compressed(self) -> bool | None:

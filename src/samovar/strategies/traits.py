@@ -144,6 +144,8 @@ class Traits:
     `in_turn`, each at its own speed, or `in_groups` that go in step; `pushes` where a difference travels while the next
     steps compute. `is_replayable` where the order of updates gives the same bits. `recipe` says how several workers
     learn as well as one.
+    It `regroups` if workers in step may come and go between exchanges, because `state_dict` between two exchanges is
+    all that a worker needs.
     """
 
     name: str = ""
@@ -159,6 +161,7 @@ class Traits:
     is_replayable: bool = False
     needs_momentum: bool = False
     recipe: Recipe | None = None
+    regroups: bool = False
 
     def setting(self, name: str) -> Setting | None:
         """The one of that name, if the strategy has it."""

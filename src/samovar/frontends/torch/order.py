@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -152,17 +152,12 @@ class EpochOrder:
 
     def start(self, epoch: int, num_skipped: int) -> float:
         """Draw the epoch's order, and leave this rank's first batches out. Gives a fingerprint of all of it."""
-        with seeded(self._seed, epoch) as start:
-            generator = getattr(self._source, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(start)
-            order = list(self._source)
+        order = self._drawn(epoch)
         if self._batches is None:
             self._own = list(deal(order, self._group))
         else:
             self._own = rank_batches(order, self._size, self._batches.drop_last, self._group)
         del self._own[:num_skipped]
-        self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
         return digest_number(repr(order))
 
     def left(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -183,9 +178,68 @@ class EpochOrder:
         assert self._batches is not None
         return self._batches.batch_size if self._batch_size is None else self._batch_size
 
+    def _drawn(self, epoch: int) -> list[Any]:
+        """The epoch's samples, or whole batches, in order. Worker processes of this rank get their seeds too."""
+        with seeded(self._seed, epoch) as start:
+            generator = getattr(self._source, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(start)
+            order = list(self._source)
+        self._generator.manual_seed(_start_of(self._seed, epoch, self._group.rank))
+        return order
+
+
+# Parts of an epoch: how many batches each rank took, of how many ranks.
+Cuts: TypeAlias = Sequence[tuple[int, int]]
+
+
+class ElasticOrder(EpochOrder):
+    """The order of an epoch that ranks divide again when they are others.
+
+    They divide the epoch's samples without those that any rank took, also one that died with them. All ranks take the
+    same number of batches, so fewer samples than ranks may be left over at the end.
+    """
+
+    def start_after(self, epoch: int, cuts: Cuts) -> None:
+        """Divide what is left of the epoch after these parts."""
+        left = self._drawn(epoch)
+        for num_batches, world_size in cuts:
+            left = self._left_after(left, num_batches, world_size)
+        self._own = self._part_of(left, self._group)
+
+    def regroup(self, group: Group) -> None:
+        """From now on this is the order of that rank."""
+        self._group = group
+
+    def __len__(self) -> int:
+        size, last = len(self._source), Group(self._group.world_size - 1, self._group.world_size)
+        if self._batches is None:
+            return size // last.world_size
+        return num_rank_batches(size, self._size, self._batches.drop_last, last)
+
+    def _part_of(self, order: Sequence[Any], group: Group) -> list[Any]:
+        if self._batches is None:
+            return list(deal(order[: len(order) // group.world_size * group.world_size], group))
+        settings = (self._size, self._batches.drop_last)
+        least = num_rank_batches(len(order), *settings, Group(group.world_size - 1, group.world_size))
+        return rank_batches(order, *settings, group)[:least]
+
+    def _left_after(self, order: list[Any], num_batches: int, world_size: int) -> list[Any]:
+        if self._batches is None:
+            return order[num_batches * world_size :]
+        parts = [self._part_of(order, Group(rank, world_size)) for rank in range(world_size)]
+        num_divided = sum(len(batch) for part in parts for batch in part)
+        late = [batch for batches in zip(*(part[num_batches:] for part in parts), strict=True) for batch in batches]
+        return [sample for batch in late for sample in batch] + order[num_divided:]
+
 
 def divided_loader(
-    loader: DataLoader[Any], group: Group, seed: int, *, divides_batch: bool = False
+    loader: DataLoader[Any],
+    group: Group,
+    seed: int,
+    *,
+    divides_batch: bool = False,
+    order_type: type[EpochOrder] = EpochOrder,
 ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
     """A loader of this rank's part, and the order to start before each epoch.
 
@@ -200,7 +254,7 @@ def divided_loader(
     if isinstance(loader.dataset, IterableDataset):
         stream = Interleaved(loader.dataset, group)
         return DataLoader(stream, batch_size=size, drop_last=loader.drop_last, **kept), StreamOrder(seed, generator)
-    order = EpochOrder(loader, group, seed, generator, size)
+    order = order_type(loader, group, seed, generator, size)
     if loader.batch_sampler is None:
         return DataLoader(loader.dataset, batch_size=None, sampler=order, **kept), order
     return DataLoader(loader.dataset, batch_sampler=order, **kept), order

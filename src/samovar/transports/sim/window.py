@@ -207,8 +207,8 @@ class PutMessage(SimMessage):
 class SimWindow:
     """One rank's part of a window (see `samovar.transports.base.Window`).
 
-    `parts` are all ranks' parts. Where `is_real` is False, `local` is the memory of all parts: bytes are counted,
-    never moved or read.
+    `parts` are those of all ranks of a group. Where `is_real` is False, `local` is the memory of all parts: bytes are
+    counted, never moved or read.
     """
 
     def __init__(
@@ -235,10 +235,10 @@ class SimWindow:
         self._port.note(source, writes=False, verb="put (its source)")
         part.note(self._rank, offset, source.nbytes, writes=True, verb="put")
         data = source.tobytes() if self.is_real else b""
-        if peer == self._rank:
+        if part is self:
             part.store(offset, data)
         else:
-            message = PutMessage(self._rank, peer, self._fabric.num_bytes(source))
+            message = PutMessage(self._rank, part._rank, self._fabric.num_bytes(source))
             message.target, message.offset, message.data = part, offset, data
             self._port.bytes_sent += message.num_bytes
             self._fabric.network.send(message)
@@ -253,14 +253,14 @@ class SimWindow:
             raise IndexError(f"no such slot: rank {peer}, slot {slot} of {len(part.slots)} in window {self.name!r}")
         races = self._fabric.races
         clock = races.release(self._rank) if races is not None else None
-        if peer == self._rank:
+        if part is self:
             part.notice(slot, notification.value, clock)
             return
         message = self._port.last_put
         self._port.last_put = None
-        is_new = message is None or message.destination != peer
+        is_new = message is None or message.destination != part._rank
         if message is None or is_new:
-            message = PutMessage(self._rank, peer, 0)
+            message = PutMessage(self._rank, part._rank, 0)
         message.notified, message.slot, message.value, message.clock = part, slot, notification.value, clock
         if is_new:
             self._fabric.network.send(message)
@@ -372,15 +372,15 @@ class SimWindow:
 
     def _ask(self, peer: int, num_bytes: int, answer: Callable[[], _Answer]) -> _Answer:
         """The result of answer() at the peer; its own memory answers at once."""
-        if peer == self._rank:
+        if (other := self.parts[peer]._rank) == self._rank:
             return answer()
         network, task, answers = self._fabric.network, self._port.task, list[_Answer]()
 
         def asked() -> None:
             answers.append(answer())
-            network.send(CallMessage(peer, self._rank, num_bytes, task.resume))
+            network.send(CallMessage(other, self._rank, num_bytes, task.resume))
 
-        network.send(CallMessage(self._rank, peer, 0, asked))
+        network.send(CallMessage(self._rank, other, 0, asked))
         self._port.block(f"the answer of rank {peer} about window {self.name!r}")
         return answers[0]
 

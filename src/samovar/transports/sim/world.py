@@ -1,7 +1,7 @@
 """Runs a program on every rank of a simulated machine; each rank gets a `SimTransport`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -79,6 +79,14 @@ class Windows:
         self._counted_above_bytes = counted_above_bytes
         self._window_type = window_type
         self._opened: list[WindowParts] = []
+        self._groups: dict[Hashable, Windows] = {}
+
+    def among(self, group: Hashable, ranks: Sequence[int]) -> "Windows":
+        """Those of a group of ranks, the same for all that give this name of it."""
+        ports = [self._ports[rank] for rank in ranks]
+        made = self._groups.setdefault(group, Windows(ports, self._counted_above_bytes, self._window_type))
+        assert made._ports == ports, "one name for two groups"
+        return made
 
     def open(self, index: int, name: str, num_bytes: int, num_slots: int) -> WindowParts:
         """The window of this index; the first rank's call makes the parts of all, as in a shared segment."""
@@ -146,12 +154,17 @@ class SimTransport:
         for array in writes:
             self.note(array, writes=True, verb=writing)
         num_bytes = sum(map(self._port.fabric.num_bytes, (*reads, *writes)))
-        seconds = self._machine.reduce_s(self.group.rank, num_bytes)
+        seconds = self._machine.reduce_s(self._port.rank, num_bytes)
         if seconds > 0.0:
             self._port.sleep(seconds)
         windows = [self._port.find(array)[0] for array in (*reads, *writes)]
         if all(window is None or window.is_real for window in windows):
             what()
+
+    def among(self, name: Hashable, ranks: Sequence[int]) -> "SimTransport":
+        """This rank's access to the memory of a part of the ranks. All that belong to it call this with one `name`."""
+        group = Group(ranks.index(self._port.rank), len(ranks))
+        return SimTransport(group, self._port, self._windows.among(name, ranks), self._machine)
 
     def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
         """See `samovar.transports.base.Spawning`; the race finder takes both for one thread of control."""
@@ -180,7 +193,7 @@ class SimTransport:
 
     def compute(self, nominal_s: float) -> None:
         """Work as long as this rank needs for `nominal_s` of the machine's nominal rank."""
-        self._port.sleep(self._machine.compute_s(self.group.rank, nominal_s))
+        self._port.sleep(self._machine.compute_s(self._port.rank, nominal_s))
 
     def deadline(self, seconds: float) -> VirtualDeadline:
         """`seconds` of virtual time from now; infinity leaves it to the deadlock report."""

@@ -1,8 +1,9 @@
 """How samples are divided among ranks."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from torch.utils.data import (
 
 from samovar.core.errors import InputError
 from samovar.core.group import Group
-from samovar.frontends.torch.order import divided_loader, num_rank_batches, rank_batches, seeded
+from samovar.frontends.torch.order import ElasticOrder, divided_loader, num_rank_batches, rank_batches, seeded
 
 NUMBERS = TensorDataset(torch.arange(21))
 
@@ -178,3 +179,53 @@ def test_a_pass_leaves_torchs_generator_as_it_was(num_workers: int) -> None:
     before = torch.get_rng_state()
     assert len(list(order.left(own))) == len(own)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def elastic_epoch(
+    loader: DataLoader[Any], parts: Sequence[tuple[int, int]], epoch: int = 0
+) -> tuple[list[list[int]], int]:
+    """The batches of all ranks in these parts (steps, ranks) of an epoch, and how many the last rank has left."""
+    taken: list[list[int]] = []
+    cuts: list[tuple[int, int]] = []
+    num_left = 0
+    for num_steps, world_size in parts:
+        for rank in range(world_size):
+            divided, order = divided_loader(loader, Group(rank, world_size), 0, order_type=ElasticOrder)
+            assert isinstance(order, ElasticOrder)
+            order.start_after(epoch, cuts)
+            batches = [batch.tolist() for batch in divided]
+            taken += batches[:num_steps]
+            num_left = len(batches) - num_steps
+        cuts.append((num_steps, world_size))
+    return taken, num_left
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_is_left_of_an_epoch_is_divided_again(batch_size: int, drop_last: bool) -> None:
+    """Ranks change in number; no sample comes twice, and at the end fewer than a batch for each rank are left."""
+    loader = DataLoader(
+        TensorDataset(torch.arange(211)), batch_size, shuffle=True, drop_last=drop_last, collate_fn=_flat
+    )
+    last = 3
+    taken, num_left = elastic_epoch(loader, [(2, 4), (1, 5), (3, 2), (10_000, last)])
+    samples = [sample for batch in taken for sample in batch]
+    assert len(samples) == len(set(samples))
+    assert len(samples) > 211 - last * (batch_size if drop_last else 1)
+    assert num_left < 0
+
+
+def test_all_ranks_of_an_elastic_epoch_take_equal_numbers_of_batches() -> None:
+    for size in range(30, 60):
+        loader = DataLoader(TensorDataset(torch.arange(size)), 3, collate_fn=_flat)
+        counts = set()
+        for rank in range(4):
+            divided, order = divided_loader(loader, Group(rank, 4), 0, order_type=ElasticOrder)
+            assert isinstance(order, ElasticOrder)
+            order.start_after(0, [(1, 3)])
+            counts.add(sum(1 for _ in divided))
+        assert len(counts) == 1
+
+
+def _flat(samples: list[tuple[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([sample for (sample,) in samples])

@@ -1,0 +1,262 @@
+"""A replica in an elastic job, whose workers come and go between exchanges."""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from samovar.api.elastic_exchange import ElasticExchange
+from samovar.api.elastic_state import packed, take_buffers, unpacked
+from samovar.api.exchanges import Exchange
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.api.shards import Shard
+from samovar.core.errors import InputError, SamovarError
+from samovar.core.group import Group
+from samovar.frontends.torch.optimizers import Given as GivenOptimizers
+from samovar.frontends.torch.optimizers import Optimizers
+from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
+from samovar.frontends.torch.parameters import description, layout_of, trained_parameters
+from samovar.launch.identity import ElasticJob
+from samovar.membership.quorum_messages import Division, Go, Hello, Last
+from samovar.membership.quorum_seat import QuorumSeat
+from samovar.membership.rounds import Given
+from samovar.strategies.base import kind_of
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import described, resolved
+from samovar.transports.processes import own_mark
+
+
+class ElasticReplica(Replica):
+    """One worker of an elastic job; see `Replica`, and the how-to page "Workers that come and go".
+
+    `rank` and `world_size` are those of the present round, and change between rounds. A worker that comes takes
+    weights, buffers, the strategy's state, the step and the place in the data from another worker. Its optimizer is
+    fresh. `evaluating` shows the weights of the last exchange, with this worker's own buffers, and never waits.
+    """
+
+    _exchange: Exchange
+    _elastic: ElasticExchange
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: GivenOptimizers,
+        alone: ProcessGroup,
+        config: StrategyConfig,
+        timeout_s: float,
+        job: ElasticJob,
+    ) -> None:
+        self._job, self._unresolved, self._num_before = job.name, kind_of(config.name).regrouped(config), 0
+        trained = _description(model, optimizer, self._unresolved)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        hello = Hello(job.place, own_mark(), trained, timeout_s, cores, job.joins)
+        self._seat = QuorumSeat(job.name, hello, packed, unpacked)
+        try:
+            self._admission, self._given = self._seat.enter()
+            _require_fitting(self._unresolved, self._admission.max_workers)
+            super().__init__(model, optimizer, alone, self._unresolved, timeout_s)
+            self._closing.callback(self._seat.close)
+            self._follow(self._admission.division.world_size)
+            self._reductions = _NoReductions()  # type: ignore[assignment]
+            self._take(self._given)
+            self._elastic.begin()
+        except BaseException:
+            self._seat.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker among those of the round, from 0."""
+        return self._division.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers of the round."""
+        return self._division.world_size
+
+    @property
+    def how_it_came(self) -> str:
+        """As text: to which job, at which step, among how many workers."""
+        job = f"elastic job {self._job!r}"
+        if not self._given or not self._elastic.border_step:
+            return f"{job}, {self.world_size} workers"
+        waited = self._admission.num_rounds_waited
+        rounds = f"{waited} round{'' if waited == 1 else 's'}"
+        return f"came to {job} at step {self._elastic.border_step:,} after {rounds}, {self.world_size} workers"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def leave(self) -> None:
+        """End training here, and let the others continue.
+
+        Takes part in the next exchange, so that this worker's steps count, and waits for it: at most a round. Then the
+        model has the weights that came of it. Raises RankFailed and DeadlineExceeded.
+        """
+        self._require_training("leave()")
+        self._checks.require_finite(self._step, self._figures)
+        self._elastic.come(Last.LEAVE)
+        self._end()
+        self._seat.close()
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """A context for long work of this worker. The others wait for it at the next exchange, while it lives."""
+        self._seat.busy(True)
+        try:
+            yield
+        finally:
+            self._seat.busy(False)
+
+    def shard(self, loader: DataLoader[Any], *, seed: int = 0) -> Shard:
+        """This worker's part of the loader's data, as `Replica.shard`, divided again when workers come or go.
+
+        A worker that comes continues where the others are: begin with `for epoch in range(shard.epoch, ...)`. If a
+        worker dies, its samples of the present round are lost for this epoch. No other sample is lost or seen twice.
+        Raises InputError for a stream, which cannot be divided again.
+        """
+        made = (Group(0, 1), self._step_group, self._announcer, seed, self._figures)
+        return self._shards.of(loader, seed, lambda: ElasticShard(loader, *made, division=lambda: self._division))
+
+    def load_state_dict(self, _state: Mapping[str, Any]) -> NoReturn:
+        """Not for an elastic job, whose workers get their state from each other."""
+        raise SamovarError(
+            "load_state_dict(): a worker of an elastic job takes the state of another worker; to begin with other "
+            "weights, load them into the model before replicate()"
+        )
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, elastic job {self._job!r})"
+
+    @property
+    def _division(self) -> Division:
+        return self._elastic.division if hasattr(self, "_elastic") else self._admission.division
+
+    def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
+        made = (self._team.collectives, self._seat, self._admission, self._given, self._announcer.deadline)
+        self._elastic = ElasticExchange(parameters, self._unresolved, *made, self._around, self._regrouped)
+        closing.callback(self._elastic.close)
+        return self._elastic
+
+    def _take(self, given: Given) -> None:
+        """Begin where the others are."""
+        if given:
+            take_buffers(self._model, given["buffers"])
+            self._step = int(given["replica"]["step"])
+            self._shards.load_state_dict(given["replica"], has_same_ranks=True)
+
+    def _around(self, state: Given) -> Given:
+        place = {"step": self._elastic.border_step, **self._shards.state_dict()}
+        return {**state, "buffers": dict(self._model.named_buffers()), "replica": place}
+
+    def _regrouped(self, go: Go) -> None:
+        before, self._num_before = self._num_before, len(go.marks)
+        self._follow(len(go.marks))
+        if go.rank == 0 and before:
+            gone = f"{', '.join(go.gone)} gone; " if go.gone else ""
+            sys.stderr.write(
+                f"samovar: step {self._step + 1:,}: {gone}{self.num_workers} workers exchange now, {before} before; "
+                f"{described(self.config)}\n"
+            )
+
+    def _follow(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self.config = resolved(self._unresolved, num_workers)
+
+
+class ElasticShard(Shard):
+    """See `ElasticReplica.shard`. `division()` is that of the present round."""
+
+    def __init__(self, loader: DataLoader[Any], *made: Any, division: Callable[[], Division]) -> None:
+        super().__init__(loader, *made)
+        self._division = division
+        self._cuts: Cuts = ()  # of the epoch that is under way
+        self._cuts_to_skip: Cuts = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        self._cuts, self._cuts_to_skip = self._cuts_to_skip, ()
+        try:
+            version = -1
+            while version != self._division().version:  # it may change whenever the loop has got a batch
+                version = self._division().version
+                yield from self._part(epoch, self._division())
+        finally:
+            self._cuts = ()
+
+    def __len__(self) -> int:
+        self._regroup(self._division())
+        return len(self._loader)
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        return self.epoch + bool(self._cuts_to_skip), [list(cut) for cut in self._cuts or self._cuts_to_skip]
+
+    def go_to(self, num_epochs: int, cuts: Any) -> None:
+        self.epoch = num_epochs - bool(cuts)
+        self._cuts, self._cuts_to_skip = (), [(int(num), int(size)) for num, size in cuts or ()]
+
+    def _divided(
+        self, loader: DataLoader[Any], group: Group, *, divides_batch: bool
+    ) -> tuple[DataLoader[Any], EpochOrder | StreamOrder]:
+        assert not divides_batch, "an elastic job has no recipe"
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            raise InputError(
+                "shard: a stream cannot be divided again when workers come and go; give a data set with a length, or "
+                "divide the stream yourself by replica.rank and replica.world_size"
+            )
+        return divided_loader(loader, group, self.seed, order_type=ElasticOrder)
+
+    def _part(self, epoch: int, division: Division) -> Iterator[Any]:
+        """Batches of the epoch that are left, until the workers are others."""
+        earlier = tuple(self._cuts)
+        self._regroup(division).start_after(epoch, earlier)
+        for number, batch in enumerate(self._figures.batches(self._loader, self.source.batch_size or 0), 1):
+            self._cuts = (*earlier, (number, division.world_size))
+            yield batch
+            if self._division().version != division.version:
+                break
+
+    def _regroup(self, division: Division) -> ElasticOrder:
+        assert isinstance(self._order, ElasticOrder)
+        self._order.regroup(Group(division.rank, division.world_size))
+        return self._order
+
+
+class _NoReductions:
+    """Workers of an elastic job meet in exchanges alone."""
+
+    def _refuse(self, *_given: Any, **_named: Any) -> NoReturn:
+        raise SamovarError(
+            "save(), load(), mean() and other calls wait for all ranks, and ranks of an elastic "
+            "job come and go. Show each worker's own value, or evaluate on the first one (replica.is_first)"
+        )
+
+    reduce = gather = broadcast = barrier = _refuse
+
+
+def _description(model: nn.Module, optimizer: GivenOptimizers, config: StrategyConfig) -> str:
+    """A hash of all that must be equal on all workers."""
+    parameters = trained_parameters(model, Optimizers(optimizer))
+    described = json.dumps([description(model, parameters), layout_of(parameters).fingerprint(), asdict(config)])
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _require_fitting(config: StrategyConfig, max_workers: int) -> None:
+    """A moving rate that the user chose must suit as many workers as there may be."""
+    if config.moving_rate is not None:
+        try:
+            resolved(config, max_workers)
+        except InputError as error:
+            raise InputError(
+                f"{error}; leave it out, or give `samovar run --elastic` a smaller --max-workers"
+            ) from None

@@ -1,0 +1,320 @@
+"""The workers of each round of an elastic job: who takes part, and whether the round counts.
+
+A round is some steps of each worker's own, and one exchange. A pure state machine: events in, replies out. It knows no
+sockets, no clock and no threads. See ADR 26.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from samovar.core.errors import InputError
+from samovar.membership.quorum_messages import (
+    Admission,
+    Decision,
+    Division,
+    Go,
+    Hello,
+    Last,
+    Refused,
+    Reply,
+    StillWaiting,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumSize:
+    """The number of workers that the first round waits for, and the least and the most that train together."""
+
+    num_founders: int
+    min_workers: int = 1
+    max_workers: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_workers <= self.max_workers:
+            raise InputError(
+                f"--min-workers {self.min_workers}, --max-workers {self.max_workers}: give 1 or more, and a largest "
+                "number that is not below the smallest"
+            )
+        if self.num_founders > self.max_workers:
+            raise InputError(
+                f"--workers {self.num_founders} is more than --max-workers {self.max_workers}; raise the latter"
+            )
+
+
+@dataclass(slots=True)
+class _Member:
+    hello: Hello
+    name: str
+    since_s: float
+    first_round: int  # in which it came to the door
+    num_steps: int = 0
+    last: Last = Last.NO
+    is_ready: bool = False
+    vote: bool | None = None
+    is_busy: bool = False
+
+
+class _Phase(Enum):
+    DOOR = auto()  # the first round has not begun
+    TRAINING = auto()  # until all are ready
+    EXCHANGE = auto()  # until all have voted
+    HELD = auto()  # fewer than the least number: until others come
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class Quorum:
+    """Events change it, and `send(worker, reply)` gets what is to be told. Workers are numbers, never used twice."""
+
+    size: QuorumSize
+    send: Callable[[int, Reply], None]
+    round: int = 0
+    generation: int = 0
+    num_repeated: int = 0  # exchanges that did not count
+    _phase: _Phase = _Phase.DOOR
+    _workers: dict[int, _Member] = field(default_factory=dict)
+    _door: list[int] = field(default_factory=list)
+    _members: list[int] = field(default_factory=list)
+    _coming: list[int] = field(default_factory=list)  # members that wait for the state
+    _giver: int | None = None
+    _grouped: tuple[int, ...] | None = None  # the members of this generation; None: its windows are no good
+    _opened: tuple[int, ...] = ()  # the members with which the last round began
+    _version: int = 0
+    _gone: list[str] = field(default_factory=list)
+    _num_missing: int = 0  # founders that ended before they came
+    _held_s: float = math.inf
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return tuple(self._members)
+
+    @property
+    def is_over(self) -> bool:
+        return self._phase is _Phase.OVER
+
+    def came(self, number: int, hello: Hello, now_s: float) -> None:
+        """A worker is at the door."""
+        process = hello.mark.partition("/")[0]
+        self._workers[number] = _Member(hello, f"worker {number} (process {process})", now_s, self.round)
+        others = [self._workers[other] for other in (*self._members, *self._door)]
+        if self._phase is _Phase.OVER:
+            self._refuse(number, "the job has ended; there is nothing to join")
+        elif any(other.hello.job != hello.job for other in others):
+            self._refuse(
+                number,
+                "its model or its settings differ from those of the job; run the same script with the same arguments",
+                is_input=True,
+            )
+        else:
+            self._door.append(number)
+            self._admit(now_s)
+
+    def founder_ended(self, now_s: float) -> None:
+        """A worker that the first round waits for ended before it came."""
+        self._num_missing += 1
+        self._admit(now_s)
+
+    def gave(self, number: int, now_s: float) -> None:
+        """The state of a member has come, for those that wait for it."""
+        if number == self._giver:
+            for member in self._coming:
+                self._workers[member].since_s = now_s
+                num_rounds = self.round - self._workers[member].first_round
+                self.send(member, Admission(self._division(member), self.size.max_workers, num_rounds))
+            self._giver = None
+            self._coming.clear()
+
+    def ready(self, number: int, num_steps: int, last: Last, now_s: float) -> None:
+        """A member has come to an exchange, after `num_steps` steps since the last one."""
+        if (worker := self._workers.get(number)) is not None:
+            worker.is_ready, worker.num_steps, worker.last, worker.since_s = True, num_steps, last, now_s
+            self._go_on(now_s)
+
+    def voted(self, number: int, is_done: bool, now_s: float) -> None:
+        """A member has the result of the exchange, or cannot have it."""
+        if (worker := self._workers.get(number)) is not None:
+            worker.vote, worker.since_s = is_done, now_s
+            self._go_on(now_s)
+
+    def busy(self, number: int, is_busy: bool) -> None:
+        """A worker begins or ends something else. The others wait for it meanwhile, as long as it lives."""
+        if (worker := self._workers.get(number)) is not None:
+            worker.is_busy = is_busy
+
+    def gone(self, number: int, now_s: float) -> None:
+        """A worker's process or its connection has ended. A second call does nothing."""
+        worker = self._workers.pop(number, None)
+        if worker is None:
+            return
+        if number in self._door:
+            self._door.remove(number)
+            self._num_missing += self._phase is _Phase.DOOR and not worker.hello.joins
+        if number in self._members:
+            self._lose(number, worker)
+        self._go_on(now_s)
+
+    def look(self, now_s: float) -> None:
+        """To be called every now and then: gives up workers that keep others waiting for too long."""
+        waiting = self._waiting()
+        if self._phase is _Phase.HELD and now_s > self._held_s:
+            for member in self.members:
+                self._refuse(member, f"fewer than {self.size.min_workers} workers (--min-workers) are left")
+                self.gone(member, now_s)
+        elif self._phase is _Phase.DOOR:
+            if self._is_tired(waiting, now_s):
+                self._begin_with_those_here(now_s)
+        elif self._is_tired(waiting, now_s):
+            self._expel(waiting, now_s)
+        for number in (*self._waiting(), *self._door, *self._coming):
+            self.send(number, StillWaiting())
+
+    def _is_tired(self, waiting: Sequence[int], now_s: float) -> bool:
+        workers = [self._workers[number] for number in (self._door if self._phase is _Phase.DOOR else waiting)]
+        return any(now_s > worker.since_s + worker.hello.timeout_s for worker in workers)
+
+    def _begin_with_those_here(self, now_s: float) -> None:
+        """Others did not come in time. They may still join."""
+        if len(self._door) >= self.size.min_workers:
+            self.size = replace(self.size, num_founders=0)
+            self._admit(now_s)
+        for number in list(self._door) if self._phase is _Phase.DOOR else ():
+            self._refuse(number, f"only {len(self._door)} of at least {self.size.min_workers} workers came in time")
+
+    def _expel(self, waiting: Sequence[int], now_s: float) -> None:
+        """Give up the members for whom others wait, if each had the time that its own limit allows."""
+        silent = [member for member in self._members if member not in (*waiting, *self._coming)]
+        for member in silent:
+            worker = self._workers[member]
+            if not worker.is_busy and now_s > worker.since_s + worker.hello.timeout_s:
+                self._refuse(member, "it was silent for so long that the others continued without it")
+                self.gone(member, now_s)
+
+    def _waiting(self) -> tuple[int, ...]:
+        """The members that wait for others."""
+        if self._phase is _Phase.TRAINING:
+            return tuple(number for number in self._members if self._workers[number].is_ready)
+        if self._phase is _Phase.EXCHANGE:
+            return tuple(number for number in self._members if self._workers[number].vote is not None)
+        return self.members if self._phase is _Phase.HELD else ()
+
+    def _refuse(self, number: int, why: str, *, is_input: bool = False) -> None:
+        self.send(number, Refused(why, is_input))
+
+    def _lose(self, number: int, worker: _Member) -> None:
+        self._members.remove(number)
+        self._gone.append(worker.name)
+        if number in self._coming:
+            self._coming.remove(number)
+        if number == self._giver:  # those that wait for its state wait for the next round's
+            self._members = [member for member in self._members if member not in self._coming]
+            self._door[:0] = self._coming
+            self._giver = None
+            self._coming.clear()
+        if not self._members and self._door and not self.round:  # the founder, before it gave its state
+            self._phase = _Phase.DOOR
+            self._num_missing += 1
+        elif not self._members:
+            self._end("all of its workers ended before they had finished; nobody has its weights any more")
+
+    def _go_on(self, now_s: float) -> None:
+        """Act where the last one that others wait for has come, or is gone."""
+        workers = [self._workers[number] for number in self._members]
+        if self._phase is _Phase.TRAINING and not self._coming and all(worker.is_ready for worker in workers):
+            self._go()
+        elif self._phase is _Phase.EXCHANGE and all(worker.vote is not None for worker in workers):
+            if all(worker.vote for worker in workers):
+                self._commit(now_s)
+            else:
+                self._repeat()
+        elif self._phase in (_Phase.DOOR, _Phase.HELD):
+            self._admit(now_s)
+
+    def _admit(self, now_s: float) -> None:
+        """Begin the first round, or the next one where it was held, if enough workers are here."""
+        if self._phase is _Phase.DOOR:
+            hellos = {number: self._workers[number].hello for number in self._door}
+            num_founders = sum(not hello.joins for hello in hellos.values())
+            if num_founders < self.size.num_founders - self._num_missing or len(hellos) < self.size.min_workers:
+                return
+            self._door.sort(key=lambda number: (hellos[number].joins, hellos[number].place))
+            self._members = [self._door.pop(0)]
+            self._open_round(now_s)
+        elif self._phase is _Phase.HELD:
+            self._open_round(now_s)
+
+    def _open_round(self, now_s: float) -> None:
+        """Take in those at the door. The first member gives them its state, and trains on."""
+        free = self.size.max_workers - len(self._members)
+        come = self._door[:free]
+        if len(self._members) + len(come) < self.size.min_workers:
+            if self._phase is not _Phase.HELD:
+                self._held_s = now_s + max(self._workers[number].hello.timeout_s for number in self._members)
+            self._phase = _Phase.HELD
+            return
+        is_first = self._phase is _Phase.DOOR
+        self._phase = _Phase.TRAINING
+        del self._door[:free]
+        staying, self._coming = self._members, come
+        self._members = [*staying, *come]
+        self._giver = staying[0] if come else None
+        self._version += self._opened != self.members
+        self._opened = self.members
+        for number in self._members:
+            self._workers[number].is_ready, self._workers[number].since_s = False, now_s
+        for number in staying:
+            gives = number == self._giver
+            division = self._division(number)
+            if is_first:
+                self.send(number, Admission(division, self.size.max_workers, is_founder=True, gives=gives))
+            else:
+                self.send(number, Decision(True, division, gives))
+
+    def _go(self) -> None:
+        """Begin the exchange, in new windows if the members are others than the last time."""
+        workers = [self._workers[number] for number in self._members]
+        ends = all(worker.last is not Last.NO for worker in workers)
+        exchanges = not ends or any(worker.num_steps for worker in workers)
+        if exchanges and self._grouped != self.members:
+            self.generation += 1
+            self._grouped = self.members
+        gone, self._gone = tuple(self._gone), []
+        marks, names = tuple(one.hello.mark for one in workers), tuple(one.name for one in workers)
+        is_crowded = len(workers) > len({core for one in workers for core in one.hello.cores})
+        self._phase = _Phase.EXCHANGE
+        for rank, (number, worker) in enumerate(zip(self._members, workers, strict=True)):
+            worker.vote = None
+            self.send(number, Go(self.generation, rank, marks, names, is_crowded, ends, exchanges, gone))
+        if not exchanges:
+            self._end("the job has ended; there is nothing to join")
+
+    def _repeat(self) -> None:
+        self.num_repeated += 1
+        self._grouped = None
+        for number in self._members:
+            self.send(number, Decision(False))
+        self._go()
+
+    def _commit(self, now_s: float) -> None:
+        self.round += 1
+        leaving = [number for number in self._members if self._workers[number].last is Last.LEAVE]
+        if all(self._workers[number].last is not Last.NO for number in self._members):
+            leaving = self._members
+        for number in leaving:
+            self.send(number, Decision(True))
+        self._members = [number for number in self._members if number not in leaving]
+        if self._members:
+            self._open_round(now_s)
+        else:
+            self._end("the job has ended; there is nothing to join")
+
+    def _end(self, why: str) -> None:
+        self._phase = _Phase.OVER
+        self._members = []
+        for number in self._door:
+            self._refuse(number, why)
+        self._door.clear()
+
+    def _division(self, number: int) -> Division:
+        return Division(self.round, self._members.index(number), len(self._members), self._version)

@@ -1,0 +1,386 @@
+"""Workers that come, leave and die at any action of theirs, on simulated machines: sums and weights stay whole."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.core.errors import RankFailed
+from samovar.core.layout import Layout, ParameterSpec
+from samovar.membership.quorum import Quorum, QuorumSize
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Refused, Reply, StillWaiting
+from samovar.membership.rounds import Given, Rounds
+from samovar.strategies.base import kind_of
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.elastic_weights import ElasticWeights
+from samovar.transports.base import Array, Region
+from samovar.transports.sim.window import SimWindow
+from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
+from tests.sim.harness import config_of, repeated_by
+
+LAYOUT = Layout.pack([ParameterSpec("a", (5, 3)), ParameterSpec("b", (7,))])
+STRATEGIES = ("local-sgd", "diloco", "sync-easgd")
+COLLECTIVES = ("tree", "ring", "halving-doubling", "direct")
+NUM_ROUNDS, PERIOD_STEPS = 6, 2
+STEP_S, POLL_S, WAIT_S = 1e-4, 1e-5, 0.01  # of virtual time; a worker waits ten times as long for the quorum
+MOST_ACTIONS = 160  # of a worker in a run
+ROUNDING = 1e-4
+
+
+class WrongSum(AssertionError):
+    """A worker's contribution was lost, counted twice or applied by half; or weights that must be equal are not."""
+
+
+class Died(Exception):
+    """The planned end of a worker."""
+
+
+@dataclass(frozen=True)
+class ElasticCase:
+    """Of `world_size` workers the first `num_founders` begin, and the others come later.
+
+    `num_dying` of them end at any action, and `num_leaving` leave in a round of theirs.
+    """
+
+    seed: int
+    strategy: str
+    collective: str
+    world_size: int
+    num_founders: int
+    num_dying: int
+    num_leaving: int
+
+    @classmethod
+    def of_seed(cls, seed: int) -> "ElasticCase":
+        draw = Random(seed)
+        founders, joiners = draw.randint(1, 5), draw.randint(0, 3)
+        dying = draw.randint(0, founders + joiners - 1)
+        leaving = draw.randint(0, founders + joiners - 1 - dying)
+        return cls(
+            seed, draw.choice(STRATEGIES), draw.choice(COLLECTIVES), founders + joiners, founders, dying, leaving
+        )
+
+    def config(self) -> SimConfig:
+        return config_of(self.seed)
+
+
+@dataclass
+class Attempt:
+    """What a worker had before one attempt at an exchange, and, if it counted and the worker lived on, after it."""
+
+    number: int
+    round: int
+    generation: int
+    before: Array
+    center: Array
+    after: Array | None = None
+    center_after: Array | None = None
+
+
+@dataclass
+class Book:
+    """All that is checked at the end, and the fates of workers."""
+
+    case: ElasticCase
+    quorum: Quorum
+    mail: dict[int, list[tuple[Reply, Given]]] = field(default_factory=dict)
+    state: Given = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    begun: list[tuple[int, int, Array]] = field(default_factory=list)  # worker, round, first weights
+    actions_left: dict[int, int] = field(default_factory=dict)
+    leaves_in: dict[int, int] = field(default_factory=dict)
+    longest_wait: int = 0
+
+    @classmethod
+    def of(cls, case: ElasticCase) -> "Book":
+        book = cls(case, Quorum(QuorumSize(case.num_founders), _nowhere))
+        book.quorum.send = book.post
+        draw = Random(case.seed + 1)
+        others = (
+            draw.sample(range(1, case.world_size), case.num_dying + case.num_leaving) if case.world_size > 1 else []
+        )
+        if draw.random() < 0.5 and case.num_dying:  # the first one dies like any other
+            others[0] = 0
+        book.actions_left = {number: draw.randrange(MOST_ACTIONS) for number in others[: case.num_dying]}
+        book.leaves_in = {number: draw.randrange(NUM_ROUNDS) for number in others[case.num_dying :]}
+        return book
+
+    def post(self, number: int, reply: Reply) -> None:
+        if isinstance(reply, StillWaiting):
+            return
+        state = self.state if isinstance(reply, Admission) and not reply.is_founder else {}
+        self.mail.setdefault(number, []).append((reply, state))
+
+    def act(self, number: int) -> None:
+        """Called at each action of a worker."""
+        if number in self.actions_left:
+            self.actions_left[number] -= 1
+            if self.actions_left[number] < 0:
+                raise Died
+
+
+def _nowhere(_number: int, _reply: Reply) -> None: ...
+
+
+class SimSeat:
+    """A seat without sockets: messages take virtual time, and the worker may die before and after each."""
+
+    def __init__(self, book: Book, transport: SimTransport) -> None:
+        self._book, self.transport = book, transport
+        self.number = transport.group.rank
+
+    def enter(self) -> tuple[Admission, Given]:
+        self._pass()
+        self._book.quorum.came(self.number, self._hello(), self._now_s)
+        return self._answer(Admission)
+
+    def _hello(self) -> Hello:
+        joins = self.number >= self._book.case.num_founders
+        return Hello(self.number, f"{self.number}/0/0", "job", 10 * WAIT_S, joins=joins)
+
+    def give(self, state: Given) -> None:
+        self._pass()
+        self._book.state = state
+        self._book.quorum.gave(self.number, self._now_s)
+
+    def ready(self, num_steps: int, last: Last) -> Go:
+        self._pass()
+        self._book.quorum.ready(self.number, num_steps, last, self._now_s)
+        return self.go()
+
+    def go(self) -> Go:
+        return self._answer(Go)[0]
+
+    def vote(self, is_done: bool) -> Decision:
+        self._pass()
+        self._book.quorum.voted(self.number, is_done, self._now_s)
+        return self._answer(Decision)[0]
+
+    @property
+    def _now_s(self) -> float:
+        return self.transport.now_s
+
+    def _pass(self) -> None:
+        self._book.act(self.number)
+        self.transport.sleep(POLL_S)
+        self._book.act(self.number)
+
+    def _answer(self, kind: Any) -> Any:
+        until_s = self._now_s + 200 * WAIT_S
+        while self._now_s < until_s:
+            if letters := self._book.mail.get(self.number):
+                reply, state = letters.pop(0)
+                if isinstance(reply, Refused):
+                    raise RankFailed(reply.why)
+                assert isinstance(reply, kind), (reply, kind)
+                self._book.act(self.number)
+                return (reply, state) if kind is Admission else (reply,)
+            self.transport.sleep(POLL_S)
+            self._book.quorum.look(self._now_s)
+        raise WrongSum(f"worker {self.number} waits for {kind.__name__} for ever")
+
+
+class MortalWindow(SimWindow):
+    """A window at each of whose verbs its rank may die."""
+
+    book: Book
+
+    def put(self, peer: int, offset: int, source: Array, notification: Any = None) -> None:
+        self.book.act(self._rank)
+        super().put(peer, offset, source, notification)
+
+    def notify(self, peer: int, notification: Any) -> None:
+        self.book.act(self._rank)
+        super().notify(peer, notification)
+
+    def wait(self, slot: int, at_least: int, peer: int, deadline: Any) -> int:
+        self.book.act(self._rank)
+        return super().wait(slot, at_least, peer, deadline)
+
+
+class HeldArray:
+    """Weights that are the region's."""
+
+    def __init__(self, region: Region, weights: Array) -> None:
+        region.array[:] = weights
+
+    def gather(self) -> None: ...
+    def scatter(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class Worker(ElasticWeights):
+    """The real strategy on simulated windows; it keeps a book of its attempts."""
+
+    def __init__(
+        self, book: Book, kind: type[Rounds], seat: SimSeat, transport: SimTransport, admission: Admission, given: Given
+    ) -> None:
+        case = book.case
+        config = StrategyConfig(case.strategy, sync_period_steps=PERIOD_STEPS)
+        self._book, self._number, self._transport = book, seat.number, transport
+        self._go: Go | None = None
+        self._attempt: Attempt | None = None
+        super().__init__(
+            kind_of(case.strategy).regrouped(config),
+            LAYOUT,
+            lambda region: HeldArray(region, first_weights()),
+            self._collectives(transport.among(("alone", seat.number), [seat.number])),
+            lambda: transport.deadline(WAIT_S),
+            given,
+        )
+        self.rounds = kind(seat, self, admission)
+        book.begun.append((seat.number, admission.division.round, self.region.array.copy()))
+
+    def _collectives(self, group: SimTransport) -> Collectives:
+        return PlannedCollectives(group, lambda _num_bytes: self._book.case.collective)
+
+    def regroup(self, go: Any) -> None:
+        self._go = go
+        ranks = [int(mark.partition("/")[0]) for mark in go.marks]
+        assert ranks[go.rank] == self._number
+        super().regroup(self._collectives(self._transport.among(go.generation, ranks)))
+
+    def exchange(self) -> None:
+        assert self._go is not None
+        center = self.common if self._strategy.center() is not None else np.zeros(0, np.float32)
+        self._attempt = Attempt(
+            self._number, self.rounds.division.round, self._go.generation, self.region.array.copy(), center.copy()
+        )
+        self._book.attempts.append(self._attempt)
+        super().exchange()
+
+    def committed(self) -> None:
+        super().committed()
+        if self._attempt is not None:
+            self._attempt.after, self._attempt.center_after = self.region.array.copy(), self.common.copy()
+
+
+def run_elastic(case: ElasticCase, rounds: type[Rounds] = Rounds) -> SimRun[str]:
+    """Raises what is wrong, with a note of the command that repeats it."""
+    book = Book.of(case)
+    window = type("Window", (MortalWindow,), {"book": book})
+    try:
+        run = simulate(partial(work, book, rounds), case.world_size, case.config(), window)
+        check(book, run.results)
+        return run
+    except Exception as error:
+        error.add_note(f"to repeat: {repeated_by('elastic', case)}")
+        raise
+
+
+def work(book: Book, kind: type[Rounds], transport: SimTransport) -> str:
+    """One worker from its start to its end. How it ended."""
+    number = transport.group.rank
+    draw = Random(book.case.seed * 64 + number)
+    try:
+        if number >= book.case.num_founders:
+            transport.sleep(NUM_ROUNDS * PERIOD_STEPS * STEP_S * draw.random())
+        return trained(book, kind, SimSeat(book, transport), draw)
+    except Died:
+        hangs = draw.random() < 0.15  # then nobody hears of its end, and the quorum gives it up
+        transport.sleep(WAIT_S * (30.0 if hangs else draw.random() ** 3))
+        book.quorum.gone(number, transport.now_s)
+        return "died"
+    except RankFailed as error:
+        book.quorum.gone(number, transport.now_s)
+        return str(error)
+
+
+def trained(book: Book, kind: type[Rounds], seat: SimSeat, draw: Random) -> str:
+    transport = seat.transport
+    admission, given = seat.enter()
+    worker = Worker(book, kind, seat, transport, admission, given)
+    first = admission.division.round
+    for number in range(first, NUM_ROUNDS):
+        for step in range(PERIOD_STEPS):
+            book.act(seat.number)
+            transport.compute(STEP_S * (0.5 + draw.random()))
+            worker.region.array[:] += gradient(seat.number, number * PERIOD_STEPS + step)
+        leaves = book.leaves_in.get(seat.number) == number
+        worker.rounds.exchange(PERIOD_STEPS, Last.LEAVE if leaves else Last.NO)
+        if leaves:
+            book.quorum.gone(seat.number, transport.now_s)
+            return "left"
+    while not worker.rounds.exchange(0, Last.FINISH):
+        pass
+    book.quorum.gone(seat.number, transport.now_s)
+    return "trained"
+
+
+def check(book: Book, endings: list[str]) -> None:
+    """Whoever lives to the end has trained to the end, and every exchange that counts was whole."""
+    case = book.case
+    for number, ending in enumerate(endings):
+        allowed = ("trained", "died") if number in book.actions_left else ("trained", "left")
+        if ending not in allowed and not _may_be_late(book, number, ending):
+            raise WrongSum(f"worker {number} ended: {ending}")
+    by_generation: dict[tuple[int, int], dict[int, Attempt]] = {}
+    for attempt in book.attempts:
+        by_generation.setdefault((attempt.round, attempt.generation), {})[attempt.number] = attempt
+    for attempts in by_generation.values():
+        if any(attempt.after is not None for attempt in attempts.values()):
+            _check_exchange(case.strategy, list(attempts.values()))
+    _check_repeats(book)
+    _check_beginnings(book)
+
+
+def _may_be_late(book: Book, number: int, ending: str) -> bool:
+    """A worker that comes after the end, or when all others have died, has nothing to join."""
+    return number >= book.case.num_founders and ("nothing to join" in ending or "nobody has its weights" in ending)
+
+
+def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:
+    """Σ x_i + c, or the mean, over all that took part, also those that died after they had given their part."""
+    survivors = [attempt for attempt in attempts if attempt.after is not None]
+    first = survivors[0]
+    for attempt in survivors:
+        if attempt.center_after.tobytes() != first.center_after.tobytes():
+            raise WrongSum(f"round {first.round}: workers {first.number} and {attempt.number} have different centers")
+    total = np.sum([attempt.before for attempt in attempts], axis=0, dtype=np.float64)
+    if strategy == "local-sgd":
+        _require_close(first.after, total / len(attempts), first)
+    if strategy == "diloco":
+        for attempt in survivors:
+            _require_close(attempt.after, first.center_after, attempt)
+    if strategy == "sync-easgd":
+        rate = 0.9 / (len(attempts) + 1)
+        after = [attempt.before - rate * (attempt.before - attempt.center) for attempt in attempts]
+        for attempt, wanted in zip(attempts, after, strict=True):
+            if attempt.after is not None:
+                _require_close(attempt.after, wanted, attempt)
+        _require_close(first.center_after + np.sum(after, axis=0), first.center + total, first)
+
+
+def _check_repeats(book: Book) -> None:
+    """An attempt that does not count leaves a worker's weights and center as they were, bit by bit."""
+    firsts: dict[tuple[int, int], Attempt] = {}
+    for attempt in book.attempts:
+        first = firsts.setdefault((attempt.number, attempt.round), attempt)
+        same = (first.before.tobytes(), first.center.tobytes()) == (attempt.before.tobytes(), attempt.center.tobytes())
+        if not same:
+            raise WrongSum(f"worker {attempt.number} repeats round {attempt.round} from other weights")
+
+
+def _check_beginnings(book: Book) -> None:
+    """A worker begins with the weights on which the round before ended."""
+    ends = {attempt.round: attempt.center_after for attempt in book.attempts if attempt.after is not None}
+    for number, round_number, weights in book.begun:
+        wanted = ends.get(round_number - 1, first_weights())
+        if wanted.tobytes() != weights.tobytes():
+            raise WrongSum(f"worker {number} began round {round_number} with other weights")
+
+
+def _require_close(found: Any, wanted: Any, attempt: Attempt) -> None:
+    if not np.allclose(np.asarray(found), np.asarray(wanted), rtol=ROUNDING, atol=ROUNDING):
+        raise WrongSum(f"round {attempt.round}, worker {attempt.number}: {found} and not {wanted}")
+
+
+def first_weights() -> Array:
+    return np.arange(1, LAYOUT.num_elements + 1, dtype=np.float32)
+
+
+def gradient(number: int, step: int) -> Array:
+    return np.random.default_rng([number, step]).normal(size=LAYOUT.num_elements).astype(np.float32)
