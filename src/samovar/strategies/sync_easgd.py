@@ -1,6 +1,7 @@
 """Elastic averaging in step: workers and a center that all of them keep pull at each other."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from samovar.strategies.settings import (
     SYNC_PERIOD,
     pulls_too_far,
 )
-from samovar.strategies.traits import Chosen, Setting
+from samovar.strategies.traits import NONE, Chosen, Setting
 from samovar.transports.base import Array, Region
 
 # What these leave out comes with the next exchange or two.
