@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, get_type_hints
 
@@ -9,6 +10,18 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from samovar.core.errors import InputError
+
+
+def load(module: str) -> Any:
+    """A module that only some calls need, such as one that needs torch. A signal waits until it is loaded.
+
+    Raised in the middle of it, an exception would pass through native code, which ends the process by itself.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        return importlib.import_module(module)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _HelpLast:
@@ -40,7 +53,7 @@ class GroupHelpLast(_HelpLast, TyperGroup):  # type: ignore[misc]
 
 def _without_colours() -> None:
     """Bright cyan and yellow, typer's, cannot be read on a light terminal."""
-    styles: Any = importlib.import_module("typer.rich_utils")
+    styles = load("typer.rich_utils")
     styles.STYLE_TYPES = ""
     for name in ("STYLE_OPTION", "STYLE_SWITCH", "STYLE_USAGE", "STYLE_COMMANDS_TABLE_FIRST_COLUMN"):
         setattr(styles, name, "bold")

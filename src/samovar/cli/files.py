@@ -1,11 +1,11 @@
 """`samovar inspect` and `samovar convert`: what a file holds, and the same in another file."""
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from samovar.cli.command import load
 from samovar.cli.output_flags import OPTIONS, OUTPUT
 
 
@@ -30,7 +30,7 @@ def inspect(
 ) -> None:
     """Show what a file is and what it contains."""
     # What needs torch is imported when it is asked for: other commands do without.
-    inspection = importlib.import_module("samovar.files.inspection")
+    inspection = load("samovar.files.inspection")
     wanted = inspection.Wanted(phase, tuple(shape or ()), values, records, draw, force)
     inspection.inspect(file, wanted, as_json)
 
@@ -47,6 +47,6 @@ def convert(
     Solver states: .solverstate, .solverstate.h5. Mean images: .binaryproto, .npy.
     """
     # What needs torch is imported when it is asked for: other commands do without.
-    conversion = importlib.import_module("samovar.files.conversion")
+    conversion = load("samovar.files.conversion")
     for line in conversion.convert(source, target, model, force):
         typer.echo(line)

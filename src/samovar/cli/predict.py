@@ -1,6 +1,5 @@
 """`samovar predict`: how a net would train on a described cluster, simulated with the strategies' own code."""
 
-import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from samovar.cli import flags
-from samovar.cli.command import gathered
+from samovar.cli.command import gathered, load
 from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
@@ -94,7 +93,7 @@ def _predict(
         show_prediction(shown)
     if answer.pictures is not None:
         # matplotlib is loaded where pictures are asked for: other predictions do without.
-        drawing = importlib.import_module("samovar.predict.pictures")
+        drawing = load("samovar.predict.pictures")
         for path in drawing.draw(question, found, answer.pictures):
             print(f"drawn: {path}", file=sys.stderr if answer.as_json else sys.stdout)
 
@@ -125,7 +124,7 @@ def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Prof
     if net.profile is not None:
         return load_profile(net.profile), None
     # What needs torch is imported when it is asked for: a profile does without.
-    nets = importlib.import_module("samovar.files.net_profile")
+    nets = load("samovar.files.net_profile")
     is_timed = cluster.worker.speed is None
     # A batch is what is timed, if workers have it. What is counted grows with it in any case.
     batch = net.batch if is_timed and not _is_global(net.batch_mode) else None

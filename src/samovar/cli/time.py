@@ -1,6 +1,5 @@
 """`samovar time`: how long each layer of a net takes."""
 
-import importlib
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
+from samovar.cli.command import load
 from samovar.cli.output_flags import OUTPUT
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
@@ -60,7 +60,7 @@ class _KeptAsProfile:
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed):
-            profiles = importlib.import_module("samovar.predict.profile")  # others do without
+            profiles = load("samovar.predict.profile")  # others do without
             profiles.save_profile(profiles.profile_of(record), self._path)
         self._display.show(record)
 
