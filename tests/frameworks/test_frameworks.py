@@ -46,18 +46,21 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def losses_of(command: Sequence[object], folder: Path) -> list[float]:
+def losses_of(command: Sequence[object], folder: Path, most_attempts: int = 1) -> list[float]:
     """What rank 0 prints: its losses, and the final one."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TRANSFORMERS_OFFLINE": "1", METRICS: str(folder / "figures")}
-    completed = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    for _ in range(most_attempts):
+        completed = subprocess.run(
+            list(map(str, command)),
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        if completed.returncode == 0:
+            break
     assert completed.returncode == 0, completed.stderr[-3000:]
     lines = re.findall(r"^(?:\[0\] )?(?:losses|final) (.*)$", completed.stdout, re.MULTILINE)
     return [float(word) for line in lines for word in line.split()]
@@ -71,7 +74,8 @@ def run(name: str, text: str, folder: Path, *, plain: bool = False) -> list[floa
         launcher = [BIN / "torchrun", "--standalone", "--nproc-per-node", 2]
     elif name in LAUNCHED:
         launcher = [BIN / "samovar", "run", "-n", 2]
-    return losses_of([*launcher, script], folder)
+    # DDP's own run aborts at its end once in a while: the interpreter ends while a thread of its process group runs.
+    return losses_of([*launcher, script], folder, most_attempts=3 if plain else 1)
 
 
 def test_the_losses_are_those_of_the_framework_itself(name: str, tmp_path: Path, repository_root: Path) -> None:
