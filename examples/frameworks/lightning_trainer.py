@@ -38,7 +38,6 @@ loader = DataLoader(TensorDataset(inputs, labels), batch_size=16, shuffle=True)
 held_out = DataLoader(TensorDataset(inputs[:128], labels[:128]), batch_size=16)
 model = Classifier()
 strategy = SamovarStrategy("sync")  # was: strategy = DDPStrategy()
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 trainer = lightning.Trainer(
     accelerator="cpu",
     devices=2,
@@ -46,7 +45,10 @@ trainer = lightning.Trainer(
     max_epochs=2,
     accumulate_grad_batches=2,
     gradient_clip_val=1.0,
-    **quiet,
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    enable_checkpointing=False,
 )
 trainer.fit(model, loader, held_out)
 if trainer.is_global_zero:

@@ -22,8 +22,16 @@ class Parity(Dataset[dict[str, torch.Tensor]]):
 
 
 torch.manual_seed(0)
-shape = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-model = BertForSequenceClassification(BertConfig(**shape, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+config = BertConfig(
+    vocab_size=32,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+model = BertForSequenceClassification(config)
 arguments = TrainingArguments(
     output_dir="runs/transformers",
     use_cpu=True,

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.fabric.strategies.ddp import DDPStrategy as FabricDDPStrategy
 from lightning.pytorch import LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -26,7 +26,7 @@ class _Parts:
         self.more = False
 
     @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:  # noqa: ARG002
+    def no_backward_sync(self, module: Any, enabled: bool = True) -> Iterator[None]:  # noqa: ARG002
         self.more = enabled
         try:
             yield
@@ -83,7 +83,7 @@ class SamovarStrategy(_Sharing, DDPStrategy):
         super().setup(trainer)
         if trainer.state.fn is not TrainerFn.FITTING:
             return
-        module = self.lightning_module
+        module: Any = self.lightning_module
         if type(module).backward is not LightningModule.backward or len(self.optimizers) != 1:
             raise InputError(
                 f"SamovarStrategy: {type(module).__name__} has {len(self.optimizers)} optimizers, or a backward() of "
@@ -97,17 +97,18 @@ class SamovarStrategy(_Sharing, DDPStrategy):
         """No wrapper: the replica shares."""
 
     def block_backward_sync(self) -> Any:
-        return self._parts.no_backward_sync(self.model)
+        return self._parts.no_backward_sync(self.lightning_module)
 
-    def backward(self, closure_loss: torch.Tensor, _optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        module = self.lightning_module
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
+        module: Any = self.lightning_module
         loss = self.precision_plugin.pre_backward(closure_loss, module)
         self.replica.backward(loss, *args, more=self._parts.more, **kwargs)
         return self.precision_plugin.post_backward(loss, module)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         own = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
-        return super().optimizer_step(_Stepping(own, self._training), closure, model, **kwargs)
+        stepping: Any = _Stepping(own, self._training)
+        return super().optimizer_step(stepping, closure, model, **kwargs)
 
     def on_validation_start(self) -> None:
         self._shown.enter_context(self._training.evaluating())
@@ -145,7 +146,7 @@ class FabricStrategy(_Sharing, FabricDDPStrategy):
         self._training.begin(optimizers)
         return module, optimizers, scheduler
 
-    def setup_module(self, module: nn.Module) -> nn.Module:
+    def setup_module(self, module: nn.Module) -> Any:
         """As it is: `setup` with its optimizer shares it."""
         return module
 
