@@ -39,7 +39,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The layers in forward order. `source` says where seconds come from. `update_s` is the optimizer's, None if unknown."""
+    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known."""
 
     net: str
     batch_size: int
