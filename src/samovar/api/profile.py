@@ -50,7 +50,7 @@ class LoopProfile:
         self._layer_of: dict[str, str] = {}  # by parameter
         self._layers: frozenset[str] = frozenset()
         self._order: list[str] = []
-        self._open: str | None = None  # the layer whose forward pass goes on
+        self._open: str | None = None  # the layer whose forward pass has begun
         self._is_backward = False
         self._last_s = 0.0
         self._step = self._num_samples = 0
@@ -67,7 +67,7 @@ class LoopProfile:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def backward(self, run: Callable[[], None], num_samples: int) -> None:
-        """Run the pass of so many samples; 0 if their number is not known."""
+        """Run a pass of `num_samples` samples; 0 if their number is not known."""
         if not (num_samples or self._batch_size):
             raise InputError(
                 "profile: the samples of a step are not known; give batch_size=N, or get batches from "
@@ -85,7 +85,7 @@ class LoopProfile:
             self._is_backward = False
 
     def skip(self) -> None:
-        """Leave out the forward pass that goes on: nothing is learned from it."""
+        """Leave out the forward pass that has begun: nothing is learned from it."""
         self._open = None
         self._now["forward"].clear()
         self._called.clear()

@@ -80,17 +80,19 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
         else:
             before_s, after_s = before_s + forward_s, after_s + backward_s
     update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
-    if profile.update_s is not None and _takes_seconds(profile, worker):
+    if profile.update_s is not None and _speed(profile, worker) is None:
         update_s = profile.update_s
     return Work(batch_size, tuple(segments), before_s, after_s, update_s)
 
 
-def _takes_seconds(profile: Profile, worker: WorkerSpec) -> bool:
-    return worker.speed is None or not profile.flops
+def _speed(profile: Profile, worker: WorkerSpec) -> float | None:
+    """None if the profile's seconds count."""
+    return worker.speed if profile.flops else None
 
 
 def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
-    if _takes_seconds(profile, worker):
+    speed = _speed(profile, worker)
+    if speed is None:
         if not profile.is_measured:
             raise InputError(
                 f"{profile.net}: its layers were counted, not timed, and the cluster's [worker] has no speed; give "
@@ -100,6 +102,6 @@ def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
     found = []
     for layer, (forward, backward) in zip(profile.layers, flops_of(profile.layers), strict=True):
         moved_s = layer.activation_bytes / worker.memory
-        times = (forward / worker.speed, backward / worker.speed)
+        times = (forward / speed, backward / speed)
         found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
     return found
