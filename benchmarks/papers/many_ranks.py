@@ -8,8 +8,9 @@ import sys
 import time
 
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec
-from samovar.predict.profile import LayerProfile, Profile, work_of
 from samovar.predict.runs import SharingChoice, run
+from samovar.predict.work import work_of
+from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import asked_for
 
 RANKS, STEPS, MOST_CPU_S = 4352, 100, 120.0

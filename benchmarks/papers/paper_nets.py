@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samovar.files.net_profile import net_profile
-from samovar.predict.profile import LayerProfile, Profile, profile_of
+from samovar.report.profile import LayerProfile, Profile, profile_of
 
 ZOO = Path(__file__).parents[2] / "examples" / "zoo"
 _SHAPES = {

@@ -15,7 +15,7 @@ from paper_rows import FITTED, OURS, PUBLISHED, Input, PaperRow, show
 
 from samovar.predict.cluster import OWN_NODES, Cluster, NetworkSpec, NodeSpec, ServerSpec, WorkerSpec
 from samovar.predict.prediction import Prediction, Question, predicted
-from samovar.predict.profile import Profile
+from samovar.report.profile import Profile
 
 IMAGES, EPOCHS, BATCH, GPUS = 1_281_167, 15, 60, 16
 ALONE_H = 23.0

@@ -118,11 +118,42 @@ def at_own_speed(process_group: ProcessGroup) -> Any:
     return seen(process_group, own_loop, "shm-easgd")
 
 
+class Nested(torch.nn.Module):
+    """Attention, whose inner matrices are in no module that is called, and a parameter of the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = torch.nn.Parameter(torch.zeros(6))
+        self.attention = torch.nn.MultiheadAttention(6, 2, batch_first=True)
+        self.mlp = perceptron()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = (x + self.place)[:, None]
+        scores: torch.Tensor = self.mlp(self.attention(tokens, tokens, tokens)[0][:, 0])
+        return scores
+
+
+def profiled(process_group: ProcessGroup) -> Any:
+    """A profile of three steps, between which the model is evaluated, and one that the end of training cuts short."""
+    torch.manual_seed(1)
+    model = Nested()
+    with tempfile.TemporaryDirectory() as own, replicated(process_group, model) as replica:
+        paths = [Path(own) / "three.json", Path(own) / "cut.json"]
+        replica.profile(paths[0], steps=3, batch_size=4)
+        in_parts_loop(replica, model)
+        replica.profile(paths[1], batch_size=4)
+        with replica.evaluating():
+            model(torch.zeros(2, 6))
+        own_loop(replica, model)
+        replica.finish()
+        return [json.loads(path.read_text()) if path.exists() else None for path in paths]
+
+
 def traced(process_group: ProcessGroup) -> Any:
     return seen(process_group, own_loop, trace="steps=3-4")
 
 
-SCENARIOS = {one.__name__: one for one in (in_step, uneven, in_parts, seldom, resumed, at_own_speed, traced)}
+SCENARIOS = {one.__name__: one for one in (in_step, uneven, in_parts, seldom, resumed, at_own_speed, traced, profiled)}
 
 if __name__ == "__main__":
     serve_rank(SCENARIOS)

@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 
+from samovar.predict.cluster import Cluster
+from samovar.predict.prediction import Question, predicted
+from samovar.report.plain import from_plain
+from samovar.report.profile import Profile
 from tests.multiproc.replicate_figures_rank import NUM_STEPS, PERIOD
 from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
@@ -84,3 +88,24 @@ def test_chosen_steps_are_in_one_timeline_of_both_ranks() -> None:
         assert [name for stream, name in named if stream == "update"] == ["optimizer step"] * 2
         assert len([name for stream, name in named if stream == "exchange"]) == 2
     assert len([event for event in events if event["ph"] == "s"]) == 4
+
+
+def test_a_profile_holds_the_layers_in_forward_order_and_predict_takes_it() -> None:
+    """The attention's output layer is never called, so its parameters belong to the attention."""
+    first, second = succeeded(results(), "profiled")
+    assert second == [None, None]  # the first rank measures
+    for plain in first:
+        profile = from_plain(Profile, plain)
+        assert [(layer.name, layer.num_parameters) for layer in profile.layers] == [
+            ("outside layers", 0),
+            ("Nested", 6),
+            ("attention", 168),
+            ("mlp.0", 56),
+            ("mlp.2", 27),
+        ]
+        assert (profile.net, profile.batch_size, profile.is_measured) == ("Nested", 4, True)
+        assert all(min(layer.forward_s or 0.0, layer.backward_s or 0.0) > 0.0 for layer in profile.layers[1:])
+        assert [layer.activation_bytes for layer in profile.layers[3:]] == [plain["batch_size"] * 8 * 4, 4 * 3 * 4]
+        assert (profile.update_s or 0.0) > 0.0
+        question = Question(profile, Cluster("two"), (2,), ("sync", "shm-easgd"), profile.batch_size)
+        assert all(0.5 < row.efficiency <= 1.0 for row in predicted(question))

@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -13,10 +14,12 @@ from torch import nn
 
 from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
 from samovar.api.process_group import Announcer, ProcessGroup
+from samovar.api.profile import LoopProfile
 from samovar.api.uneven_inputs import Rows
 from samovar.box.board import Row
 from samovar.collectives.engine import Collectives, PlannedCollectives, TracedCollectives
 from samovar.core.clock import Pace
+from samovar.core.errors import SamovarError
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.model.layer_spans import LayerSpans
@@ -61,6 +64,7 @@ class ReplicaFigures:
         self._laps = Laps()
         self._tracing: Tracing | None = None
         self._layers: LayerSpans | None = None
+        self._profile: LoopProfile | None = None
         self._last_loss: torch.Tensor | None = None
         self._losses: list[torch.Tensor] = []
         self._times = StepTimes()
@@ -127,11 +131,16 @@ class ReplicaFigures:
     def skip(self) -> None:
         """Leave out the time since the last call, in which the loop did not train."""
         self._laps.skip()
+        if self._profile is not None:
+            self._profile.skip()
 
     def run_backward(self, rest: BackwardPass) -> None:
         """Run the pass, and note its time."""
         self._laps.lap("forward_s")
-        rest.run()
+        if self._profile is None:
+            rest.run()
+        else:
+            self._profile.backward(rest.run, self._num_fetched)
         if self._reduces_gradients and self._announcer.uneven.has_others:
             _await_device(rest.loss)
         self._laps.lap("backward_s")
@@ -169,7 +178,10 @@ class ReplicaFigures:
     def stepped(self, steps_done: int) -> None:
         """A step is over. Its figures leave with the next call of all ranks, if there was one since the last."""
         self._laps.lap("exchange_s")
-        self._times = self._times.plus(self._laps.times())
+        times = self._laps.times()
+        if self._profile is not None and self._profile.stepped(times.update_s):
+            self._end_profile()
+        self._times = self._times.plus(times)
         self._num_steps += 1
         self._is_open = self._has_passed = False
         if self._posted is None and (self._has_met or self._is_due_alone()):
@@ -202,6 +214,13 @@ class ReplicaFigures:
         """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
         return self._pace.take(self.num_samples)
 
+    def profile(self, begun: Callable[[], LoopProfile]) -> None:
+        """Measure the next steps for a profile, on rank 0."""
+        if self._profile is not None:
+            raise SamovarError("profile(): the steps of another profile are not over; call it later")
+        if self._rank == 0:
+            self._profile = begun()
+
     def see_workers(self, step: int, rows: Callable[[], Mapping[int, Row]], *, is_finished: bool) -> None:
         """At a center: look at all ranks' progress from time to time, on rank 0."""
         now_s = time.monotonic()
@@ -222,6 +241,7 @@ class ReplicaFigures:
 
     def end(self) -> None:
         """Training is over on this rank: no more is recorded. Its last figures leave with the next call."""
+        self._end_profile()
         if self._tracing is not None:
             self._tracing.end()
 
@@ -235,9 +255,15 @@ class ReplicaFigures:
 
     def close(self) -> None:
         """Close the sinks, and remove what is left of a trace that was not finished."""
+        self._end_profile()
         if self._tracing is not None:
             self._tracing.drop()
         self._end()
+
+    def _end_profile(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.close()
 
     def _data_begins(self) -> None:
         if self._is_open:
@@ -281,6 +307,33 @@ class ReplicaFigures:
             "strategy": config.name,
             **{name: value for name, value in settings.items() if value is not None},
         }
+
+
+class FigureCalls:
+    """Calls of a replica about its figures."""
+
+    _figures: ReplicaFigures
+    _model: nn.Module
+    _parameters: Mapping[str, nn.Parameter]
+
+    def batches(self, loader: Iterable[_Batch], batch_size: int = 0) -> Iterator[_Batch]:
+        """The batches of a loader that is not a shard. The wait for each shows in the figures, as `data`."""
+        return self._figures.batches(loader, batch_size)
+
+    def figures(self) -> Figures:
+        """The figures of the run so far: speed, where the time went, and what to try. Waits for no other rank."""
+        return self._figures.figures()
+
+    def profile(self, path: str | Path, *, steps: int = 20, batch_size: int | None = None) -> None:
+        """Measure the layers in the next steps, and write a profile for `samovar predict --profile`.
+
+        Rank 0 measures `steps` steps after two, and writes the file; for others the call does nothing. If training ends
+        before, the file has fewer steps. `batch_size` is how many samples a step of a rank has. It is needed if batches
+        come neither from `shard` nor from `batches`. Waits for no other rank. Raises InputError.
+        Cost: two readings of the clock a layer; on a GPU each waits for it.
+        """
+        made = (self._model, self._parameters, Path(path), steps, batch_size)
+        self._figures.profile(lambda: LoopProfile(*made))
 
 
 def advice_for(config: StrategyConfig) -> Advice:

@@ -1,9 +1,9 @@
 """One rank's model and optimizer, and what a user's training loop calls on them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from samovar.api.call_order import CallOrder
 from samovar.api.center import BoxChoice, SharedCenter
 from samovar.api.center_exchange import CenterExchange, HybridExchange
 from samovar.api.exchanges import Exchange, NoExchange, exchange_in_step
-from samovar.api.figures import ReplicaFigures
+from samovar.api.figures import FigureCalls, ReplicaFigures
 from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup, step_group_of
 from samovar.api.reductions import RankReduction
@@ -36,15 +36,12 @@ from samovar.frontends.torch.parameters import (
     require_dense_gradients,
     trained_parameters,
 )
-from samovar.report.run_figures import Figures
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
 from samovar.strategies.recipe import Recipe
 
-_Batch = TypeVar("_Batch")
 
-
-class Replica(Checkpoints):
+class Replica(Checkpoints, FigureCalls):
     """One rank's model and optimizer, as `samovar.replicate` returns them.
 
     All ranks make the same calls in the same order. At a center each rank makes them when it comes to them. No wait for
@@ -221,14 +218,6 @@ class Replica(Checkpoints):
             self._announcer.uneven.show_digest(digest_of(self._parameters))
             self._announcer.agree(Event.FINISHING, self._step)
         self._figures.finished(self._step)
-
-    def batches(self, loader: Iterable[_Batch], batch_size: int = 0) -> Iterator[_Batch]:
-        """The batches of a loader that is not a shard. The wait for each shows in the figures, as `data`."""
-        return self._figures.batches(loader, batch_size)
-
-    def figures(self) -> Figures:
-        """The figures of the run so far: speed, where the time went, and what to try. Waits for no other rank."""
-        return self._figures.figures()
 
     def leave(self) -> None:
         """End training on this rank alone, in an elastic job; the others continue. See `ElasticReplica.leave`."""

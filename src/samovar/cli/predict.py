@@ -19,9 +19,9 @@ from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, least_periods, predicted, verdicts
-from samovar.predict.profile import Profile, load_profile, profile_of
 from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
+from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
 from samovar.strategies.traits import KINDS, require_choice
 

@@ -60,7 +60,7 @@ class _KeptAsProfile:
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed):
-            profiles = load("samovar.predict.profile")  # others do without
+            profiles = load("samovar.report.profile")  # others do without
             profiles.save_profile(profiles.profile_of(record), self._path)
         self._display.show(record)
 

@@ -13,8 +13,8 @@ from samovar.collectives.plan import PlanFunction
 from samovar.collectives.plans import ALL_REDUCE_NAMES, all_reduce, dissemination_barrier
 from samovar.core.machine import MachineModel
 from samovar.predict.cluster import Cluster
-from samovar.predict.profile import BYTES_OF_A_FLOAT
 from samovar.predict.simulated import simulated
+from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.bucketing import ExchangeModel
 from samovar.transports.base import Region
 from samovar.transports.sim.world import SimTransport

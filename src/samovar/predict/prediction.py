@@ -7,8 +7,9 @@ from typing import Any
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
 from samovar.predict.plans import Plans, plans_for
-from samovar.predict.profile import BYTES_OF_A_FLOAT, Profile, Work, work_of
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
+from samovar.predict.work import Work, work_of
+from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described

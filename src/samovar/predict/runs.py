@@ -13,8 +13,9 @@ from samovar.collectives.plans import dissemination_barrier
 from samovar.core.layout import ALIGNMENT_ELEMENTS, Bucket, Layout, ParameterSpec, rounded_up
 from samovar.predict.center import CenterServers, SimulatedCenter
 from samovar.predict.cluster import FIRST_NODE, Cluster
-from samovar.predict.profile import BYTES_OF_A_FLOAT, Segment, Work
 from samovar.predict.simulated import simulated
+from samovar.predict.work import Segment, Work
+from samovar.report.profile import BYTES_OF_A_FLOAT
 from samovar.strategies.base import Buffers, CenterSeat, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from samovar.predict.profile import LayerProfile, Profile
+from samovar.report.profile import LayerProfile, Profile
 
 DATA, MODEL = "data", "model"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samovar.cli import commands
-from samovar.predict.profile import LayerProfile, Profile, save_profile
+from samovar.report.profile import LayerProfile, Profile, save_profile
 
 
 @pytest.fixture

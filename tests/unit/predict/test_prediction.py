@@ -9,7 +9,7 @@ from samovar.collectives.plans import ring_all_reduce
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
 from samovar.predict.plans import Plans, all_reduce_s, whole_powers
 from samovar.predict.prediction import COMPUTATION, Question, least_periods, predicted, verdicts
-from samovar.predict.profile import LayerProfile, Profile
+from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-4

@@ -3,19 +3,16 @@
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from samovar.core.errors import InputError
-from samovar.predict.cluster import WorkerSpec
 from samovar.report.plain import from_plain, to_plain
 from samovar.report.records import READING, Timed
 from samovar.report.run_folder import write_json_atomic
 
 FORMAT = "samovar profile 1"
 _FLOPS_OF_A_MULTIPLY_ADD = 2
-# How often a layer without products goes over its output, forward and backward.
-_FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
 _MOST_BYTES = 1 << 24
 BYTES_OF_A_FLOAT = 4
 
@@ -42,12 +39,13 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The layers in forward order. `source` says where seconds come from."""
+    """The layers in forward order. `source` says where seconds come from; `update_s` are the optimizer's, if known."""
 
     net: str
     batch_size: int
     layers: tuple[LayerProfile, ...]
     source: str = ""
+    update_s: float | None = None
     format: str = FORMAT
 
     @property
@@ -66,7 +64,7 @@ class Profile:
     @property
     def flops(self) -> float:
         """Of a forward and a backward pass over the batch, as they are counted."""
-        return sum(sum(flops) for flops in _flops(self.layers))
+        return sum(sum(flops) for flops in flops_of(self.layers))
 
 
 def load_profile(path: Path) -> Profile:
@@ -126,96 +124,7 @@ def _checked(profile: Profile) -> Profile:
     return profile
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A layer with parameters, and the layers without any up to the next: the least that buckets divide.
-
-    Seconds forward; seconds backward until its gradient is final.
-    """
-
-    name: str
-    num_parameters: int
-    forward_s: float
-    backward_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A worker's computation in a step with `batch_size` samples: segments in forward order.
-
-    `before_s` is forward work before the first segment, `after_s` backward work after the last gradient.
-    """
-
-    batch_size: float
-    segments: tuple[Segment, ...]
-    before_s: float
-    after_s: float
-    update_s: float
-
-    @property
-    def forward_s(self) -> float:
-        return self.before_s + sum(segment.forward_s for segment in self.segments)
-
-    @property
-    def backward_s(self) -> float:
-        return self.after_s + sum(segment.backward_s for segment in self.segments)
-
-    @property
-    def step_s(self) -> float:
-        """Of a worker alone."""
-        return self.forward_s + self.backward_s + self.update_s
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(segment.num_parameters for segment in self.segments)
-
-
-_UPDATE_PASSES = 5  # weights, gradients and momentum read; weights and momentum written
-
-
-def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
-    """The computation of one worker of a cluster with that many samples.
-
-    A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
-    takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
-    profile's seconds.
-    All grow with the batch. An update goes over 5 times the parameters' bytes. Raises InputError if seconds are
-    missing.
-    """
-    times = _times(profile, worker)
-    share = batch_size / profile.batch_size
-    segments: list[Segment] = []
-    before_s = after_s = 0.0
-    for layer, both_s in zip(profile.layers, times, strict=True):
-        forward_s, backward_s = (share * seconds for seconds in both_s)
-        if layer.num_parameters:
-            segments.append(Segment(layer.name, layer.num_parameters, forward_s, backward_s))
-        elif segments:
-            last = segments[-1]
-            segments[-1] = replace(last, forward_s=last.forward_s + forward_s, backward_s=last.backward_s + backward_s)
-        else:
-            before_s, after_s = before_s + forward_s, after_s + backward_s
-    update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
-    return Work(batch_size, tuple(segments), before_s, after_s, update_s)
-
-
-def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
-    if worker.speed is None or not profile.flops:
-        if not profile.is_measured:
-            raise InputError(
-                f"{profile.net}: its layers were counted, not timed, and the cluster's [worker] has no speed; give "
-                'speed = "4 Tflop/s", say, or a profile with seconds'
-            )
-        return [(layer.forward_s or 0.0, layer.backward_s or 0.0) for layer in profile.layers]
-    found = []
-    for layer, (forward, backward) in zip(profile.layers, _flops(profile.layers), strict=True):
-        moved_s = layer.activation_bytes / worker.memory
-        times = (forward / worker.speed, backward / worker.speed)
-        found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
-    return found
-
-
-def _flops(layers: Sequence[LayerProfile]) -> list[tuple[float, float]]:
+def flops_of(layers: Sequence[LayerProfile]) -> list[tuple[float, float]]:
     """Forward and backward: the first layer with products needs no gradient of its input."""
     found, is_first = [], True
     for layer in layers:
