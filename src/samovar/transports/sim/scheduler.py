@@ -115,6 +115,10 @@ class Scheduler:
         self._tasks.append(task)
         self.at(self.moment(self.now_s), self._start, task)
 
+    def cut_off(self, task: Task) -> None:
+        """End a task where it is, at this moment."""
+        self.at((self.now_s, 0.0), Task.end, task)
+
     def block(self, task: Task, reason: object, deadline_s: float = math.inf) -> bool:
         """Let others run until `task` is resumed (True) or the virtual clock reaches the deadline (False)."""
         if self._closing:

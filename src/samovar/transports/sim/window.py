@@ -49,6 +49,8 @@ class SimPort:
         self.rank = rank
         self.fabric = fabric
         self.task = task
+        self._own_task = task
+        self._spawned: list[Task] = []
         self._waiting: list[Task] = []  # for a notification
         self.bytes_sent = 0
         self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
@@ -84,8 +86,19 @@ class SimPort:
     def spawn(self, what: str, work: Callable[[], None]) -> "Spawned":
         """Run `work` in the background."""
         spawned = Spawned(self, f"rank {self.rank}'s {what}", work)
+        self._spawned.append(spawned.task)
         self.fabric.scheduler.spawn(spawned.task)
         return spawned
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether the task that runs is one that was spawned."""
+        return self.task is not self._own_task
+
+    def die(self) -> None:
+        """End what runs in the background, as the end of a process does."""
+        for task in self._spawned:
+            self.fabric.scheduler.cut_off(task)
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
