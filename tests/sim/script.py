@@ -14,7 +14,7 @@ MOST_MESSAGES = 300  # of a rank in a run, among which faults are drawn
 
 
 class Died(Exception):
-    """The planted end of a worker."""
+    """The planned end of a worker."""
 
 
 class Script:

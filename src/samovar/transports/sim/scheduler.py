@@ -67,7 +67,8 @@ class Task:
         self._greenlet.switch()
 
     def end(self) -> None:
-        """Unwind the task if it has begun and not ended; its errors are lost."""
+        """Unwind the task if it has begun and not ended; its errors are lost. One that has not begun does nothing."""
+        self.program = _nothing
         if self._greenlet is not None and not self._greenlet.dead:
             with suppress(Exception):
                 self._greenlet.throw()
