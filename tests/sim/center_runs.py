@@ -248,9 +248,7 @@ def _check_worker(case: RunCase, given: np.ndarray, rank: int, ended: Shared) ->
         return  # of which some steps are lost on purpose
     assert ended.weights is not None
     assert ended.moved is not None
-    if strategy.traits.adds_steps:
-        off = given - ended.moved
-    else:
-        off = ended.weights - (start() + ended.moved - given)
+    kept = np.zeros(SIZE) if strategy.traits.adds_steps else ended.weights - start()
+    off = ended.moved - given - kept
     if np.abs(off).max() > TOLERANCE * (10.0 + np.abs(given).max()):
         raise WrongRun(f"rank {rank}: its weights and what it gave are off by {np.abs(off).max()}")

@@ -358,4 +358,3 @@ def _problem(rank: int, step: int) -> tuple[Array, Array]:
 def gradient(rank: int, step: int, weights: np.ndarray) -> np.ndarray:
     curvatures, minimum = _problem(rank, step)
     return (curvatures * (weights - minimum)).astype(weights.dtype)
-

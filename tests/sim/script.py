@@ -137,7 +137,8 @@ def _add_stops(faults: RunFaults, script: Script, limits: Limits, draw: Random) 
 
 
 def _add_late(faults: RunFaults, script: Script, limits: Limits, draw: Random) -> None:
-    at, seconds = (draw.randrange(limits.world_size), draw.randint(1, MOST_MESSAGES)), 10 * limits.step_s * draw.random()
+    at = draw.randrange(limits.world_size), draw.randint(1, MOST_MESSAGES)
+    seconds = 10 * limits.step_s * draw.random()
     if limits.sends and script.keeps(f"message {at[1]} of rank {at[0]} takes {_ms(seconds)} longer"):
         faults.late[at] = seconds
 

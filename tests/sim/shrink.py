@@ -63,7 +63,8 @@ def story(play: Play, case: Any, error: Exception, faults: dict[str, str]) -> st
         error = last
     lines = [f"{number}. {sentence}" for number, sentence in enumerate(script.happened.values(), 1)]
     head = f"the shortest schedule that fails so, of {len(faults)} faults, after {shrinker.num_plays} plays:"
-    return "\n".join([head, *(lines or ["no fault at all"]), f"It ends with {type(error).__name__}: {error}", *_notes(error)])
+    end = f"It ends with {type(error).__name__}: {error}"
+    return "\n".join([head, *(lines or ["no fault at all"]), end, *_notes(error)])
 
 
 def _with(case: Any, names: Sequence[str]) -> tuple[Any, Script]:

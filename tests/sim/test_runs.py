@@ -2,9 +2,8 @@
 
 import pytest
 
-from samovar.strategies.catalog import STRATEGIES
 from tests.sim.center_runs import run_strategy
-from tests.sim.runs import LIVENESS, SAFETY, RunCase
+from tests.sim.runs import RunCase
 
 NUM_SEEDS, NUM_QUICK = 1000, 60
 BLOCK = 94
