@@ -178,7 +178,11 @@ class Shared(Ended):
 def run_at_center(case: RunCase, parts: Parts, faults: RunFaults) -> SimRun[Shared]:
     settings, ledger = resolved(case.settings, case.world_size), Ledger()
     traits = settings.traits
-    made = {"with_velocity": traits.has_velocity, "with_locks": traits.has_locks, "chunk_elements": CHUNK_ELEMENTS}
+    made: dict[str, Any] = {
+        "with_velocity": traits.has_velocity,
+        "with_locks": traits.has_locks,
+        "chunk_elements": CHUNK_ELEMENTS,
+    }
     descriptor = create_center(SIZE, case.world_size, **made)
     job = Job(case, case.settings, parts, faults, Snapshots(case.world_size, set()))
     held_s = faults.held_s if faults.cuts or faults.late else None
@@ -210,7 +214,7 @@ def work(job: Job, ledger: Ledger, descriptor: int, begun: set[int], transport: 
 def train(job: Job, center: LedgerCenter, begun: set[int], transport: SimTransport, ended: Shared) -> None:
     rank, case = transport.group.rank, job.case
     weights, gradients = opened(transport)
-    seat: Any = CenterSeat(center, rank == 0)  # type: ignore[arg-type]
+    seat: Any = CenterSeat(center, rank == 0)
     strategy = ended.strategy = built(job, transport, weights, gradients, seat)
     barrier = dissemination_barrier(rank, case.world_size)
     everybody = PlannedCollectives(transport, lambda _num_bytes: "tree").planned("begun", barrier, weights.part(0, 0))

@@ -307,19 +307,26 @@ def trained(book: Book, kind: type[Rounds], seat: SimSeat, draw: Random) -> str:
 
 def check(book: Book, endings: list[str]) -> None:
     """Whoever lives to the end has trained to the end, and every exchange that counts was whole."""
-    case = book.case
     for number, ending in enumerate(endings):
         allowed = ("trained", "died") if number in book.faults.dies_at else ("trained", "left")
         if ending not in allowed and not (_may_be_late(book, number, ending) or _was_silent(book, number, ending)):
             raise WrongSum(f"worker {number} ended: {ending}")
+    _check_rounds(book)
+    _check_repeats(book)
+    _check_beginnings(book)
+
+
+def _check_rounds(book: Book) -> None:
+    """A round counts in one generation, once, and all that took part in it are of that one."""
     by_generation: dict[tuple[int, int], dict[int, Attempt]] = {}
     for attempt in book.attempts:
         by_generation.setdefault((attempt.round, attempt.generation), {})[attempt.number] = attempt
-    for attempts in by_generation.values():
+    counted: dict[int, int] = {}
+    for (number, generation), attempts in by_generation.items():
         if any(attempt.after is not None for attempt in attempts.values()):
-            _check_exchange(case.strategy, list(attempts.values()))
-    _check_repeats(book)
-    _check_beginnings(book)
+            if counted.setdefault(number, generation) != generation:
+                raise WrongSum(f"round {number} counts in generations {counted[number]} and {generation}")
+            _check_exchange(book.case.strategy, list(attempts.values()))
 
 
 def _may_be_late(book: Book, number: int, ending: str) -> bool:

@@ -5,6 +5,7 @@ an error in time, and a second run from the last snapshot ends with the bits of 
 `liveness`: nothing that a run cannot survive. All workers that live must train to the end.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
@@ -179,7 +180,8 @@ def run_in_step(case: RunCase, parts: Parts, faults: RunFaults) -> SimRun[Ended]
         again = played(replace(job, faults=RunFaults(), first_step=first_step, begun=begun))
         require_ended(again.results)
         check_traces(case, again.results, wanted, first_step)
-        run = replace(run, event_hash=run.event_hash + again.event_hash)
+        events = hashlib.sha256((run.event_hash + again.event_hash).encode()).hexdigest()
+        run = replace(run, event_hash=events)
     return run
 
 

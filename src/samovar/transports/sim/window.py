@@ -43,13 +43,13 @@ class Fabric:
 
 
 class SimPort:
-    """The state that all windows of one rank share; `task` is its task that runs, or ran last."""
+    """The state that all windows of one rank share; `task` runs, or ran last: its `own_task`, or a spawned one."""
 
     def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
         self.rank = rank
         self.fabric = fabric
         self.task = task
-        self._own_task = task
+        self.own_task = task
         self._spawned: list[Task] = []
         self._waiting: list[Task] = []  # for a notification
         self.bytes_sent = 0
@@ -89,11 +89,6 @@ class SimPort:
         self._spawned.append(spawned.task)
         self.fabric.scheduler.spawn(spawned.task)
         return spawned
-
-    @property
-    def is_in_background(self) -> bool:
-        """Whether the task that runs is one that was spawned."""
-        return self.task is not self._own_task
 
     def die(self) -> None:
         """End what runs in the background, as the end of a process does."""
