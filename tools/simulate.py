@@ -1,4 +1,4 @@
-"""Run plans, steps and centers on simulated machines: many seeds, one seed again, or the time of many ranks.
+"""Run plans, steps, centers and whole runs on simulated machines: many seeds, one again, or the time of many ranks.
 
     python tools/simulate.py --seeds N [--first-seed S] [--of KIND]      exits 1 at the first seed that fails
     python tools/simulate.py --of KIND --seed S [--collective NAME ...]  one seed, as a failing one prints it
@@ -11,7 +11,12 @@ A seed runs one case of each kind:
 - `steps`: some steps of `sync`.
 - `centers`: workers at a center of window verbs. `mapped`: the same at the native center.
 - `sessions`: ranks that come to a center, fill it or wait.
-- `elastic`: workers in step that come, leave and die between and during exchanges.
+- `elastic`: workers in step that come, leave and die between and during exchanges, on a network with faults.
+- `runs`: a run of any strategy, 8 workers and 60 steps, under faults of every kind.
+- `box`: members of a box on a link that loses, doubles, reorders and breaks, and crashes of both.
+
+Every hundredth seed is played twice, and must have the same events. Of a failing case with faults, a schedule with as
+few of them as possible is found, and told.
 
 The last command times the simulator itself, with unsegmented all-reduces that only count bytes.
 """
@@ -37,24 +42,45 @@ from samovar.core.machine import Link, MachineModel  # noqa: E402
 from samovar.transports.base import Region  # noqa: E402
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate  # noqa: E402
 from tests.conformance import cases  # noqa: E402
+from tests.sim.box_world import BoxCase, run_box  # noqa: E402
+from tests.sim.center_runs import run_strategy  # noqa: E402
 from tests.sim.centers import CenterCase, run_center  # noqa: E402
 from tests.sim.elastic import ElasticCase, run_elastic  # noqa: E402
 from tests.sim.harness import SimCase, run_case  # noqa: E402
 from tests.sim.mapped_centers import run_mapped  # noqa: E402
 from tests.sim.native import run_native  # noqa: E402
+from tests.sim.runs import RunCase  # noqa: E402
+from tests.sim.script import Script  # noqa: E402
 from tests.sim.sessions import SessionCase, run_sessions  # noqa: E402
+from tests.sim.shrink import story  # noqa: E402
 from tests.sim.steps import StepsCase, run_steps  # noqa: E402
 
 CLUSTER = MachineModel(Link(latency_s=1e-6, bandwidth_bytes_per_s=5e9, overhead_s=1e-6), reduce_bytes_per_s=1e10)
 PROGRESS_EVERY = 1000
+REPEATED_EVERY = 100
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of case: the settings that a seed draws, and the function that runs it."""
+    """A kind of case: the settings that a seed draws, and the function that runs it; some take a script of faults."""
 
     case: Any
-    play: Callable[[Any], SimRun[Any]]
+    play: Callable[..., SimRun[Any]]
+
+    @property
+    def has_faults(self) -> bool:
+        return any(field.name == "only" for field in fields(self.case))
+
+    def run(self, case: Any) -> SimRun[Any]:
+        """Raises what is wrong, with a note of the shortest schedule of faults with which it happens."""
+        if not self.has_faults:
+            return self.play(case)
+        script = Script(case.seed, case.only)
+        try:
+            return self.play(case, script=script)
+        except Exception as error:
+            error.add_note(story(lambda case, script: self.play(case, script=script), case, error, script.happened))
+            raise
 
 
 KINDS = {
@@ -65,6 +91,8 @@ KINDS = {
     "mapped": Kind(CenterCase, run_mapped),
     "sessions": Kind(SessionCase, run_sessions),
     "elastic": Kind(ElasticCase, run_elastic),
+    "runs": Kind(RunCase, run_strategy),
+    "box": Kind(BoxCase, run_box),
 }
 
 
@@ -108,7 +136,8 @@ def play_all(wanted: Sequence[tuple[str, object]]) -> int:
     num_messages = 0
     for index, (kind, case) in enumerate(wanted, start=1):
         try:
-            run = KINDS[kind].play(case)
+            run = KINDS[kind].run(case)
+            require_repeated(kind, case, run)
         except Exception:
             traceback.print_exc()
             return 1
@@ -119,6 +148,12 @@ def play_all(wanted: Sequence[tuple[str, object]]) -> int:
     if len(wanted) == 1:
         print(f"{wanted[0][1]}: as documented; events {run.event_hash}")
     return 0
+
+
+def require_repeated(kind: str, case: Any, run: SimRun[Any]) -> None:
+    """Of every hundredth seed: another run of it has the same events."""
+    if case.seed % REPEATED_EVERY == 0 and KINDS[kind].run(case).event_hash != run.event_hash:
+        raise AssertionError(f"{case} has other events when it is played again")
 
 
 def show_timing(collective: str, num_ranks: int, num_runs: int, num_bytes: int) -> int:

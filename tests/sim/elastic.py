@@ -1,6 +1,6 @@
 """Workers that come, leave and die at any action of theirs, on simulated machines: sums and weights stay whole."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,15 +17,16 @@ from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.elastic_weights import ElasticWeights
 from samovar.transports.base import Array, Region
-from samovar.transports.sim.window import SimWindow
 from samovar.transports.sim.world import SimConfig, SimRun, SimTransport, simulate
 from tests.sim.harness import config_of, repeated_by
+from tests.sim.script import ALL, Died, Limits, RunFaults, Script, acting_window
 
 LAYOUT = Layout.pack([ParameterSpec("a", (5, 3)), ParameterSpec("b", (7,))])
 STRATEGIES = ("local-sgd", "diloco", "sync-easgd")
 COLLECTIVES = ("tree", "ring", "halving-doubling", "direct")
 NUM_ROUNDS, PERIOD_STEPS = 6, 2
-STEP_S, POLL_S, WAIT_S = 1e-4, 1e-5, 0.01  # of virtual time; a worker waits ten times as long for the quorum
+STEP_S, POLL_S, WAIT_S = 1e-4, 1e-5, 0.01  # of virtual time
+QUORUM_WAIT_S = 10 * WAIT_S
 MOST_ACTIONS = 160  # of a worker in a run
 ROUNDING = 1e-4
 
@@ -34,15 +35,12 @@ class WrongSum(AssertionError):
     """A worker's contribution was lost, counted twice or applied by half; or weights that must be equal are not."""
 
 
-class Died(Exception):
-    """The planned end of a worker."""
-
-
 @dataclass(frozen=True)
 class ElasticCase:
     """Of `world_size` workers the first `num_founders` begin, and the others come later.
 
-    `num_dying` of them end at any action, and `num_leaving` leave in a round of theirs.
+    `num_dying` of them end at any action, and `num_leaving` leave in a round of theirs. `only` names the faults that
+    are left.
     """
 
     seed: int
@@ -52,6 +50,7 @@ class ElasticCase:
     num_founders: int
     num_dying: int
     num_leaving: int
+    only: str = ALL
 
     @classmethod
     def of_seed(cls, seed: int) -> "ElasticCase":
@@ -65,6 +64,12 @@ class ElasticCase:
 
     def config(self) -> SimConfig:
         return config_of(self.seed)
+
+    def limits(self) -> Limits:
+        """Deaths have their own draw, since founders and joiners die alike. Some are silent for too long."""
+        steps = NUM_ROUNDS * PERIOD_STEPS
+        kinds = {"dies": False, "fatal": True, "sends": True, "not_finite": False}
+        return Limits(self.world_size, steps, MOST_ACTIONS, STEP_S, WAIT_S, **kinds)
 
 
 @dataclass
@@ -86,17 +91,17 @@ class Book:
 
     case: ElasticCase
     quorum: Quorum
+    faults: RunFaults
     mail: dict[int, list[tuple[Reply, Given]]] = field(default_factory=dict)
     state: Given = field(default_factory=dict)
     attempts: list[Attempt] = field(default_factory=list)
     begun: list[tuple[int, int, Array]] = field(default_factory=list)  # worker, round, first weights
-    actions_left: dict[int, int] = field(default_factory=dict)
     leaves_in: dict[int, int] = field(default_factory=dict)
-    longest_wait: int = 0
 
     @classmethod
-    def of(cls, case: ElasticCase) -> "Book":
-        book = cls(case, Quorum(QuorumSize(case.num_founders), _nowhere))
+    def of(cls, case: ElasticCase, quorum: type[Quorum], script: Script) -> "Book":
+        faults = RunFaults.drawn(script, case.limits())
+        book = cls(case, quorum(QuorumSize(case.num_founders), _nowhere), faults)
         book.quorum.send = book.post
         draw = Random(case.seed + 1)
         others = (
@@ -104,8 +109,12 @@ class Book:
         )
         if draw.random() < 0.5 and case.num_dying:  # the first one dies like any other
             others[0] = 0
-        book.actions_left = {number: draw.randrange(MOST_ACTIONS) for number in others[: case.num_dying]}
-        book.leaves_in = {number: draw.randrange(NUM_ROUNDS) for number in others[case.num_dying :]}
+        for index, number in enumerate(others):
+            action, round_number = draw.randint(1, MOST_ACTIONS), draw.randrange(NUM_ROUNDS)
+            if index >= case.num_dying and script.keeps(f"rank {number} leaves in its round {round_number}"):
+                book.leaves_in[number] = round_number
+            if index < case.num_dying and script.keeps(f"rank {number} dies at its action {action}"):
+                faults.dies_at[number] = action
         return book
 
     def post(self, number: int, reply: Reply) -> None:
@@ -113,13 +122,6 @@ class Book:
             return
         state = self.state if isinstance(reply, Admission) and not reply.is_founder else {}
         self.mail.setdefault(number, []).append((reply, state))
-
-    def act(self, number: int) -> None:
-        """Called at each action of a worker."""
-        if number in self.actions_left:
-            self.actions_left[number] -= 1
-            if self.actions_left[number] < 0:
-                raise Died
 
 
 def _nowhere(_number: int, _reply: Reply) -> None: ...
@@ -139,7 +141,7 @@ class SimSeat:
 
     def _hello(self) -> Hello:
         joins = self.number >= self._book.case.num_founders
-        return Hello(self.number, f"{self.number}/0/0", "job", 10 * WAIT_S, joins=joins)
+        return Hello(self.number, f"{self.number}/0/0", "job", QUORUM_WAIT_S, joins=joins)
 
     def give(self, state: Given) -> None:
         self._pass()
@@ -164,9 +166,14 @@ class SimSeat:
         return self.transport.now_s
 
     def _pass(self) -> None:
-        self._book.act(self.number)
+        self.act()
         self.transport.sleep(POLL_S)
-        self._book.act(self.number)
+        self.act()
+
+    def act(self) -> None:
+        """Called at each action of the worker."""
+        if stopped_s := self._book.faults.act(self.number):
+            self.transport.sleep(stopped_s)
 
     def _answer(self, kind: Any) -> Any:
         until_s = self._now_s + 200 * WAIT_S
@@ -176,29 +183,11 @@ class SimSeat:
                 if isinstance(reply, Refused):
                     raise RankFailed(reply.why)
                 assert isinstance(reply, kind), (reply, kind)
-                self._book.act(self.number)
+                self.act()
                 return (reply, state) if kind is Admission else (reply,)
             self.transport.sleep(POLL_S)
             self._book.quorum.look(self._now_s)
         raise WrongSum(f"worker {self.number} waits for {kind.__name__} for ever")
-
-
-class MortalWindow(SimWindow):
-    """A window at each of whose verbs its rank may die."""
-
-    book: Book
-
-    def put(self, peer: int, offset: int, source: Array, notification: Any = None) -> None:
-        self.book.act(self._rank)
-        super().put(peer, offset, source, notification)
-
-    def notify(self, peer: int, notification: Any) -> None:
-        self.book.act(self._rank)
-        super().notify(peer, notification)
-
-    def wait(self, slot: int, at_least: int, peer: int, deadline: Any) -> int:
-        self.book.act(self._rank)
-        return super().wait(slot, at_least, peer, deadline)
 
 
 class HeldArray:
@@ -258,12 +247,18 @@ class Worker(ElasticWeights):
             self._attempt.after, self._attempt.center_after = self.region.array.copy(), self.common.copy()
 
 
-def run_elastic(case: ElasticCase, rounds: type[Rounds] = Rounds) -> SimRun[str]:
+def run_elastic(
+    case: ElasticCase,
+    rounds: type[Rounds] = Rounds,
+    script: Script | None = None,
+    quorum: type[Quorum] = Quorum,
+) -> SimRun[str]:
     """Raises what is wrong, with a note of the command that repeats it."""
-    book = Book.of(case)
-    window = type("Window", (MortalWindow,), {"book": book})
+    book = Book.of(case, quorum, script or Script(case.seed, case.only))
+    faults = book.faults
     try:
-        run = simulate(partial(work, book, rounds), case.world_size, case.config(), window)
+        config = replace(case.config(), held_s=faults.held_s if faults.cuts or faults.late else None)
+        run = simulate(partial(work, book, rounds), case.world_size, config, acting_window(faults.act))
         check(book, run.results)
         return run
     except Exception as error:
@@ -296,8 +291,8 @@ def trained(book: Book, kind: type[Rounds], seat: SimSeat, draw: Random) -> str:
     first = admission.division.round
     for number in range(first, NUM_ROUNDS):
         for step in range(PERIOD_STEPS):
-            book.act(seat.number)
-            transport.compute(STEP_S * (0.5 + draw.random()))
+            seat.act()
+            transport.compute(STEP_S * book.faults.slow.get(seat.number, 1.0) * (0.5 + draw.random()))
             worker.region.array[:] += gradient(seat.number, number * PERIOD_STEPS + step)
         leaves = book.leaves_in.get(seat.number) == number
         worker.rounds.exchange(PERIOD_STEPS, Last.LEAVE if leaves else Last.NO)
@@ -312,24 +307,39 @@ def trained(book: Book, kind: type[Rounds], seat: SimSeat, draw: Random) -> str:
 
 def check(book: Book, endings: list[str]) -> None:
     """Whoever lives to the end has trained to the end, and every exchange that counts was whole."""
-    case = book.case
     for number, ending in enumerate(endings):
-        allowed = ("trained", "died") if number in book.actions_left else ("trained", "left")
-        if ending not in allowed and not _may_be_late(book, number, ending):
+        allowed = ("trained", "died") if number in book.faults.dies_at else ("trained", "left")
+        if ending not in allowed and not (_may_be_late(book, number, ending) or _was_silent(book, number, ending)):
             raise WrongSum(f"worker {number} ended: {ending}")
+    _check_rounds(book)
+    _check_repeats(book)
+    _check_beginnings(book)
+
+
+def _check_rounds(book: Book) -> None:
+    """A round counts in one generation, once, and all that took part in it are of that one."""
     by_generation: dict[tuple[int, int], dict[int, Attempt]] = {}
     for attempt in book.attempts:
         by_generation.setdefault((attempt.round, attempt.generation), {})[attempt.number] = attempt
-    for attempts in by_generation.values():
+    counted: dict[int, int] = {}
+    for (number, generation), attempts in by_generation.items():
         if any(attempt.after is not None for attempt in attempts.values()):
-            _check_exchange(case.strategy, list(attempts.values()))
-    _check_repeats(book)
-    _check_beginnings(book)
+            if counted.setdefault(number, generation) != generation:
+                raise WrongSum(f"round {number} counts in generations {counted[number]} and {generation}")
+            _check_exchange(book.case.strategy, list(attempts.values()))
 
 
 def _may_be_late(book: Book, number: int, ending: str) -> bool:
     """A worker that comes after the end, or when all others have died, has nothing to join."""
     return number >= book.case.num_founders and ("nothing to join" in ending or "nobody has its weights" in ending)
+
+
+def _was_silent(book: Book, number: int, ending: str) -> bool:
+    """A worker that was stopped, or read over a broken link, for longer than others wait for it is out, or late."""
+    stopped_s = sum(seconds for (rank, _), seconds in book.faults.stops.items() if rank == number)
+    cut_s = max((cut.until_s - cut.from_s for cut in book.faults.cuts), default=0.0)
+    is_out = "silent for so long" in ending or "nothing to join" in ending
+    return stopped_s + cut_s > QUORUM_WAIT_S and is_out
 
 
 def _check_exchange(strategy: str, attempts: list[Attempt]) -> None:

@@ -10,7 +10,8 @@ from samovar.box import protocol
 from samovar.box.board import Member
 from samovar.box.protocol import Operation, Reply, Request
 from tests.sim import box_world
-from tests.sim.box_world import SHAPE, Client, Server, World
+from tests.sim.box_member import SHAPE, Client
+from tests.sim.box_world import Server, World
 from tests.unit.box.numpy_host import NumpySeat
 
 NUM_SEEDS, NUM_SLOW_SEEDS = 30, 1000
@@ -164,7 +165,7 @@ def answered_before_applied(patch: pytest.MonkeyPatch) -> None:
         world, request = self._world, Request.unpack(header)
         if request.kind is protocol.Kind.ACCUMULATE and world.random.random() < world.faults.server_crash:
             reply = Reply.to(request).pack()
-            world.transmit(lambda: client.receive(reply, [np.zeros(1, np.int64).tobytes()]))
+            world.transmit(client.index, "to", lambda: client.receive(reply, [np.zeros(1, np.int64).tobytes()]))
             self._seats.clear()
             return
         taken(self, header, body, client)

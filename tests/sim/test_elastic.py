@@ -9,7 +9,7 @@ from samovar.membership.rounds import Rounds
 from samovar.transports.sim.races import Race
 from tests.sim.elastic import STRATEGIES, ElasticCase, WrongSum, run_elastic
 
-NUM_SEEDS = 200
+NUM_SEEDS = 100
 BLOCK = 100
 
 

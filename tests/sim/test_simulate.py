@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.sim.box_world import BoxCase
 from tests.sim.center_mistakes import CENTER_MISTAKES
 from tests.sim.centers import CenterCase, run_center
 from tests.sim.harness import SimCase, repeated_by, run_case
 from tests.sim.mistakes import MISTAKES
 from tests.sim.native import NativeParts, run_native
+from tests.sim.runs import SAFETY, RunCase
 from tests.sim.sessions import SessionCase
 from tests.sim.step_mistakes import STEP_MISTAKES
 from tests.sim.steps import IN_PARTS, StepsCase, run_steps
@@ -31,6 +33,8 @@ CASES: dict[str, Any] = {
     "centers": CenterCase(7, "hybrid-easgd", 4, 3, 2, 31, True),
     "mapped": CenterCase(7, "async-easgd", 4, 3, 2, 31, False, True),
     "sessions": SessionCase(7, 3, "master", is_first_gone=False),
+    "runs": RunCase(7, "sync-easgd", "ring", 3, 20, SAFETY),
+    "box": BoxCase(7, ""),
 }
 
 

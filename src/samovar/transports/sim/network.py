@@ -1,15 +1,20 @@
 """Messages under way: when they leave, reach and pass the ports of a MachineModel, and in which order they arrive."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 from samovar.core.machine import Link, MachineModel, Ports
 from samovar.transports.sim.scheduler import Moment, Scheduler
 
 _LOGGED = struct.Struct("<d7q")
+
+# held_s(source, destination, now): how much longer a message takes that is sent now; infinity: it is never there.
+HeldSeconds: TypeAlias = Callable[[int, int, float], float]
 
 
 class SimMessage:
@@ -63,7 +68,8 @@ class Network:
 
     Messages of one (source, destination) pair arrive in the order in which they were sent, as on a GASPI queue or a
     connection. Those of different pairs arrive in any order that their times give. `hosts` are the hosts of all places:
-    ranks first, then servers. Cost: two events a message, one if the link is instant, four between racks.
+    ranks first, then servers. `held_s` holds messages up, and later ones of the same pair wait behind them. Cost: two
+    events a message, one if the link is instant, four between racks.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Network:
         random: Random,
         max_delay_s: float,
         is_logged: bool = True,
+        held_s: HeldSeconds | None = None,
     ) -> None:
         self.num_messages = 0
         self._scheduler = scheduler
@@ -81,6 +88,7 @@ class Network:
         self._num_places = len(hosts)
         self._random = random
         self._max_delay_s = max_delay_s
+        self._held_s = held_s
         self._hosts = list(hosts)
         self._racks = [machine.rack(host) for host in hosts]
         self._num_hosts = max(hosts) + 1
@@ -131,8 +139,10 @@ class Network:
             function = self._reach
         if not is_inside and self._racks[source] != self._racks[destination]:
             function = self._climb
-        moment = self._in_order(message, begin_s + link.latency_s + self._delay_s(), self._last_reached)
-        self._scheduler.at(moment, function, message)
+        held_s = 0.0 if self._held_s is None else self._held_s(source, destination, self._scheduler.now_s)
+        moment = self._in_order(message, begin_s + link.latency_s + held_s + self._delay_s(), self._last_reached)
+        if moment[0] < math.inf:
+            self._scheduler.at(moment, function, message)
 
     def _climb(self, message: SimMessage) -> None:
         """The first byte is at the uplink of the sender's rack."""

@@ -67,7 +67,8 @@ class Task:
         self._greenlet.switch()
 
     def end(self) -> None:
-        """Unwind the task if it has begun and not ended; its errors are lost."""
+        """Unwind the task if it has begun and not ended; its errors are lost. One that has not begun does nothing."""
+        self.program = _nothing
         if self._greenlet is not None and not self._greenlet.dead:
             with suppress(Exception):
                 self._greenlet.throw()
@@ -114,6 +115,10 @@ class Scheduler:
         self._num_live += 1
         self._tasks.append(task)
         self.at(self.moment(self.now_s), self._start, task)
+
+    def cut_off(self, task: Task) -> None:
+        """End a task where it is, at this moment."""
+        self.at((self.now_s, 0.0), Task.end, task)
 
     def block(self, task: Task, reason: object, deadline_s: float = math.inf) -> bool:
         """Let others run until `task` is resumed (True) or the virtual clock reaches the deadline (False)."""

@@ -43,12 +43,14 @@ class Fabric:
 
 
 class SimPort:
-    """The state that all windows of one rank share; `task` is its task that runs, or ran last."""
+    """The state that all windows of one rank share; `task` runs, or ran last: its `own_task`, or a spawned one."""
 
     def __init__(self, rank: int, fabric: Fabric, task: Task) -> None:
         self.rank = rank
         self.fabric = fabric
         self.task = task
+        self.own_task = task
+        self._spawned: list[Task] = []
         self._waiting: list[Task] = []  # for a notification
         self.bytes_sent = 0
         self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
@@ -84,8 +86,14 @@ class SimPort:
     def spawn(self, what: str, work: Callable[[], None]) -> "Spawned":
         """Run `work` in the background."""
         spawned = Spawned(self, f"rank {self.rank}'s {what}", work)
+        self._spawned.append(spawned.task)
         self.fabric.scheduler.spawn(spawned.task)
         return spawned
+
+    def die(self) -> None:
+        """End what runs in the background, as the end of a process does."""
+        for task in self._spawned:
+            self.fabric.scheduler.cut_off(task)
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""

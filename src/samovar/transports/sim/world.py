@@ -16,7 +16,7 @@ from samovar.core.errors import SamovarError
 from samovar.core.group import Group
 from samovar.core.machine import MachineModel
 from samovar.transports.base import Array, Pending
-from samovar.transports.sim.network import Network, PortUse
+from samovar.transports.sim.network import HeldSeconds, Network, PortUse
 from samovar.transports.sim.races import RaceFinder
 from samovar.transports.sim.scheduler import Scheduler, Task, VirtualDeadline
 from samovar.transports.sim.servers import ServerRequest
@@ -34,7 +34,7 @@ class SimConfig:
     races. Windows of more than `counted_above_bytes` count their bytes and hold none (0: every window). An array of
     float32 or uint8 counts `magnification` times its bytes: a small net then takes the time of a large one.
     `server_hosts` are the hosts of places behind all ranks, which `SimTransport.request` reaches. `is_logged` makes the
-    event hash.
+    event hash. `held_s` says how long a message is held up, for the faults of a network.
     """
 
     seed: int = 0
@@ -45,6 +45,7 @@ class SimConfig:
     magnification: float = 1.0
     server_hosts: tuple[int, ...] = ()
     is_logged: bool = True
+    held_s: HeldSeconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,10 @@ class SimTransport:
         """See `samovar.transports.base.Spawning`; the race finder takes both for one thread of control."""
         return self._port.spawn(what, lambda: work(self.deadline(math.inf)))
 
+    def die(self) -> None:
+        """This rank's process ends, with all that it does in the background; its memory stays."""
+        self._port.die()
+
     def note(self, array: Array, writes: bool, verb: str) -> None:
         """Tell the race finder that this rank itself reads or writes `array`, such as a part of `Window.local`."""
         self._port.note(array, writes, verb)
@@ -215,7 +220,7 @@ def simulate(
     random = Random(config.seed)
     scheduler = Scheduler(random)
     hosts = [*map(config.machine.host, range(world_size)), *config.server_hosts]
-    network = Network(scheduler, config.machine, hosts, random, config.max_delay_s, config.is_logged)
+    network = Network(scheduler, config.machine, hosts, random, config.max_delay_s, config.is_logged, config.held_s)
     races = RaceFinder(world_size) if config.check else None
     fabric = Fabric(scheduler, network, races, config.magnification)
     tasks = [Task(f"rank {rank}") for rank in range(world_size)]
