@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses, load_mpi
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
@@ -88,6 +88,8 @@ def join_group(
     through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
     exchange as if each had a host of its own.
 
+    `mpi` is for ranks that MPI started; it moves all data by windows of MPI, inside hosts and between them.
+
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
     all-reduce (AUTO: the best for each buffer by nominal figures). Between hosts only `tcp` uses it. Arguments that are
@@ -106,6 +108,8 @@ def join_group(
         if identity.world_size == 1 or identity.life:
             joined = _alone(identity, choice, closing)
         else:
+            if choice.transport == "mpi":
+                load_mpi()
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
@@ -158,7 +162,7 @@ def _together(
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
-            "choose auto, gloo, nccl or tcp"
+            "choose auto, gloo, nccl, tcp or mpi"
         )
     local: ShmTransport | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
@@ -174,6 +178,9 @@ def _together(
         collectives = connected_by_tcp(
             *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
         )
+    elif choice.transport == "mpi":
+        assert local is not None
+        collectives = connected_by_mpi(gathering, local, choose, choice.collective, timeout_s, heartbeats, closing)
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
@@ -199,17 +206,28 @@ def _inside(
     oversubscribed = len(host.ranks) > len(cores)
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
-    return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed)
+    maps = hellos[rank].transport != "mpi"
+    return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed, maps=maps)
 
 
 def shared_memory(
-    descriptor: int, group: Group, names: Sequence[str], collective: str, closing: ExitStack, *, oversubscribed: bool
+    descriptor: int,
+    group: Group,
+    names: Sequence[str],
+    collective: str,
+    closing: ExitStack,
+    *,
+    oversubscribed: bool,
+    maps: bool = True,
 ) -> tuple[ShmTransport, Callable[[int], str]]:
-    """Shared memory among these ranks, and the name of the all-reduce there for a number of bytes."""
+    """Shared memory among these ranks, and the name of the all-reduce there for a number of bytes.
+
+    Unless it `maps` what is summed, that is a plan of messages.
+    """
     transport = ShmTransport(descriptor, group, oversubscribed=oversubscribed, names=names)
     closing.callback(transport.close)
     if collective != AUTO:
         return transport, lambda _num_bytes: collective
     return transport, cache(
-        lambda num_bytes: choose_all_reduce(NOMINAL, group.world_size, num_bytes, True, oversubscribed)
+        lambda num_bytes: choose_all_reduce(NOMINAL, group.world_size, num_bytes, maps, oversubscribed)
     )

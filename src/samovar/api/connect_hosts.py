@@ -1,12 +1,14 @@
-"""Connects ranks of several hosts that have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
+"""Connects ranks of several hosts that have met: hosts' first ranks by gloo or NCCL, or all by TCP or MPI."""
 
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import torch
 
@@ -15,8 +17,9 @@ from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
-from samovar.core.group import Group, Host, JobHosts, consecutive_sizes
+from samovar.core.group import Group, Host, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
+from samovar.core.requirements import require_optional
 from samovar.launch.identity import Identity
 from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO
@@ -111,13 +114,7 @@ def connected_by_tcp(
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
-    require_messages(collective)
-    identity, host_sizes = gathering.identity, consecutive_sizes(gathering.hosts)
-    if collective == "two-level" and host_sizes is None:
-        raise InputError(
-            f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
-            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
-        )
+    identity, host_sizes = gathering.identity, _host_sizes(gathering, collective)
     key = _key(gathering, key_file)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening, job = _met(gathering, addresses[gathering.host_number])
@@ -125,6 +122,62 @@ def connected_by_tcp(
     closing.callback(transport.close)
     best = chosen_between(NOMINAL, host_sizes, identity.world_size)
     return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
+
+
+def connected_by_mpi(
+    gathering: Gathering,
+    local: ShmTransport,
+    inside: Callable[[int], str],
+    collective: str,
+    timeout_s: float,
+    heartbeats: Heartbeats,
+    closing: ExitStack,
+) -> PlannedCollectives:
+    """Our own plans over MPI's windows of all ranks. Ranks in `local` see how others there end.
+
+    `inside` names the plan on a single host.
+    """
+    identity, host_sizes = gathering.identity, _host_sizes(gathering, collective)
+    group, host = Group(identity.rank, identity.world_size), gathering.host
+    places = {rank: place for place, rank in enumerate(host.ranks)}
+    names = [f"rank {rank}" for rank in range(group.world_size)]
+    mpi = load_mpi()
+    transport = mpi.MpiTransport(
+        group,
+        timeout_s,
+        names=names if gathering.is_one_host else rank_names(gathering.hosts),
+        deadline_after=heartbeats.deadline,
+    )
+    transport.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
+    closing.callback(transport.close)
+    _announce(gathering, f"MPI ({mpi.library()})")
+    if gathering.is_one_host:
+        return PlannedCollectives(transport, inside)
+    best = chosen_between(NOMINAL, host_sizes, group.world_size)
+    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
+
+
+def load_mpi() -> Any:
+    """The transport over MPI; this starts MPI. Raises InputError if mpi4py or a library of MPI is missing."""
+    require_optional("mpi4py")
+    try:
+        return import_module("samovar.transports.mpi")
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            f"transport 'mpi': mpi4py cannot load MPI: {error}; install one, such as by `pip install 'samovar[mpi]'`"
+        ) from error
+
+
+def _host_sizes(gathering: Gathering, collective: str) -> tuple[int, ...] | None:
+    """The ranks of each host, where they are consecutive. Raises InputError if the plan cannot run among them."""
+    require_messages(collective)
+    sizes = consecutive_sizes(gathering.hosts)
+    if collective == "two-level" and sizes is None:
+        raise InputError(
+            f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
+            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
+        )
+    return sizes
 
 
 def _met(gathering: Gathering, own_address: str) -> tuple[socket, JobHosts]:
@@ -194,9 +247,12 @@ def _from(identity: Identity, address: str) -> str:
     return f"{address} ({names})" if names else address
 
 
-def _announce(gathering: Gathering, means: str, place: str) -> None:
+def _announce(gathering: Gathering, means: str, place: str = "") -> None:
     """Print once, on rank 0, how the ranks exchange."""
     if gathering.identity.rank != 0:
         return
     where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
-    print(f"samovar: {gathering.identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)
+    print(
+        f"samovar: {gathering.identity.world_size} ranks on {where} {means}{place and f', from {place}'}",
+        file=sys.stderr,
+    )
