@@ -5,8 +5,10 @@ It writes what it found to FOLDER/RANK.json, one JSON value a line. A failed ass
 
 import hashlib
 import json
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -110,16 +112,32 @@ def mistakes(transport: MpiTransport) -> Iterator[Any]:
     with pytest.raises(SamovarError, match=f"{rank + 1} bytes and 0 slots here, {2 - rank} bytes and 0 slots on rank"):
         transport.open_window("uneven", rank + 1, 0)
     transport.lost_elsewhere = lambda peer: f"rank {peer} is gone"
-    with pytest.raises(RankFailed, match="did not notify slot 0 of window 'data': rank . is gone"):
+    with pytest.raises(RankFailed, match=f"did not notify slot 0 of window 'data': rank {1 - rank} is gone"):
         window.wait(0, 1, 1 - rank, harness.in_time())
     yield "done"
+
+
+def stopped(transport: MpiTransport) -> Iterator[Any]:
+    """Rank 1 is stopped, and rank 0 asks it for a word that only rank 1 can give."""
+    window = transport.open_window("data", 64, 1)
+    if transport.group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        yield window.fetch_add(1, 0, 1)
 
 
 def main() -> None:
     part, folder = sys.argv[1:]
     world = MPI.COMM_WORLD
-    transport = MpiTransport(Group(world.rank, world.size), TIMEOUT_S)
-    parts = {"plans": plans, "strategies": strategies, "centers": centers, "verbs": verbs, "mistakes": mistakes}
+    transport = MpiTransport(Group(world.rank, world.size), 1.0 if part == "stopped" else TIMEOUT_S)
+    parts: dict[str, Callable[[MpiTransport], Iterator[Any]]] = {
+        "plans": plans,
+        "strategies": strategies,
+        "centers": centers,
+        "verbs": verbs,
+        "mistakes": mistakes,
+        "stopped": stopped,
+    }
     lines = [json.dumps(found) for found in parts[part](transport)]
     transport.close()
     Path(folder, f"{world.rank}.json").write_text("\n".join(lines))

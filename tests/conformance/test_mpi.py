@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from samovar.core.errors import RankFailed
 from samovar.strategies.config import StrategyConfig
 from tests.conformance import cases
 from tests.conformance.processes import ROOT, TIMEOUT_S, Report, assert_as_documented
@@ -39,10 +40,9 @@ def job(config: StrategyConfig) -> harness.Job:
     return harness.Job(config, test_definitions.gradient, NUM_STEPS, START)
 
 
-def run_ranks(part: str, world_size: int, folder: Path, *, apart: bool = False) -> list[list[Any]]:
-    """What each rank found, in their order."""
+def ended_ranks(part: str, world_size: int, folder: Path, *, apart: bool) -> "subprocess.CompletedProcess[str]":
     words = [str(MPIEXEC), "-n", str(world_size), sys.executable, "-m", "tests.conformance.mpi_rank_program"]
-    ended = subprocess.run(
+    return subprocess.run(
         [*words, part, str(folder)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"} | ({"MPIR_CVAR_NOLOCAL": "1"} if apart else {}),
@@ -51,6 +51,11 @@ def run_ranks(part: str, world_size: int, folder: Path, *, apart: bool = False) 
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def run_ranks(part: str, world_size: int, folder: Path, *, apart: bool) -> list[list[Any]]:
+    """What each rank found, in their order."""
+    ended = ended_ranks(part, world_size, folder, apart=apart)
     assert ended.returncode == 0, ended.stderr
     assert not ended.stderr
     files = [folder / f"{rank}.json" for rank in range(world_size)]
@@ -99,3 +104,11 @@ def test_verbs(world_size: int, apart: bool, tmp_path: Path) -> None:
 @WHERE
 def test_mistakes_and_lost_ranks_end_in_errors_that_name_them(apart: bool, tmp_path: Path) -> None:
     assert run_ranks("mistakes", 2, tmp_path, apart=apart) == [["done"]] * 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_ends_the_job(tmp_path: Path) -> None:
+    """MPI itself would wait for its answer without end."""
+    ended = ended_ranks("stopped", 2, tmp_path, apart=True)
+    assert ended.returncode == RankFailed.exit_code, ended.stderr
+    assert "rank 0: rank 1 did not answer in time; is it stopped" in ended.stderr

@@ -20,6 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
+from samovar.core.requirements import require_optional
 from samovar.launch.identity import Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
@@ -133,7 +134,10 @@ def _chosen_transport(given: str, of_environment: str) -> str:
             f"transport: the script says {given!r}, and SAMOVAR_TRANSPORT or `samovar run --transport` "
             f"{of_environment!r}; leave one of them out"
         )
-    return of_environment if given == AUTO else given
+    chosen = of_environment if given == AUTO else given
+    if chosen == "mpi":
+        require_optional("mpi4py")
+    return chosen
 
 
 def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:

@@ -19,7 +19,6 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
-from samovar.core.requirements import require_optional
 from samovar.launch.identity import Identity
 from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO
@@ -158,8 +157,7 @@ def connected_by_mpi(
 
 
 def load_mpi() -> Any:
-    """The transport over MPI; this starts MPI. Raises InputError if mpi4py or a library of MPI is missing."""
-    require_optional("mpi4py")
+    """The transport over MPI; this starts MPI. Raises InputError if mpi4py finds no library of it."""
     try:
         return import_module("samovar.transports.mpi")
     except (ImportError, RuntimeError) as error:

@@ -145,7 +145,7 @@ def _num_ranks(workers: str) -> int:
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
     if checked_transport("--transport", transport) == "mpi":
         raise InputError(
-            "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or say transport='mpi' in the "
+            "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or transport='mpi' in the "
             "script, and run mpiexec -n N python SCRIPT"
         )
     settings = {} if transport == AUTO else {"SAMOVAR_TRANSPORT": transport}
