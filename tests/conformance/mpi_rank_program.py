@@ -41,7 +41,7 @@ def plans(transport: MpiTransport) -> Iterator[Any]:
 def strategies(transport: MpiTransport) -> Iterator[Any]:
     for config in STRATEGIES.values():
         left = harness.train(job(config), transport)
-        yield [None if array is None else hashlib.sha256(array).hexdigest() for array in harness.bits(left)]
+        yield [None if bits is None else hashlib.sha256(bits).hexdigest() for bits in harness.bits(left)]
 
 
 def centers(transport: MpiTransport) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def verbs(transport: MpiTransport) -> Iterator[Any]:
     changes = range(-1, world_size - 1)
     window = transport.open_window("words", 8 * world_size + 64, world_size)
     assert window.local.ctypes.data % 64 == 0
-    assert not window.local.any()
+    assert not transport.open_window("untouched", 1000, 3).local.any()
     window.put(0, 8 * rank, np.array([rank + 1], np.uint64), Notification(rank, 1))
     if rank == 0:
         for peer in range(world_size):

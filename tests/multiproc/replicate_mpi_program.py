@@ -32,7 +32,7 @@ STRATEGIES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def train(transport: str, strategy: str, what: str, **settings: Any) -> tuple[int, str]:
+def train(transport: str, strategy: Any, what: str, **settings: Any) -> tuple[int, str]:
     model = perceptron()
     optimizer = sgd(model)
     replica = samovar.replicate(
@@ -48,7 +48,7 @@ def train(transport: str, strategy: str, what: str, **settings: Any) -> tuple[in
     replica.finish()
     weights = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
     assert bool(torch.isfinite(weights).all())
-    return replica.rank, hashlib.sha256(weights.numpy()).hexdigest()
+    return replica.rank, hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 
 def main() -> None:

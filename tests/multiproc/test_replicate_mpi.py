@@ -14,6 +14,10 @@ ROOT = Path(__file__).parents[2]
 MPIEXEC = shutil.which(Path(sys.executable).with_name("mpiexec")) or shutil.which("mpiexec")
 PROGRAM = "tests.multiproc.replicate_mpi_program"
 TIMEOUT_S = 120.0
+SCRIPT = """import samovar, torch
+net = torch.nn.Linear(1, 1)
+samovar.replicate(net, torch.optim.SGD(net.parameters()), transport="mpi")
+"""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(MPIEXEC is None or find_spec("mpi4py") is None, reason="needs MPI: pip install 'samovar[mpi]'"),
@@ -63,7 +67,7 @@ def test_a_rank_that_ends_early_ends_the_others(what: str, sentence: str, tmp_pa
 def test_ranks_of_another_launcher_are_refused(tmp_path: Path) -> None:
     """What `samovar run` or torchrun starts is no rank of MPI."""
     script = tmp_path / "script.py"
-    script.write_text("import samovar, torch\nsamovar.replicate(torch.nn.Linear(1, 1), transport='mpi')\n")
+    script.write_text(SCRIPT)
     samovar = Path(sys.executable).with_name("samovar")
     ended = subprocess.run(
         [samovar, "run", "-n", "2", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

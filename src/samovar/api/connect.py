@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses, load_mpi
+from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
@@ -87,9 +87,7 @@ def join_group(
 
     `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. `nccl` goes
     through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
-    exchange as if each had a host of its own.
-
-    `mpi` is for ranks that MPI started; it moves all data by windows of MPI, inside hosts and between them.
+    exchange as if each had a host of its own. `mpi` is for ranks that MPI started.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
@@ -109,8 +107,6 @@ def join_group(
         if identity.world_size == 1 or identity.life:
             joined = _alone(identity, choice, closing)
         else:
-            if choice.transport == "mpi":
-                load_mpi()
             if choice.transport == "tcp" and identity.rank == 0 and choice.key_file and not choice.key_file.exists():
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
@@ -182,13 +178,12 @@ def _together(
         collectives = connected_by_tcp(
             *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
         )
-    elif choice.transport == "mpi":
-        assert local is not None
-        collectives = connected_by_mpi(gathering, local, choose, choice.collective, timeout_s, heartbeats, closing)
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
-        if len(hosts) > 1:
+        if choice.transport == "mpi":
+            collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
+        elif len(hosts) > 1:
             between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
             collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
             closing.callback(collectives.close)

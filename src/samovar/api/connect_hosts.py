@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -125,38 +125,29 @@ def connected_by_tcp(
 
 def connected_by_mpi(
     gathering: Gathering,
-    local: ShmTransport,
-    inside: Callable[[int], str],
+    inside: PlannedCollectives,
     collective: str,
     timeout_s: float,
     heartbeats: Heartbeats,
     closing: ExitStack,
 ) -> PlannedCollectives:
-    """Our own plans over MPI's windows of all ranks. Ranks in `local` see how others there end.
-
-    `inside` names the plan on a single host.
-    """
-    identity, host_sizes = gathering.identity, _host_sizes(gathering, collective)
-    group, host = Group(identity.rank, identity.world_size), gathering.host
-    places = {rank: place for place, rank in enumerate(host.ranks)}
-    names = [f"rank {rank}" for rank in range(group.world_size)]
-    mpi = load_mpi()
-    transport = mpi.MpiTransport(
-        group,
-        timeout_s,
-        names=names if gathering.is_one_host else rank_names(gathering.hosts),
-        deadline_after=heartbeats.deadline,
-    )
+    """Our own plans over MPI's windows of all ranks. Those `inside` a host see there how others end."""
+    sizes, local = _host_sizes(gathering, collective), inside.transport
+    assert isinstance(local, ShmTransport), local
+    group = Group(gathering.identity.rank, gathering.identity.world_size)
+    places = {rank: place for place, rank in enumerate(gathering.host.ranks)}
+    mpi = _mpi()
+    transport = mpi.MpiTransport(group, timeout_s, rank_names(gathering.hosts), heartbeats.deadline)
     transport.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
     closing.callback(transport.close)
     _announce(gathering, f"MPI ({mpi.library()})")
     if gathering.is_one_host:
-        return PlannedCollectives(transport, inside)
-    best = chosen_between(NOMINAL, host_sizes, group.world_size)
-    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
+        return PlannedCollectives(transport, inside.all_reduce_name)
+    best = chosen_between(NOMINAL, sizes, group.world_size)
+    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, sizes)
 
 
-def load_mpi() -> Any:
+def _mpi() -> Any:
     """The transport over MPI; this starts MPI. Raises InputError if mpi4py finds no library of it."""
     try:
         return import_module("samovar.transports.mpi")

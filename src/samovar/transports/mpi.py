@@ -6,11 +6,13 @@ millisecond while this rank computes, so that operations of others on it come to
 """
 
 import atexit
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +37,7 @@ _LONGEST_SLEEP_S = 0.001
 _PROGRESS_S = 0.001
 # A wait that takes longer than this looks whether the rank that it waits for still lives.
 _LOOK_S = 0.1
+_MPICH_NAME = re.compile(r"/dev/shm/mpich_shm_\w+")
 _windows: list["MPI.Win"] = []
 _MEMORY = {"alloc_shared_noncontig": "true"}  # a rank's part on its own NUMA node
 
@@ -43,8 +46,7 @@ class MpiTransport(PeerTransport):
     """This rank's access to its peers' memory by MPI (see `samovar.transports.base.Transport`).
 
     `group` must be that of MPI_COMM_WORLD, and all ranks make this together. Windows open, and peers answer, by
-    `deadline_after(timeout_s)`. MPI frees a window only when all ranks do, so it keeps its memory
-    until the process ends.
+    `deadline_after(timeout_s)`. A window keeps its memory until the process ends, because MPI frees it for all ranks.
 
     Raises InputError if MPI has started other ranks than the group's, or cannot serve several threads.
     """
@@ -53,7 +55,6 @@ class MpiTransport(PeerTransport):
         self,
         group: Group,
         timeout_s: float,
-        *,
         names: Sequence[str] | None = None,
         deadline_after: Callable[[float], Deadline] = Deadline.after,
     ) -> None:
@@ -70,6 +71,7 @@ class MpiTransport(PeerTransport):
         sizes = (2 * group.world_size * _SIZES_BYTES, group.world_size)
         self._meeting = MpiWindow(self, "meeting", self._allocated("meeting", *sizes), [0] * group.world_size, *sizes)
         self._communicator.Barrier()
+        _unlink_names()
 
     def open_window(self, name: str, num_bytes: int, num_slots: int) -> "MpiWindow":
         """Waits for all ranks. Cost: num_bytes + 8 * num_slots of this rank's memory, two messages to each other rank.
@@ -181,43 +183,27 @@ class MpiWindow(PeerWindow):
         self._transport = transport
 
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
-        self._check(peer, offset, source.nbytes, notification)
         data = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
-        if peer == self._rank:
-            self.local[offset : offset + len(data)] = data
-        elif len(data):
-            self._native.Put((data, MPI.BYTE), peer, (self._place(peer, offset), len(data), MPI.BYTE))
-            self._transport.flush(self._native, peer)
-            self._transport.count_sent(len(data))
-        if notification is not None:
-            self._notify(peer, notification)
+        self._check(peer, offset, data.nbytes, notification)
+        self._move(self._native.Put, data, MPI.BYTE, peer, offset)
+        self._sent(peer, data.nbytes, notification)
 
     def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
         """Add float32 or float64 to the peer's memory, then notify if asked.
 
         Additions of several ranks are complete in the end; their order is not known.
         """
-        self._check(peer, offset, source.nbytes, notification)
         data = np.ascontiguousarray(source).reshape(-1)
+        self._check(peer, offset, data.nbytes, notification)
         kind = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}[data.dtype]
-        if len(data):
-            self._native.Accumulate((data, kind), peer, (self._place(peer, offset), len(data), kind), MPI.SUM)
-            self._transport.flush(self._native, peer)
-        if peer != self._rank:
-            self._transport.count_sent(data.nbytes)
-        if notification is not None:
-            self._notify(peer, notification)
+        self._move(self._native.Accumulate, data, kind, peer, offset, MPI.SUM)
+        self._sent(peer, data.nbytes, notification)
 
     def get(self, peer: int, offset: int, destination: Array) -> None:
         if not (destination.flags.c_contiguous and destination.flags.writeable):
             raise TypeError("get needs a destination that is contiguous and can be written")
         self._check(peer, offset, destination.nbytes)
-        data = destination.reshape(-1).view(np.uint8)
-        if peer == self._rank:
-            data[:] = self.local[offset : offset + len(data)]
-        elif len(data):
-            self._native.Get((data, MPI.BYTE), peer, (self._place(peer, offset), len(data), MPI.BYTE))
-            self._transport.flush(self._native, peer)
+        self._move(self._native.Get, destination.reshape(-1).view(np.uint8), MPI.BYTE, peer, offset)
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
         self._check_word(peer, offset)
@@ -226,14 +212,14 @@ class MpiWindow(PeerWindow):
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
         self._check_word(peer, offset)
         new, old, found = (np.array([word % _WORDS], np.uint64) for word in (desired, expected, 0))
-        kind = MPI.UINT64_T
-        self._native.Compare_and_swap((new, kind), (old, kind), (found, kind), peer, self._place(peer, offset))
+        place, kind = self._starts[peer] + offset, MPI.UINT64_T
+        self._native.Compare_and_swap((new, kind), (old, kind), (found, kind), peer, place)
         self._transport.flush(self._native, peer)
         return int(found[0])
 
     def notify(self, peer: int, notification: Notification) -> None:
         self._check(peer, 0, 0, notification)
-        self._notify(peer, notification)
+        self._sent(peer, 0, notification)
 
     def _await(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
         def look() -> int | None:
@@ -256,25 +242,32 @@ class MpiWindow(PeerWindow):
         self._native.Sync()
         return found
 
-    def _notify(self, peer: int, notification: Notification) -> None:
-        self._native.Sync()  # a peer that hears of it may read what this rank wrote
-        word, kind = np.array([notification.value], np.uint64), MPI.UINT64_T
-        place = self._place(peer, self._slot_offset(notification.slot))
-        self._native.Accumulate((word, kind), peer, (place, 1, kind), MPI.REPLACE)
-        self._transport.flush(self._native, peer)
+    def _sent(self, peer: int, num_bytes: int, notification: Notification | None) -> None:
+        """Count what was put, and notify the peer."""
+        if peer != self._rank:
+            self._transport.count_sent(num_bytes)
+        if notification is not None:
+            self._native.Sync()  # a peer that hears of it may read what this rank wrote
+            word, offset = np.array([notification.value], np.uint64), self._slot_offset(notification.slot)
+            self._move(self._native.Accumulate, word, MPI.UINT64_T, peer, offset, MPI.REPLACE)
+
+    def _move(
+        self, verb: Callable[..., None], data: Array, kind: "MPI.Datatype", peer: int, offset: int, *change: "MPI.Op"
+    ) -> None:
+        if len(data):
+            verb((data, kind), peer, (self._starts[peer] + offset, len(data), kind), *change)
+            self._transport.flush(self._native, peer)
 
     def _fetch(self, peer: int, offset: int, value: int, change: "MPI.Op") -> int:
         """Change a word by the operation and the value, atomically; returns the old one."""
         word, old = (np.array([number], np.uint64) for number in (value, 0))
-        self._native.Fetch_and_op((word, MPI.UINT64_T), (old, MPI.UINT64_T), peer, self._place(peer, offset), change)
+        place, kind = self._starts[peer] + offset, MPI.UINT64_T
+        self._native.Fetch_and_op((word, kind), (old, kind), peer, place, change)
         self._transport.flush(self._native, peer)
         return int(old[0])
 
     def _slot_offset(self, slot: int) -> int:
         return self._slots_offset + slot * _WORD_BYTES
-
-    def _place(self, peer: int, offset: int) -> int:
-        return self._starts[peer] + offset
 
     def _check_word(self, peer: int, offset: int) -> None:
         self._check(peer, offset, _WORD_BYTES)
@@ -308,16 +301,14 @@ class _Helper:
     def _run(self) -> None:
         while not self._ended.wait(_PROGRESS_S):
             self._progress()
-            for peer, deadline in list(self._waits.values()):
-                if deadline.passed():
-                    self._give_up(peer)
-
-    def _give_up(self, peer: int) -> None:
-        sys.stderr.write(
-            f"samovar: error: {self._names[self._rank]}: {self._names[peer]} did not answer in time; is it stopped, or "
-            "is its host or link gone? MPI ends all ranks\n"
-        )
-        MPI.COMM_WORLD.Abort(RankFailed.exit_code)
+            late = [peer for peer, deadline in list(self._waits.values()) if deadline.passed()]
+            if late:
+                self._ended.set()  # MPI_Abort may return, and end this process a moment later
+                sys.stderr.write(
+                    f"samovar: error: {self._names[self._rank]}: {self._names[late[0]]} did not answer in time; is it "
+                    "stopped, or is its host or link gone? MPI ends all ranks\n"
+                )
+                MPI.COMM_WORLD.Abort(RankFailed.exit_code)
 
 
 def _bytes_of(native: "MPI.Win") -> npt.NDArray[np.uint8]:
@@ -337,6 +328,12 @@ def _require_world(group: Group) -> None:
             f"rank {group.rank}: transport 'mpi' needs MPI_THREAD_MULTIPLE, and {library()} was started without it; "
             "leave mpi4py.rc.thread_level at 'multiple'"
         )
+
+
+def _unlink_names() -> None:
+    """Unlink the shared memory of MPICH, once all ranks have mapped it: a killed rank would leave it behind."""
+    for name in set(_MPICH_NAME.findall(Path("/proc/self/maps").read_text())):
+        Path(name).unlink(missing_ok=True)
 
 
 def library() -> str:

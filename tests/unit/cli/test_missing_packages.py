@@ -76,7 +76,10 @@ def test_the_simulator_names_its_extra(tmp_path: Path) -> None:
 
 
 def test_a_transport_names_its_extra(tmp_path: Path) -> None:
-    script = "import samovar, torch; samovar.replicate(torch.nn.Linear(1, 1), transport='mpi')"
+    script = (
+        "import samovar, torch; net = torch.nn.Linear(1, 1); "
+        "samovar.replicate(net, torch.optim.SGD(net.parameters()), transport='mpi')"
+    )
     ended = without(tmp_path, "mpi4py", sys.executable, "-c", script)
     assert "module mpi4py is not installed; run `pip install 'samovar[mpi]'`" in ended.stderr.splitlines()[-1]
 
