@@ -6,8 +6,9 @@
 - 2, 4 and 8 ranks over five sizes: `--collective auto` against the better of gloo and MPI, and every other plan.
 - Round trips.
 - Two and four ranks over a network: every plan and gloo (`run.py collectives-network`).
+- Two and four ranks over windows of MPI against its own all-reduce (`run.py collectives-mpi`).
 
-MPI needs the extra `bench` (mpi4py and mpich). Without it the comparison is with gloo alone, and says so.
+MPI needs the extra `mpi` (mpi4py and mpich). Without it the comparison is with gloo alone, and says so.
 """
 
 import importlib.util
@@ -38,6 +39,7 @@ TIMEOUT_S = 900.0
 WORLD_SIZES = (2, 4, 8)
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 PAIR_BARS = {4 << 10: 20.0, 28 << 20: 5.0, 244 << 20: 5.0}
+MPI_SIZES = (28 << 20, 244 << 20)
 NETWORK_SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 LARGE_BYTES = 32 << 20
 # Beyond these the memory of one machine is short: every plan has staging areas of its own.
@@ -89,6 +91,27 @@ def network(world_size: int, sizes: Sequence[int], num_pairs: int) -> list[Figur
         where = f"{shown(size)}, {world_size} ranks: auto ({auto})"
         figures.append(compare(f"{where} / gloo", rates[auto], rates["gloo"], "1/s", None))
         figures.append(compare(f"{where} / best ({best})", rates[auto], rates[best], "1/s", 0.9))
+    return figures
+
+
+def run_mpi(short: bool = False) -> list[Figure]:
+    """Our plan over windows of MPI against `MPI_Allreduce` of the same MPI, on one host."""
+    if not importlib.util.find_spec("mpi4py"):
+        raise SystemExit("mpi4py is not installed; run `pip install 'samovar[mpi]'`")
+    world_sizes, sizes = (WORLD_SIZES[:1], SIZES[:1]) if short else (WORLD_SIZES[:2], MPI_SIZES)
+    return [figure for world_size in world_sizes for figure in mpi_windows(world_size, sizes, 2 if short else 11)]
+
+
+def mpi_windows(world_size: int, sizes: Sequence[int], num_pairs: int) -> list[Figure]:
+    oversubscribed = place(world_size, 1).oversubscribed
+    names = [choose_all_reduce(NOMINAL, world_size, size, False, oversubscribed) for size in sizes]
+    cells = [cell(size, [f"mpi {name}", "mpi"], num_pairs) for size, name in zip(sizes, names, strict=True)]
+    figures = []
+    measured = measure(world_size, cells, with_mpi=True)
+    for times, size, name in zip(measured, sizes, names, strict=True):
+        rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+        what = f"{shown(size)}, {world_size} ranks: {name} over windows / MPI_Allreduce"
+        figures.append(compare(what, rates[f"mpi {name}"], rates["mpi"], "1/s", 1.0))
     return figures
 
 

@@ -1,8 +1,8 @@
 """One rank of the all-reduce benchmark: every side in turn, cell by cell, seconds as JSON in a file.
 
-A *side* is a plan of ours by name, `tcp PLAN` (over encrypted windows), `gloo` (torch.distributed), `mpi` (mpi4py), or
-`copy` (the memory's rate). All sides run in the same processes; each block of each side begins at a barrier and its
-sum is verified exactly.
+A *side* is a plan of ours by name, `tcp PLAN` (over encrypted windows), `mpi PLAN` (over windows of MPI), `gloo`
+(torch.distributed), `mpi` (mpi4py), or `copy` (the memory's rate). All sides run in the same processes; each block of
+each side begins at a barrier and its sum is verified exactly.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,10 +129,16 @@ class Rank:
         config = TcpConfig("benchmark", TIMEOUT_S)
         return TcpTransport(self.group, config, read_key(self._key_file), listening, addresses)
 
+    @cached_property
+    def mpi_windows(self) -> Any:
+        return import_module("samovar.transports.mpi").MpiTransport(self.group, TIMEOUT_S)
+
     def close(self) -> None:
         """End the threads that wait for peers: the interpreter's end would find them in native code."""
         if "tcp" in vars(self):
             self.tcp.close(Deadline.after(TIMEOUT_S))
+        if "mpi_windows" in vars(self):
+            self.mpi_windows.close()
 
 
 def blocks(array: Array) -> Iterator[Array]:
@@ -161,9 +168,11 @@ class Cell:
             return Gloo(other)
         if name == "mpi":
             return Mpi(other, self._rank.mpi)
-        if name.startswith("tcp "):
-            window = self._rank.tcp.open_window("data", data.array.nbytes, 0)
-            return Ours(name.removeprefix("tcp "), self._rank.tcp, Region.of(window, 0, len(data.array), np.float32))
+        way, _, plan = name.partition(" ")
+        if plan:
+            over = self._rank.tcp if way == "tcp" else self._rank.mpi_windows
+            window = over.open_window("data", data.array.nbytes, 0)
+            return Ours(plan, over, Region.of(window, 0, len(data.array), np.float32))
         return Copy(data.array) if name == "copy" else Ours(name, transport, data)
 
     def block(self, side: Side, num_runs: int, verified: bool) -> tuple[float, float]:
@@ -203,9 +212,7 @@ def measure(rank: Rank, num_bytes: int, sides: list[str], num_runs: int, num_pai
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    mpi = None
-    if job["mpi"]:
-        from mpi4py import MPI as mpi  # type: ignore[no-redef]  # noqa: PLC0415
+    mpi: Any = import_module("mpi4py.MPI") if job["mpi"] else None
     number = mpi.COMM_WORLD.rank if mpi else int(sys.argv[2])
     _native.die_with_parent()
     os.sched_setaffinity(0, job["cpus"][number])

@@ -40,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "checks": checks.run,
     "lenet": lenet.run,
     "collectives": collectives.run,
+    "collectives-mpi": collectives.run_mpi,
     "collectives-network": collectives.run_network,
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,

@@ -79,7 +79,7 @@ def launcher(name: str, num_ranks: int) -> list[object]:
         "mpiexec": [BIN / "mpiexec", "-n", num_ranks, sys.executable],
     }
     if not Path(str(words[name][0])).exists():
-        pytest.skip(f"{name} is not installed: pip install 'samovar[bench]'")
+        pytest.skip(f"{name} is not installed: pip install 'samovar[mpi]'")
     return words[name]
 
 

@@ -53,7 +53,7 @@ def assert_trained(command: Command, out: Path, expected: str) -> None:
     assert result_of(out)["weights_sha256"] == expected
 
 
-@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
+@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[mpi]'")
 def test_mpiexec(solver: Path, tmp_path: Path, expected: str) -> None:
     words = (MPIEXEC, "-n", 2, SAMOVAR, *flags(solver, tmp_path / "out"))
     assert_trained(start(words, tmp_path), tmp_path / "out", expected)
@@ -131,7 +131,7 @@ def test_a_host_that_ssh_does_not_reach(solver: Path, tmp_path: Path, ssh: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
+@pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[mpi]'")
 def test_a_signal_to_mpiexec_stops_the_run(tmp_path: Path, digits: Path) -> None:
     endless, out = write_solver(write_net(tmp_path, digits), 10_000_000), tmp_path / "out"
     with start((MPIEXEC, "-n", 2, SAMOVAR, *flags(endless, out)), tmp_path) as command:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from samovar.api.connect_hosts import connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
@@ -20,6 +20,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.group import Group, Host
 from samovar.core.machine import NOMINAL
+from samovar.core.requirements import require_optional
 from samovar.launch.identity import Identity, checked_transport, identity_in_group, own_identity
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
@@ -86,7 +87,7 @@ def join_group(
 
     `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. `nccl` goes
     through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
-    exchange as if each had a host of its own.
+    exchange as if each had a host of its own. `mpi` is for ranks that MPI started.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
@@ -129,7 +130,10 @@ def _chosen_transport(given: str, of_environment: str) -> str:
             f"transport: the script says {given!r}, and SAMOVAR_TRANSPORT or `samovar run --transport` "
             f"{of_environment!r}; leave one of them out"
         )
-    return of_environment if given == AUTO else given
+    chosen = of_environment if given == AUTO else given
+    if chosen == "mpi":
+        require_optional("mpi4py")
+    return chosen
 
 
 def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
@@ -158,7 +162,7 @@ def _together(
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
-            "choose auto, gloo, nccl or tcp"
+            "choose auto, gloo, nccl, tcp or mpi"
         )
     local: ShmTransport | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
@@ -177,7 +181,9 @@ def _together(
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
-        if len(hosts) > 1:
+        if choice.transport == "mpi":
+            collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
+        elif len(hosts) > 1:
             between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
             collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
             closing.callback(collectives.close)
@@ -199,17 +205,28 @@ def _inside(
     oversubscribed = len(host.ranks) > len(cores)
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
-    return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed)
+    maps = hellos[rank].transport != "mpi"
+    return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed, maps=maps)
 
 
 def shared_memory(
-    descriptor: int, group: Group, names: Sequence[str], collective: str, closing: ExitStack, *, oversubscribed: bool
+    descriptor: int,
+    group: Group,
+    names: Sequence[str],
+    collective: str,
+    closing: ExitStack,
+    *,
+    oversubscribed: bool,
+    maps: bool = True,
 ) -> tuple[ShmTransport, Callable[[int], str]]:
-    """Shared memory among these ranks, and the name of the all-reduce there for a number of bytes."""
+    """Shared memory among these ranks, and the name of the all-reduce there for a number of bytes.
+
+    Unless it `maps` what is summed, that is a plan of messages.
+    """
     transport = ShmTransport(descriptor, group, oversubscribed=oversubscribed, names=names)
     closing.callback(transport.close)
     if collective != AUTO:
         return transport, lambda _num_bytes: collective
     return transport, cache(
-        lambda num_bytes: choose_all_reduce(NOMINAL, group.world_size, num_bytes, True, oversubscribed)
+        lambda num_bytes: choose_all_reduce(NOMINAL, group.world_size, num_bytes, maps, oversubscribed)
     )

@@ -1,12 +1,14 @@
-"""Connects ranks of several hosts that have met: by gloo or NCCL among hosts' first ranks, or by TCP among all."""
+"""Connects ranks of several hosts that have met: hosts' first ranks by gloo or NCCL, or all by TCP or MPI."""
 
 import os
 import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.errors import InputError
-from samovar.core.group import Group, Host, JobHosts, consecutive_sizes
+from samovar.core.group import Group, Host, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity
 from samovar.launch.script import raised_nccl_errors
@@ -111,13 +113,7 @@ def connected_by_tcp(
     closing: ExitStack,
 ) -> PlannedCollectives:
     """Our own plans over windows of all ranks. Those of this host are in `local`, if there is one."""
-    require_messages(collective)
-    identity, host_sizes = gathering.identity, consecutive_sizes(gathering.hosts)
-    if collective == "two-level" and host_sizes is None:
-        raise InputError(
-            f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
-            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
-        )
+    identity, host_sizes = gathering.identity, _host_sizes(gathering, collective)
     key = _key(gathering, key_file)
     _announce(gathering, "tcp, encrypted", _from(identity, addresses[0]))
     listening, job = _met(gathering, addresses[gathering.host_number])
@@ -125,6 +121,52 @@ def connected_by_tcp(
     closing.callback(transport.close)
     best = chosen_between(NOMINAL, host_sizes, identity.world_size)
     return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
+
+
+def connected_by_mpi(
+    gathering: Gathering,
+    inside: PlannedCollectives,
+    collective: str,
+    timeout_s: float,
+    heartbeats: Heartbeats,
+    closing: ExitStack,
+) -> PlannedCollectives:
+    """Our own plans over MPI's windows of all ranks. Those `inside` a host see there how others end."""
+    sizes, local = _host_sizes(gathering, collective), inside.transport
+    assert isinstance(local, ShmTransport), local
+    group = Group(gathering.identity.rank, gathering.identity.world_size)
+    places = {rank: place for place, rank in enumerate(gathering.host.ranks)}
+    mpi = _mpi()
+    transport = mpi.MpiTransport(group, timeout_s, rank_names(gathering.hosts), heartbeats.deadline)
+    transport.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
+    closing.callback(transport.close)
+    _announce(gathering, f"MPI ({mpi.library()})")
+    if gathering.is_one_host:
+        return PlannedCollectives(transport, inside.all_reduce_name)
+    best = chosen_between(NOMINAL, sizes, group.world_size)
+    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, sizes)
+
+
+def _mpi() -> Any:
+    """The transport over MPI; this starts MPI. Raises InputError if mpi4py finds no library of it."""
+    try:
+        return import_module("samovar.transports.mpi")
+    except (ImportError, RuntimeError) as error:
+        raise InputError(
+            f"transport 'mpi': mpi4py cannot load MPI: {error}; install one, such as by `pip install 'samovar[mpi]'`"
+        ) from error
+
+
+def _host_sizes(gathering: Gathering, collective: str) -> tuple[int, ...] | None:
+    """The ranks of each host, where they are consecutive. Raises InputError if the plan cannot run among them."""
+    require_messages(collective)
+    sizes = consecutive_sizes(gathering.hosts)
+    if collective == "two-level" and sizes is None:
+        raise InputError(
+            f"{gathering.who}: two-level needs consecutive ranks on each host, and they run on "
+            f"{', '.join(map(str, gathering.hosts))}; choose another collective, or auto"
+        )
+    return sizes
 
 
 def _met(gathering: Gathering, own_address: str) -> tuple[socket, JobHosts]:
@@ -194,9 +236,12 @@ def _from(identity: Identity, address: str) -> str:
     return f"{address} ({names})" if names else address
 
 
-def _announce(gathering: Gathering, means: str, place: str) -> None:
+def _announce(gathering: Gathering, means: str, place: str = "") -> None:
     """Print once, on rank 0, how the ranks exchange."""
     if gathering.identity.rank != 0:
         return
     where = "one host; by" if gathering.is_one_host else f"{len(gathering.hosts)} hosts; between hosts"
-    print(f"samovar: {gathering.identity.world_size} ranks on {where} {means}, from {place}", file=sys.stderr)
+    print(
+        f"samovar: {gathering.identity.world_size} ranks on {where} {means}{place and f', from {place}'}",
+        file=sys.stderr,
+    )

@@ -16,8 +16,8 @@ from samovar.frontends.torch.state import Broadcast
 from samovar.membership.job_center import Home
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
+from samovar.transports.base import PeerTransport
 from samovar.transports.hosts import HostsTransport
-from samovar.transports.tcp import TcpTransport
 
 
 class UnevenReplica(Protocol):
@@ -185,7 +185,7 @@ def lasting_ranks(collectives: PlannedCollectives) -> Sequence[int]:
     transport = collectives.transport
     if isinstance(transport, HostsTransport):
         return tuple(transport.places)
-    return (transport.group.rank,) if isinstance(transport, TcpTransport) else range(transport.group.world_size)
+    return (transport.group.rank,) if isinstance(transport, PeerTransport) else range(transport.group.world_size)
 
 
 def _group(processes: ProcessGroup, size: int, collective: str) -> ProcessGroup:

@@ -156,7 +156,7 @@ def replicate(
     The first call waits for all ranks, and no wait is longer than `timeout_s`. Rank 0 sends its weights to all.
 
     - `strategy`: its name, or your own: the class, "module:Name" or "file.py:Name". `settings` are its own.
-    - `collective`: the plan of the all-reduce. `transport`: "shm", "gloo", "nccl", "tcp". Both are the process's.
+    - `collective`: the plan of the all-reduce. `transport`: "shm", "gloo", "nccl", "tcp", "mpi". A process has one.
     - `box`: the center's server: a name on this host, "HOST:PORT", or a list to divide the center. `buffer`: the
       center's name there. `join`: start from its weights. `key_file`: the key of the box, of "tcp", of a center.
     - `recipe`: "auto" makes ranks learn as well as one. `compare_weights_steps`: with `sync`, how often to compare.

@@ -143,7 +143,12 @@ def _num_ranks(workers: str) -> int:
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
-    settings = {} if checked_transport("--transport", transport) == AUTO else {"SAMOVAR_TRANSPORT": transport}
+    if checked_transport("--transport", transport) == "mpi":
+        raise InputError(
+            "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or transport='mpi' in the "
+            "script, and run mpiexec -n N python SCRIPT"
+        )
+    settings = {} if transport == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
 

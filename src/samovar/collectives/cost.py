@@ -80,7 +80,9 @@ def choose_between(record: CalibrationRecord, world_size: int, num_bytes: int, t
 def require_messages(collective: str) -> None:
     """Raise InputError for a plan that cannot run between hosts."""
     if collective in _NEED_MAPPED_MEMORY:
-        raise InputError(f"collective: {collective} needs memory that all ranks map; over tcp choose another, or auto")
+        raise InputError(
+            f"collective: {collective} needs memory that all ranks map; with tcp or mpi choose another, or auto"
+        )
 
 
 def chosen_between(

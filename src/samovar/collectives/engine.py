@@ -116,7 +116,7 @@ class PlannedCollectives:
     ) -> None:
         self.transport = transport
         self.host_size = host_size or transport.group.world_size
-        self._all_reduce_name = all_reduce_name
+        self.all_reduce_name = all_reduce_name
 
     @property
     def num_hosts(self) -> int:
@@ -138,11 +138,11 @@ class PlannedCollectives:
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
         group = self.group
-        function = all_reduce(self._all_reduce_name(buffer.array.nbytes), host_size=self.host_size)
+        function = all_reduce(self.all_reduce_name(buffer.array.nbytes), host_size=self.host_size)
         return self.planned(name, function(group.rank, group.world_size), buffer)
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
-        function = encodable(self._all_reduce_name(buffer.array.nbytes), self.host_size)
+        function = encodable(self.all_reduce_name(buffer.array.nbytes), self.host_size)
         return EncodedChannel(name, function, self.transport, buffer, codec)
 
     def broadcast(self, name: str, buffer: Region) -> PlanRunner:
@@ -161,7 +161,7 @@ class PlannedCollectives:
         return self.planned(name, rooted(tree_broadcast, root, self.group.rank, self.group.world_size), buffer)
 
     def reduce_scatter(self, name: str, buffer: Region) -> PlanRunner:
-        function = REDUCE_SCATTERS[self._all_reduce_name(buffer.array.nbytes)]
+        function = REDUCE_SCATTERS[self.all_reduce_name(buffer.array.nbytes)]
         return self.planned(name, function(self.group.rank, self.group.world_size), buffer)
 
     def gather_parts(self, name: str, buffer: Region) -> PlanRunner:
@@ -336,7 +336,7 @@ class TracedCollectives(PlannedCollectives):
     @classmethod
     def of(cls, inner: PlannedCollectives, trace: Trace) -> "TracedCollectives":
         """The same plans on the same transport."""
-        return cls(inner.transport, inner._all_reduce_name, trace, inner.host_size)
+        return cls(inner.transport, inner.all_reduce_name, trace, inner.host_size)
 
     def planned(self, name: str, plan: Plan, buffer: Region) -> TracedRunner:
         return TracedRunner(name, super().planned(name, plan, buffer), self._trace, self._in_flight)

@@ -22,6 +22,7 @@ _OPTIONAL = {
     "tensorboard": "'samovar[tensorboard]'",
     "wandb": "'samovar[wandb]'",
     "mlflow": "'samovar[mlflow]'",
+    "mpi4py": "'samovar[mpi]'",
 }
 _FOR_TORCH = "; without a GPU, add --index-url https://download.pytorch.org/whl/cpu"
 

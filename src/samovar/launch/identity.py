@@ -10,7 +10,7 @@ from samovar.core.errors import InputError
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
-TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp")
+TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 

@@ -1,5 +1,7 @@
 """The interface of a transport: windows of memory that other ranks can reach (after GASPI and MPI RMA)."""
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -8,12 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
-from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded
+from samovar.core.clock import FOR_EVER, Deadline
+from samovar.core.errors import DeadlineExceeded, RankFailed
 from samovar.core.group import Group
+from samovar.transports.background import Background, Job, note_phase
 
 Array: TypeAlias = npt.NDArray[Any]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+# What waits for a peer lets others go on.
+_MOST_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,104 @@ class Modelled(Transport, Protocol):
 
     def work(self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array]) -> None:
         """Call what(), which reads and writes these arrays once, in the model's time."""
+
+
+class PeerTransport:
+    """A part of transports whose ranks each keep their own part of a window, and can be lost.
+
+    Threads of their own run the work of `spawn`, in the order of its start on all ranks. `names` are the names of ranks
+    in errors.
+    """
+
+    def __init__(self, group: Group, names: Sequence[str] | None, threads: str) -> None:
+        self.group = group
+        self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
+        self.bytes_sent = 0
+        self.lost_elsewhere: Callable[[int], str | None] = lambda _peer: None  # what others know of it
+        self._is_closed = False
+        self._counting = threading.Lock()
+        self._background = Background(threads, _MOST_THREADS)
+
+    @property
+    def bytes_between(self) -> int:
+        """Bytes that this rank sent to other hosts: all of them."""
+        return self.bytes_sent
+
+    def count_sent(self, num_bytes: int) -> None:
+        with self._counting:
+            self.bytes_sent += num_bytes
+
+    def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
+        _native.reduce(destination, sources)
+
+    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
+        """See `Spawning`; all ranks must begin dependent work in the same order."""
+        return self._background.submit(Job(f"{self.names[self.group.rank]}: {what}", lambda _job: work(FOR_EVER)))
+
+    def lost(self, peer: int) -> str | None:
+        """Why nothing comes from the peer any more, where that is so."""
+        if self._is_closed:
+            return "the transport was closed here"
+        return self._lost_here(peer) or self.lost_elsewhere(peer)
+
+    def _lost_here(self, _peer: int) -> str | None:
+        """What this transport itself knows of it."""
+        return None
+
+    def all_lost(self) -> bool:
+        """Whether there are other ranks, and nothing comes from any of them any more."""
+        others = set(range(self.group.world_size)) - {self.group.rank}
+        return bool(others) and all(self.lost(peer) is not None for peer in others)
+
+
+class PeerWindow(ABC):
+    """A part of their windows: waits for peers that can be lost, and bounds. See `Window`."""
+
+    def __init__(self, transport: PeerTransport, name: str, local: npt.NDArray[np.uint8], num_slots: int) -> None:
+        self.local = local
+        self._ranks = transport
+        self._name = name
+        self._num_slots = num_slots
+        self._rank = transport.group.rank
+
+    @abstractmethod
+    def _await(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        """The slot's value, once it is `at_least`; None if the deadline passes, or `is_over`."""
+
+    @abstractmethod
+    def _take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
+        """The first of the slots that is not zero, and its value, now zero; None as `_await` gives it."""
+
+    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
+        """Raises RankFailed if the peer is gone, DeadlineExceeded."""
+        waiting_s, other, gone = deadline.remaining_s(), self._ranks.names[peer], self._ranks.lost
+        note_phase(f"waits for {other}")
+        value = self._await(slot, at_least, lambda: gone(peer) is not None, deadline)
+        if value is not None:
+            return value
+        own = self._ranks.names[self._rank]
+        if (reason := gone(peer)) is not None:
+            raise RankFailed(f"{own}: {other} did not notify slot {slot} of window {self._name!r}: {reason}")
+        raise missing_notification(own, other, slot, self._name, waiting_s)
+
+    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
+        assert slots.step == 1, slots
+        waiting_s = deadline.remaining_s()
+        if (fired := self._take_any(slots, self._ranks.all_lost, deadline)) is not None:
+            return fired
+        if self._ranks.all_lost():
+            raise RankFailed(
+                f"{self._ranks.names[self._rank]}: nobody can notify slots {slots.start} to {slots.stop - 1} of "
+                f"window {self._name!r} any more: all other ranks have ended; see their logs"
+            )
+        raise nobody_notified(self._ranks.names[self._rank], slots, self._name, waiting_s)
+
+    def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
+        """Check here: all parts have one size."""
+        is_inside = 0 <= offset <= len(self.local) - num_bytes and 0 <= peer < self._ranks.group.world_size
+        if not is_inside or (notification is not None and not 0 <= notification.slot < self._num_slots):
+            slot = "" if notification is None else f", slot {notification.slot} of {self._num_slots}"
+            raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")
 
 
 class NativeCollectives(Protocol):

@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from socket import socket
 
 import numpy as np
-import numpy.typing as npt
 
-from samovar import _native
-from samovar.core.clock import FOR_EVER, Deadline
-from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
+from samovar.core.clock import Deadline
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.core.group import Group
-from samovar.transports.background import Background, Job, note_phase
-from samovar.transports.base import Array, Notification, Pending, missing_notification, nobody_notified
+from samovar.transports.base import Array, Notification, PeerTransport, PeerWindow
 from samovar.transports.keys import Key
 from samovar.transports.rendezvous import Rendezvous
 from samovar.transports.secure import Address, SecureChannel, connect
@@ -26,8 +23,6 @@ from samovar.transports.tcp_listen import Listener
 from samovar.transports.tcp_memory import WORD_BYTES, WindowMemory, WindowTable
 from samovar.transports.tcp_service import NO_SLOT, PeerHello, PeerRequest, PeerService, TcpConfig, Verb
 
-# What waits for a peer lets others go on.
-_MOST_THREADS = 4
 _ENDING_S = 1.0
 
 
@@ -51,13 +46,11 @@ class _Link:
             self.lock.release()
 
 
-class TcpTransport:
+class TcpTransport(PeerTransport):
     """This rank's access to its peers' memory over TCP (see `samovar.transports.base.Transport`).
 
-    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. `names` are the
-    names of ranks in errors. With `needs_memory` the caller that opens a window gives its memory.
-
-    Threads of their own run the work of `spawn`, in the order of its start on all ranks.
+    `listening` is where peers reach this rank, `addresses` where each rank listens; owns the socket. With
+    `needs_memory` the caller that opens a window gives its memory.
     """
 
     def __init__(
@@ -72,37 +65,15 @@ class TcpTransport:
         needs_memory: bool = False,
     ) -> None:
         assert len(addresses) == group.world_size, (len(addresses), group.world_size)
-        self.group = group
-        self.names = names or [f"rank {rank}" for rank in range(group.world_size)]
-        self.bytes_sent = 0
-        self.lost_elsewhere: Callable[[int], str | None] = lambda _peer: None  # what others know of it
-        self._is_closed = False
+        super().__init__(group, names, "samovar-tcp")
         self._config = config
         self._key = key
         self._addresses = addresses
         self._links = [_Link() for _ in addresses]
-        self._counting = threading.Lock()
-        self._background = Background("samovar-tcp", _MOST_THREADS)
         self._windows = WindowTable(config.deadline if needs_memory else None)
         self._num_windows = 0
         self._service = PeerService(group, self.names, config, self._windows)
         self._listener = Listener(listening, key, self._service.accept)
-
-    @property
-    def bytes_between(self) -> int:
-        """Bytes that this rank sent to other hosts: all of them."""
-        return self.bytes_sent
-
-    def count_sent(self, num_bytes: int) -> None:
-        with self._counting:
-            self.bytes_sent += num_bytes
-
-    def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
-        _native.reduce(destination, sources)
-
-    def spawn(self, what: str, work: Callable[[Deadline], None]) -> Pending:
-        """See `samovar.transports.base.Spawning`; all ranks must begin dependent work in the same order."""
-        return self._background.submit(Job(f"{self.names[self.group.rank]}: {what}", lambda _job: work(FOR_EVER)))
 
     def open_window(self, name: str, num_bytes: int, num_slots: int, memory: WindowMemory | None = None) -> "TcpWindow":
         """Cost: num_bytes of this rank's memory. Raises SamovarError if a peer opened it with other sizes."""
@@ -127,16 +98,8 @@ class TcpTransport:
         self._listener.close()
         self._service.close()
 
-    def lost(self, peer: int) -> str | None:
-        """Why nothing comes from the peer any more, where that is so."""
-        if self._is_closed:
-            return "the transport was closed here"
-        return self._service.lost.get(peer) or self.lost_elsewhere(peer)
-
-    def all_lost(self) -> bool:
-        """Whether there are other ranks, and nothing comes from any of them any more."""
-        others = set(range(self.group.world_size)) - {self.group.rank}
-        return bool(others) and all(self.lost(peer) is not None for peer in others)
+    def _lost_here(self, peer: int) -> str | None:
+        return self._service.lost.get(peer)
 
     def tell(self, peer: int, window: "TcpWindow", request: PeerRequest, body: Array | None = None) -> None:
         """Send a request that has no answer. Raises DeadlineExceeded, RankFailed."""
@@ -171,16 +134,14 @@ class TcpTransport:
         return link.channel
 
 
-class TcpWindow:
+class TcpWindow(PeerWindow):
     """See `samovar.transports.base.Window`."""
 
     def __init__(self, transport: TcpTransport, name: str, number: int, memory: WindowMemory) -> None:
-        self.local: npt.NDArray[np.uint8] = memory.bytes
+        super().__init__(transport, name, memory.bytes, memory.num_slots)
         self.number = number
         self.memory = memory
         self._transport = transport
-        self._name = name
-        self._rank = transport.group.rank
 
     def put(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
         self._check(peer, offset, source.nbytes, notification)
@@ -237,29 +198,11 @@ class TcpWindow:
         else:
             self._transport.tell(peer, self, PeerRequest(Verb.NOTIFY, self.number, 0, 0, *_fields(notification)))
 
-    def wait(self, slot: int, at_least: int, peer: int, deadline: Deadline) -> int:
-        """Raises RankFailed if the peer is gone, DeadlineExceeded."""
-        waiting_s, other, gone = deadline.remaining_s(), self._transport.names[peer], self._transport.lost
-        note_phase(f"waits for {other}")
-        value = self.memory.wait(slot, at_least, lambda: gone(peer) is not None, deadline)
-        if value is not None:
-            return value
-        own = self._transport.names[self._rank]
-        if (reason := gone(peer)) is not None:
-            raise RankFailed(f"{own}: {other} did not notify slot {slot} of window {self._name!r}: {reason}")
-        raise missing_notification(own, other, slot, self._name, waiting_s)
+    def _await(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
+        return self.memory.wait(slot, at_least, is_over, deadline)
 
-    def wait_any(self, slots: range, deadline: Deadline) -> tuple[int, int]:
-        assert slots.step == 1, slots
-        waiting_s = deadline.remaining_s()
-        if (fired := self.memory.take_any(slots, self._transport.all_lost, deadline)) is not None:
-            return fired
-        if self._transport.all_lost():
-            raise RankFailed(
-                f"{self._transport.names[self._rank]}: nobody can notify slots {slots.start} to {slots.stop - 1} of "
-                f"window {self._name!r} any more: all other ranks have ended; see their logs"
-            )
-        raise nobody_notified(self._transport.names[self._rank], slots, self._name, waiting_s)
+    def _take_any(self, slots: range, is_over: Callable[[], bool], deadline: Deadline) -> tuple[int, int] | None:
+        return self.memory.take_any(slots, is_over, deadline)
 
     def _ask_word(self, peer: int, request: PeerRequest) -> int:
         answer = np.zeros(1, np.uint64)
@@ -269,14 +212,6 @@ class TcpWindow:
     def _notify_self(self, notification: Notification | None) -> None:
         if notification is not None:
             self.memory.set_slot(notification.slot, notification.value)
-
-    def _check(self, peer: int, offset: int, num_bytes: int, notification: Notification | None = None) -> None:
-        """Check here: all parts have one size."""
-        num_slots = self.memory.num_slots
-        is_inside = 0 <= offset <= len(self.memory.bytes) - num_bytes and 0 <= peer < self._transport.group.world_size
-        if not is_inside or (notification is not None and not 0 <= notification.slot < num_slots):
-            slot = "" if notification is None else f", slot {notification.slot} of {num_slots}"
-            raise IndexError(f"outside the window {self._name!r}: rank {peer}, bytes {offset} + {num_bytes}{slot}")
 
 
 def meet(rendezvous: Rendezvous, group: Group, own: Address, deadline: Deadline) -> list[Address]:

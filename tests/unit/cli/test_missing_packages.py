@@ -75,6 +75,15 @@ def test_the_simulator_names_its_extra(tmp_path: Path) -> None:
     assert "module greenlet is not installed; run `pip install 'samovar[simulator]'`" in ended.stderr.splitlines()[-1]
 
 
+def test_a_transport_names_its_extra(tmp_path: Path) -> None:
+    script = (
+        "import samovar, torch; net = torch.nn.Linear(1, 1); "
+        "samovar.replicate(net, torch.optim.SGD(net.parameters()), transport='mpi')"
+    )
+    ended = without(tmp_path, "mpi4py", sys.executable, "-c", script)
+    assert "module mpi4py is not installed; run `pip install 'samovar[mpi]'`" in ended.stderr.splitlines()[-1]
+
+
 def test_a_module_of_somebody_else_is_not_explained(tmp_path: Path) -> None:
     ended = without(tmp_path, "sklearn", sys.executable, "-c", "import samovar; samovar.nothing")
     assert "AttributeError: module 'samovar' has no attribute 'nothing'" in ended.stderr
