@@ -31,6 +31,7 @@ class Hdf5Source:
     """
 
     num_columns = 0
+    share = None
 
     def __init__(self, config: Hdf5DataConfig, seed: int, shuffled: bool) -> None:
         if not config.tops:

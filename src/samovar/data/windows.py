@@ -143,6 +143,8 @@ class WindowSource:
     Raises: InputError for a window file that cannot be used, and for a mean of another shape.
     """
 
+    share = None
+
     def __init__(self, config: WindowDataConfig, seed: int) -> None:
         self._config = config
         self._seed = seed
