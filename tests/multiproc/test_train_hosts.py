@@ -72,7 +72,9 @@ def test_two_hosts_train_as_one(solver: Path, digits: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--exact", 4), ("--collective", "ring"), ("--strategy", "local-sgd")])
+@pytest.mark.parametrize(
+    "flags", [("--exact", 4), ("--collective", "ring"), ("--strategy", "local-sgd", "--collective", "ring")]
+)
 @pytest.mark.parametrize("workers", [(2, 2), (1, 2, 1)])
 def test_shares_on_any_hosts_train_as_one(
     solver: Path, digits: Path, tmp_path: Path, workers: tuple[int, ...], flags: tuple[object, ...]
