@@ -18,6 +18,7 @@ from tests.multiproc.command import TIMEOUT_S, Command, last_step, result_of, ru
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.ports import reserved_port
+from tests.multiproc.test_trace import Timeline
 
 ENDLESS = 10_000_000
 NUM_DIGITS, DIGIT_BYTES = 1_437, 28 * 28  # of the training set
@@ -154,6 +155,24 @@ def test_every_strategy_in_step(solver: Path, tmp_path: Path, flags: tuple[objec
     more = ("--snapshot", first.out / "snapshots/step_00000008")
     with started(tmp_path, (2, 1), "--solver", solver, *flags, *more, out="second") as second:
         assert second.succeed()["weights_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_a_timeline_has_the_workers_of_all_hosts(solver: Path, tmp_path: Path) -> None:
+    """With the clocks of hosts, which are one here, and no part left; the weights are those without a trace."""
+    flags = ("--collective", "ring", "--overlap", "backward")
+    with started(tmp_path, (2, 1), "--solver", solver, *flags, "--trace", "steps=3-5") as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(solver, tmp_path, 3, *flags)
+        assert f"trace of steps 3-5: {run_.out}/trace.json.gz" in run_.commands[0].output
+    timeline = Timeline(run_.out)
+    for rank in range(3):
+        assert [span["name"] for span in timeline.spans(rank, "step")] == ["step 3", "step 4", "step 5"]
+    assert {(start["pid"], end["pid"]) for start, end in timeline.arrows()} == {
+        (one, other) for one in range(3) for other in range(3) if one != other
+    }
+    offsets_s = timeline.content["otherData"]["clock_offsets_s"]
+    assert offsets_s["rank 0"] == offsets_s["rank 1"] == 0.0 < abs(offsets_s["rank 2"]) < 1.0
+    assert sorted(path.name for path in run_.out.iterdir() if "trace" in path.name) == ["trace.json.gz"]
 
 
 @pytest.mark.slow
