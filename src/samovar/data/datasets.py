@@ -152,7 +152,7 @@ class ImageRecords:
 class CachedImages:
     """An `ImageDataset` of the same images, from memory."""
 
-    share = None
+    share: Share | None = None
 
     def __init__(self, sample_shape: tuple[int, int, int], images: ImageRecords, setup: CacheSetup) -> None:
         self.sample_shape = sample_shape
@@ -226,7 +226,7 @@ class ImageListDataset:
     Raises: InputError, with file and line, for a list or a first image that cannot be used.
     """
 
-    share = None
+    share: Share | None = None
 
     def __init__(self, config: ImageDataConfig) -> None:
         self.source = config.source

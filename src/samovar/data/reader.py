@@ -66,7 +66,8 @@ class ImageSource:
             self._dataset.close()
             raise
         self._order = SampleOrder(len(self._dataset), seed, shuffled)
-        self.share, self.cache = self._dataset.share, None
+        self.share = self._dataset.share
+        self.cache: RecordCache | None = None
         self.sample_shapes = dict(zip(config.tops, (self._transform.output_shape, ()), strict=False))
 
     def __len__(self) -> int:

@@ -43,8 +43,8 @@ class Share:
 
     def records(self) -> Int64s:
         """The numbers of its records in the database, rising."""
-        runs = np.arange(self.number, -(-self.num_records // self.run_records), self.num_shares, np.int64)
-        indices = (runs[:, None] * self.run_records + np.arange(self.run_records)).ravel()
+        runs = np.arange(self.number, -(-self.num_records // self.run_records), self.num_shares)
+        indices: Int64s = (runs[:, None] * self.run_records + np.arange(self.run_records)).ravel()
         return indices[indices < self.num_records]
 
     def places(self, indices: Int64s) -> Int64s:
@@ -65,7 +65,7 @@ class Share:
 
 
 def read_share(folder: Path, num_present: int) -> Share | None:
-    """What SHARE_FILE says of a database with `num_present` records; None for a whole database.
+    """The share that SHARE_FILE describes, of a database with `num_present` records; None for a whole database.
     Raises: InputError for a file that is damaged or belongs to another database."""
     path = folder / SHARE_FILE
     if not path.exists():

@@ -101,4 +101,4 @@ def test_records_of_other_shares_are_refused(make_database: Callable[..., Path],
     with LmdbDataset(first) as dataset, pytest.raises(InputError, match="only share 0 of 2 of the records is here"):
         dataset.read(np.arange(16))
     shutil.copy(first / SHARE_FILE, second / SHARE_FILE)
-    assert read_share(second, 15) == Share(0, 2, 30, 15, read_share(first, 15).sha256)  # type: ignore[union-attr]
+    assert read_share(second, 15) == Share(0, 2, 30, 15, read_share(first, 15).sha256)
