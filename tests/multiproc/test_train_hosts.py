@@ -106,7 +106,7 @@ def test_a_sample_comes_at_most_once_an_epoch_from_another_host(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("flags", "shares", "sentence"),
     [
-        ((), (0, 1), "has share 0 of 2 of a database; train from the shares of all hosts with --hold-data, or give"),
+        ((), (0, 1), "of 2 of a database; train from the shares of all hosts with --hold-data, or give"),
         (("--hold-data",), (0, 0), "no worker has share 1 of 2; start a host with each share"),
         (("--hold-data",), (0, None), "other records than host 0; copy the data of host 0 there, or give each host a"),
     ],
