@@ -1,6 +1,7 @@
 """Hosts of several ranks over TCP: shared memory inside each, the bits and the costs of one memory for all."""
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,13 +15,13 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import two_level
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed
-from samovar.core.group import Group
+from samovar.core.group import Group, Host
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.base import Notification, Region
-from samovar.transports.hosts import HostsTransport
+from samovar.transports.hosts import HostClocks, HostsTransport
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.tcp import TcpTransport
-from tests.conformance.tcp_threads import Result, on_tcp
+from tests.conformance.tcp_threads import TIMEOUT_S, Result, on_tcp
 from tests.unit.strategies import center_harness, harness, test_center, test_definitions
 
 HOSTS = ((0, 1), (2, 3))
@@ -128,3 +129,22 @@ def test_a_rank_of_another_host_that_goes_is_named_and_what_came_before_counts()
                 window.wait(1, 1, 1, Deadline.after(0.15))
 
     on_hosts(play)
+
+
+def test_each_host_knows_the_lead_of_its_clock_over_that_of_host_0() -> None:
+    """Twice, on three hosts; every lead is within half of the time that the other host was asked for it."""
+    hosts = (Host("first", (0, 1)), Host("second", (2,)), Host("third", (3, 4)))
+    leads_s = (0.0, 0.0, 1000.0, -5000.0, -5000.0)
+
+    def measure(transport: TcpTransport) -> tuple[float, float]:
+        rank = transport.group.rank
+        clocks = HostClocks(
+            transport, hosts, partial(Deadline.after, TIMEOUT_S), lambda: time.monotonic() + leads_s[rank]
+        )
+        return clocks.lead_s(), clocks.lead_s()
+
+    began_s = time.monotonic()
+    found = on_tcp(5, measure)
+    most_s = time.monotonic() - began_s
+    for lead_s, of_rank in zip(leads_s, found, strict=True):
+        assert of_rank == pytest.approx((lead_s, lead_s), abs=most_s)

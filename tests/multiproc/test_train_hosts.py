@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from samovar.core.machine import CalibrationRecord
+from samovar.data.databases import split_database
+from samovar.data.stream import PREFETCHED_BATCHES
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.keys import make_key
@@ -16,8 +18,10 @@ from tests.multiproc.command import TIMEOUT_S, Command, last_step, result_of, ru
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.ports import reserved_port
+from tests.multiproc.test_trace import Timeline
 
 ENDLESS = 10_000_000
+NUM_DIGITS, DIGIT_BYTES = 1_437, 28 * 28  # of the training set
 
 
 @pytest.fixture
@@ -40,18 +44,87 @@ def one_host(solver: Path, folder: Path, workers: int, *more: object) -> str:
     return str(result_of(out)["weights_sha256"])
 
 
-def test_two_hosts_train_as_one(solver: Path, tmp_path: Path) -> None:
-    """Bitwise with the same plan, and one console and one run folder, host 0's."""
-    flags = ("--collective", "ring")
-    with started(tmp_path, (1, 1), "--solver", solver, *flags) as run_:
+def solvers_for_shares(folder: Path, digits: Path, num_hosts: int, max_iter: int = 12) -> list[tuple[object, ...]]:
+    """Arguments of each host, whose net reads that host's share of the digits."""
+    whole = digits / "digits_train_lmdb"
+    own: list[tuple[object, ...]] = []
+    for number, share in enumerate(split_database(whole, folder / "shares", num_hosts)):
+        (home := folder / f"host{number}").mkdir()
+        net = write_net(home, digits)
+        net.write_text(net.read_text().replace(str(whole), str(share.folder)))
+        own.append(("--solver", write_solver(net, max_iter)))
+    return own
+
+
+def test_two_hosts_train_as_one(solver: Path, digits: Path, tmp_path: Path) -> None:
+    """Bitwise with the same plan, from a share of the data on each, with one console and one run folder, host 0's."""
+    flags, own = ("--collective", "ring", "--shuffle"), solvers_for_shares(tmp_path, digits, 2)
+    with started(tmp_path, (1, 1), "--hold-data", *flags, own=own) as run_:
         result = run_.succeed()
         shown = [command.output for command in run_.commands]
     assert result["weights_sha256"] == one_host(solver, tmp_path, 2, *flags)
     assert (result["workers"], result["transport"], result["replicas_equal"]) == (2, "tcp", True)
+    assert result["data_bytes_held"] == NUM_DIGITS * DIGIT_BYTES
+    assert 0 < result["data_bytes_between_hosts_per_step"] == result["data_bytes_fetched_per_step"]
     assert "step 12/12" in shown[0]
     assert re.fullmatch(r"host 1 of 2: 1 worker here; .* shows the run\n", shown[1]), shown[1]
     assert not list(tmp_path.glob("out-host1/**/result.json"))
     assert sorted(path.name for path in run_.out.glob("rank*.log")) == ["rank0.log"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [("--exact", 4), ("--collective", "ring"), ("--strategy", "local-sgd", "--collective", "ring")]
+)
+@pytest.mark.parametrize("workers", [(2, 2), (1, 2, 1)])
+def test_shares_on_any_hosts_train_as_one(
+    solver: Path, digits: Path, tmp_path: Path, workers: tuple[int, ...], flags: tuple[object, ...]
+) -> None:
+    """The bits of one host that has the whole database."""
+    own = solvers_for_shares(tmp_path, digits, len(workers))
+    with started(tmp_path, workers, "--hold-data", "--shuffle", *flags, own=own) as run_:
+        result = run_.succeed()
+    assert result["weights_sha256"] == one_host(solver, tmp_path, 4, "--shuffle", *flags)
+    assert result["data_bytes_held"] == NUM_DIGITS * DIGIT_BYTES
+    assert 0 < result["data_bytes_between_hosts_per_step"] < result["data_bytes_fetched_per_step"]
+
+
+@pytest.mark.slow
+def test_a_sample_comes_at_most_once_an_epoch_from_another_host(tmp_path: Path, digits: Path) -> None:
+    """Two epochs: about half of the samples of each step, and of the few batches that were read ahead."""
+    num_steps = 2 * NUM_DIGITS // 12
+    own = solvers_for_shares(tmp_path, digits, 2, num_steps)
+    with started(tmp_path, (1, 1), "--hold-data", "--shuffle", "--batch-mode", "global", own=own) as run_:
+        result = run_.succeed()
+    between = 2 * num_steps * result["data_bytes_between_hosts_per_step"] / DIGIT_BYTES
+    samples = 12 * (num_steps + PREFETCHED_BATCHES + 1)
+    assert 0.4 * samples < between < 0.6 * samples
+    assert result["data_bytes_held"] == NUM_DIGITS * DIGIT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "shares", "sentence"),
+    [
+        ((), (0, 1), "of 2 of a database; train from the shares of all hosts with --hold-data, or give"),
+        (("--hold-data",), (0, 0), "no worker has share 1 of 2; start a host with each share"),
+        (("--hold-data",), (0, None), "other records than host 0; copy the data of host 0 there, or give each host a"),
+    ],
+    ids=["not held", "twice", "whole"],
+)
+def test_shares_that_do_not_fit_are_refused(
+    solver: Path,
+    tmp_path: Path,
+    digits: Path,
+    flags: tuple[object, ...],
+    shares: tuple[int | None, ...],
+    sentence: str,
+) -> None:
+    of_shares = solvers_for_shares(tmp_path, digits, 2)
+    own = [("--solver", solver) if number is None else of_shares[number] for number in shares]
+    for code, error in both(tmp_path, *((*each, *flags) for each in own)):
+        assert code == 2, error
+        assert sentence in error, error
 
 
 @pytest.mark.slow
@@ -82,6 +155,24 @@ def test_every_strategy_in_step(solver: Path, tmp_path: Path, flags: tuple[objec
     more = ("--snapshot", first.out / "snapshots/step_00000008")
     with started(tmp_path, (2, 1), "--solver", solver, *flags, *more, out="second") as second:
         assert second.succeed()["weights_sha256"] == expected
+
+
+@pytest.mark.slow
+def test_a_timeline_has_the_workers_of_all_hosts(solver: Path, tmp_path: Path) -> None:
+    """With the clocks of hosts, which are one here, and no part left; the weights are those without a trace."""
+    flags = ("--collective", "ring", "--overlap", "backward")
+    with started(tmp_path, (2, 1), "--solver", solver, *flags, "--trace", "steps=3-5") as run_:
+        assert run_.succeed()["weights_sha256"] == one_host(solver, tmp_path, 3, *flags)
+        assert f"trace of steps 3-5: {run_.out}/trace.json.gz" in run_.commands[0].output
+    timeline = Timeline(run_.out)
+    for rank in range(3):
+        assert [span["name"] for span in timeline.spans(rank, "step")] == ["step 3", "step 4", "step 5"]
+    assert {(start["pid"], end["pid"]) for start, end in timeline.arrows()} == {
+        (one, other) for one in range(3) for other in range(3) if one != other
+    }
+    offsets_s = timeline.content["otherData"]["clock_offsets_s"]
+    assert offsets_s["rank 0"] == offsets_s["rank 1"] == 0.0 < abs(offsets_s["rank 2"]) < 1.0
+    assert sorted(path.name for path in run_.out.iterdir() if "trace" in path.name) == ["trace.json.gz"]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from samovar.data.databases import (
     copy_leveldb,
     listed_images,
     shuffled,
+    split_database,
     write_image_files,
 )
 from samovar.data.digits import write_digits
@@ -156,6 +157,17 @@ def leveldb(
 ) -> None:
     """Copy the records of a LevelDB, unchanged. It needs the package rocksdict."""
     _tell([copy_leveldb(source, out)], as_json)
+
+
+@data_app.command(cls=HelpLast)
+def split(
+    source: Annotated[Path, OPTIONS("FOLDER", "The database to split, such as data/train_lmdb.")],
+    nodes: Annotated[int, OPTIONS("N", "Number of hosts.", min=1)],
+    out: Annotated[Path, OPTIONS("FOLDER", "Folder to put host0/NAME, host1/NAME, ... into.")],
+    as_json: Json = False,
+) -> None:
+    """Write one database for each host, with its share of the records, for --hold-data."""
+    _tell(split_database(source, out, nodes), as_json)
 
 
 def _tell(databases: Sequence[WrittenDatabase], as_json: bool, mean: WrittenMean | None = None) -> None:

@@ -1,14 +1,15 @@
 """The data cache, a data set in the memory of all ranks: each decodes its part once, and any rank gets any record.
 
-Ranks hold the records in turn, in runs of RUN_RECORDS: rank 0 the first run, rank 1 the next. They load them in
-rounds, each with its own window, so that no rank needs more memory than the cache and one round.
+Ranks hold the records in turn, in runs of RUN_RECORDS: rank 0 the first run, rank 1 the next. If each host has only a
+share of the database, its ranks hold that. They load the records in rounds, each with its own window, so that no rank
+needs more memory than the cache and one round.
 
 References: the in-memory data layer of Kuehn, Keuper, Pfreundt, CaffeGPI, 2017 (arXiv 1706.00095), which keeps whole
 batches of a fixed order; here any sample of any order is one read.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,13 +18,13 @@ import numpy.typing as npt
 
 from samovar.collectives.engine import RecordExchange
 from samovar.core.clock import Deadline
-from samovar.core.group import Group
+from samovar.core.errors import InputError
+from samovar.data.shares import RUN_RECORDS, Holders, Share
 from samovar.transports.base import Transport, Window
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
-RUN_RECORDS = 64
 ROUND_BYTES = 64 << 20
 _OFFSET, _SIZE, _NUM_OWN_COLUMNS = 0, 1, 2
 
@@ -32,7 +33,8 @@ class CacheSource(Protocol):
     """Records to be cached; record i is some bytes, and `num_columns` numbers that say what they are."""
 
     num_columns: int
-    record_bytes: int  # bytes of a record: of each, or of the first where they differ
+    record_bytes: int  # bytes of a record: of each, or of the first here where they differ
+    share: Share | None  # the records that this rank can load; None: all
 
     def __len__(self) -> int: ...
 
@@ -43,20 +45,22 @@ class CacheSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheSetup:
-    """The means to fill a cache. It calls `told(rounds done, rounds in all)` as records arrive."""
+    """The means to fill a cache. It calls `told(rounds done, rounds in all)` as records arrive. Ranks `inside` share
+    this host; None: all do."""
 
     transport: Transport
     deadline: Callable[[], Deadline]  # for each wait: a round of the slowest rank lies between two
     told: Callable[[int, int], None] = lambda _done, _total: None
+    inside: Sequence[int] | None = None
 
 
 class RecordCache:
     """Records 0 .. len - 1 in windows of all ranks, which must make this together, of the same records.
 
     Cost: each rank loads its share once. An index takes 8 * (2 + num_columns) bytes a record on every rank.
-    `cached_bytes` counts this rank's share, `fetched_bytes` the bytes it has read from others since. One thread may
-    call `read` while others use other windows.
-    Raises: InputError for a damaged record, or where memory is short; DeadlineExceeded.
+    `cached_bytes` counts this rank's part, `fetched_bytes` the bytes it has read from others since, and `remote_bytes`
+    those of them that came from other hosts. One thread may call `read` while others use other windows.
+    Raises: InputError for a damaged record, for a share that no rank has, or where memory is short; DeadlineExceeded.
     """
 
     def __init__(self, records: CacheSource, setup: CacheSetup) -> None:
@@ -64,9 +68,13 @@ class RecordCache:
         self._num_records = len(records)
         self._windows: list[Window] = []
         self.cached_bytes = 0
-        self.fetched_bytes = 0
-        self._round_records = max(1, ROUND_BYTES // max(1, records.record_bytes))
+        self.fetched_bytes = self.remote_bytes = 0
+        self._inside = range(self._group.world_size) if setup.inside is None else setup.inside
         exchange = RecordExchange(setup.transport, 1)
+        own_share = 0 if records.share is None else records.share.number
+        self._holders = _holders_of(records.share, _of_all(setup, exchange, own_share))
+        largest = int(_of_all(setup, exchange, records.record_bytes).max())
+        self._round_records = max(1, ROUND_BYTES // max(1, largest))
         table = self._load(records, setup, exchange)
         self._table = self._tables_of_all(table, setup, exchange)
 
@@ -84,7 +92,7 @@ class RecordCache:
         offsets, sizes = self._table[indices, _OFFSET], self._table[indices, _SIZE]
         ends = np.cumsum(sizes)
         content = np.empty(int(sizes.sum()), np.uint8)
-        owners, places = own_places(indices, self._group.world_size)
+        owners, places = self._holders.places(indices)
         rounds = places // self._round_records
         for first, stop in _runs(owners, rounds, offsets, sizes):
             part = content[ends[first] - sizes[first] : ends[stop - 1]]
@@ -97,18 +105,18 @@ class RecordCache:
         self._windows[number].get(owner, offset, part)
         if owner != self._group.rank:
             self.fetched_bytes += len(part)
+            self.remote_bytes += 0 if owner in self._inside else len(part)
 
     def _load(self, records: CacheSource, setup: CacheSetup, exchange: RecordExchange) -> Int64s:
         """Put this rank's records into windows; return a row for each."""
-        own = own_records(self._num_records, self._group)
-        most = len(own_records(self._num_records, Group(0, self._group.world_size)))
+        owners, _ = self._holders.places(np.arange(self._num_records))
+        own, most = np.flatnonzero(owners == self._group.rank), int(np.bincount(owners, minlength=1).max())
         num_rounds = -(-most // self._round_records)
         table = np.empty((most, _NUM_OWN_COLUMNS + records.num_columns), np.int64)
         for number in range(num_rounds):
             part = slice(number * self._round_records, (number + 1) * self._round_records)
             contents = self._load_round(records, own[part], table[part])
-            exchange.post([sum(map(len, contents))])
-            largest = int(exchange.collect(setup.deadline()).max())
+            largest = int(_of_all(setup, exchange, sum(map(len, contents))).max())
             window = setup.transport.open_window(f"data {number}", largest, 0)
             for content, offset in zip(contents, table[part, _OFFSET], strict=False):
                 window.put(self._group.rank, int(offset), content)
@@ -133,11 +141,11 @@ class RecordCache:
         window = setup.transport.open_window("data records", table.nbytes, 0)
         if table.size:
             window.put(self._group.rank, 0, table)
-        exchange.post([0.0])
-        exchange.collect(setup.deadline())
+        _of_all(setup, exchange, 0)
+        owners, _ = self._holders.places(np.arange(self._num_records))
         rows = np.empty((self._num_records, table.shape[1]), np.int64)
         for owner in range(self._group.world_size):
-            indices = own_records(self._num_records, Group(owner, self._group.world_size))
+            indices = np.flatnonzero(owners == owner)
             found = np.empty((len(indices), table.shape[1]), np.int64)
             if found.size:
                 window.get(owner, 0, found)
@@ -152,15 +160,20 @@ def _runs(owners: Int64s, rounds: Int64s, offsets: Int64s, sizes: Int64s) -> Ite
     return ((first, stop) for first, stop in itertools.pairwise(breaks) if first < stop)
 
 
-def own_records(num_records: int, group: Group) -> Int64s:
-    """The records that a rank holds, in their order."""
-    indices = np.arange(num_records, dtype=np.int64)
-    own: Int64s = indices[indices // RUN_RECORDS % group.world_size == group.rank]
-    return own
+def _of_all(setup: CacheSetup, exchange: RecordExchange, number: int) -> Int64s:
+    """The numbers that ranks have here, (P,)."""
+    exchange.post([number])
+    return exchange.collect(setup.deadline())[:, 0].astype(np.int64)
 
 
-def own_places(indices: Int64s, world_size: int) -> tuple[Int64s, Int64s]:
-    """The rank that holds each record, and its place among that rank's records."""
-    runs, places = np.divmod(indices, RUN_RECORDS)
-    turns, owners = np.divmod(runs, world_size)
-    return owners, turns * RUN_RECORDS + places
+def _holders_of(share: Share | None, numbers: Int64s) -> Holders:
+    """The holders of a database, from the number of each rank's share."""
+    if share is None:
+        return Holders((tuple(range(len(numbers))),), RUN_RECORDS)
+    shares = tuple(tuple(np.flatnonzero(numbers == number).tolist()) for number in range(share.num_shares))
+    if missing := [str(number) for number, ranks in enumerate(shares) if not ranks]:
+        raise InputError(
+            f"--hold-data: no worker has share {', '.join(missing)} of {share.num_shares}; start a host with each "
+            "share, or split the database for this number of hosts"
+        )
+    return Holders(shares, share.run_records)

@@ -1,5 +1,6 @@
-"""LMDBs as Caffe's converters write them: of arrays, of a LevelDB's records, and of image files (convert_imageset)."""
+"""LMDBs as Caffe's converters write them, of arrays, a LevelDB's records and image files, and their shares."""
 
+import hashlib
 import io
 import os
 import threading
@@ -15,12 +16,13 @@ from PIL import Image
 from samovar.core.errors import InputError
 from samovar.data.datasets import MAX_LIST_BYTES, ListedFiles, parse_list
 from samovar.data.order import permutation
+from samovar.data.shares import RUN_RECORDS, SHARE_FILE, Share, read_share
 from samovar.formats.caffe.blob import write_mean
 from samovar.formats.caffe.datum import encode_compressed_datum, encode_datum
 from samovar.formats.caffe.files import read_file
 from samovar.formats.image import MAX_FILE_BYTES, Pixels, decode_image, read_image, resized
 from samovar.formats.leveldb_folder import leveldb_records
-from samovar.formats.lmdb_file import write_lmdb
+from samovar.formats.lmdb_file import LmdbFile, write_lmdb
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -60,6 +62,36 @@ def copy_leveldb(source: Path, out: Path) -> WrittenDatabase:
 
     written = write_lmdb(out, counted())
     return WrittenDatabase(out, num_records, not written)
+
+
+def split_database(source: Path, out: Path, num_shares: int) -> list[WrittenDatabase]:
+    """Write the shares of the LMDB `source` as `out`/host0/NAME, `out`/host1/NAME, ..., under the same keys.
+
+    Cost: two passes over the records. Raises: InputError for a database that is a share itself or has fewer records
+    than shares, and for folders that hold something else or cannot be written.
+    """
+    with LmdbFile(source) as file:
+        if read_share(source, len(file)) is not None:
+            raise InputError(f"{source}: is a share of a database already; give the whole database")
+        if not 1 <= num_shares <= len(file):
+            raise InputError(f"{source}: {len(file):,} records cannot make {num_shares:,} shares; give fewer hosts")
+        run_records, sha256 = min(RUN_RECORDS, len(file) // num_shares), _sha256(file)
+        written = []
+        for number in range(num_shares):
+            share = Share(number, num_shares, len(file), run_records, sha256)
+            folder = out / f"host{number}" / source.resolve().name
+            is_new = write_lmdb(folder, file.records(share.records()), {SHARE_FILE: share.to_json()})
+            written.append(WrittenDatabase(folder, share.num_own_records, not is_new))
+        return written
+
+
+def _sha256(file: LmdbFile) -> str:
+    """The hash of all keys and values."""
+    digest = hashlib.sha256()
+    for key, value in file.records(np.arange(len(file))):
+        digest.update(b"%d %d " % (len(key), len(value)) + key)
+        digest.update(value)
+    return digest.hexdigest()
 
 
 FORMS = ("raw", "files", "png", "jpg")

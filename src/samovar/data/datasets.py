@@ -12,6 +12,7 @@ import numpy.typing as npt
 from samovar.core.errors import InputError
 from samovar.data.cache import Bytes, CacheSetup, Int64s, RecordCache
 from samovar.data.config import ImageDataConfig, TransformConfig
+from samovar.data.shares import Share, read_share
 from samovar.formats.caffe.datum import decode_datum
 from samovar.formats.caffe.files import read_file
 from samovar.formats.image import Channels, read_image, resized
@@ -27,6 +28,7 @@ class ImageDataset(Protocol):
     """Images and labels, numbered 0 .. len - 1; `sample_shape` is (C, H, W) of the first one, as in Caffe."""
 
     sample_shape: tuple[int, int, int]
+    share: Share | None  # the images that this process can read; None: all
 
     def __len__(self) -> int: ...
 
@@ -41,10 +43,10 @@ class ImageDataset(Protocol):
 
 
 class LmdbDataset:
-    """Datum records of one LMDB folder, numbered 0 .. len - 1 in key order.
+    """Datum records of one LMDB folder, numbered 0 .. len - 1 in key order; of a share, as in the whole database.
 
     Compressed records are decoded to the channels that `transform` asks for. `sample_shape` is (C, H, W) of the first
-    record, as in Caffe. Raises: InputError for a database that cannot be read or holds no record.
+    record here, as in Caffe. Raises: InputError for a database that cannot be read or holds no record.
     """
 
     def __init__(self, source: Path, transform: TransformConfig = _PLAIN) -> None:
@@ -52,13 +54,14 @@ class LmdbDataset:
         self._channels: Channels = "color" if transform.force_color else "gray" if transform.force_gray else "stored"
         self._file = LmdbFile(source)
         try:
+            self.share = read_share(source, len(self._file))
             self.sample_shape = self._first_shape()
         except BaseException:
             self.close()
             raise
 
     def __len__(self) -> int:
-        return len(self._file)
+        return len(self._file) if self.share is None else self.share.num_records
 
     def read(self, indices: npt.NDArray[np.int64]) -> tuple[Images, Labels]:
         """Images (n, C, H, W), uint8 or (where a record holds floats) float32, and labels int64 (n,).
@@ -92,8 +95,9 @@ class LmdbDataset:
 
     def _read(self, indices: npt.NDArray[np.int64], any_size: bool) -> tuple[list[Images], Labels]:
         images, labels = [], np.empty(len(indices), np.int64)
-        for place, value in enumerate(self._file.values(indices)):
-            index = int(indices[place])
+        stored = indices if self.share is None else self.share.places(indices)
+        for place, value in enumerate(self._file.values(stored)):
+            index = int(stored[place])
             image, labels[place] = self._datum(index, value)
             num_compared = 1 if any_size else 3
             if image.shape[:num_compared] != self.sample_shape[:num_compared]:
@@ -129,9 +133,9 @@ class ImageRecords:
     num_columns = 4
 
     def __init__(self, dataset: ImageDataset, any_size: bool) -> None:
-        self._dataset = dataset
+        self._dataset, self.share = dataset, dataset.share
         self._any_size = any_size
-        [first], _ = dataset.read_each(np.zeros(1, np.int64))
+        [first], _ = dataset.read_each(np.array([self.share.first_record if self.share else 0]))
         self.record_bytes = first.nbytes
 
     def __len__(self) -> int:
@@ -147,6 +151,8 @@ class ImageRecords:
 
 class CachedImages:
     """An `ImageDataset` of the same images, from memory."""
+
+    share: Share | None = None
 
     def __init__(self, sample_shape: tuple[int, int, int], images: ImageRecords, setup: CacheSetup) -> None:
         self.sample_shape = sample_shape
@@ -219,6 +225,8 @@ class ImageListDataset:
     `ListedFiles` says where paths start. `sample_shape` is (C, H, W) of the first image, as in Caffe.
     Raises: InputError, with file and line, for a list or a first image that cannot be used.
     """
+
+    share: Share | None = None
 
     def __init__(self, config: ImageDataConfig) -> None:
         self.source = config.source

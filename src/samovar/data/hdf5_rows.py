@@ -12,6 +12,7 @@ from samovar.data.cache import Bytes, CacheSetup, Int64s, RecordCache
 from samovar.data.config import Hdf5DataConfig
 from samovar.data.datasets import ListedFiles
 from samovar.data.order import SampleOrder, sample_indices
+from samovar.data.shares import Share
 from samovar.formats.caffe.files import read_file
 from samovar.formats.caffe.hdf5 import Hdf5Table
 
@@ -31,6 +32,7 @@ class Hdf5Source:
     """
 
     num_columns = 0
+    share: Share | None = None
 
     def __init__(self, config: Hdf5DataConfig, seed: int, shuffled: bool) -> None:
         if not config.tops:

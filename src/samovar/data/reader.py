@@ -1,7 +1,8 @@
 """Batches of a whole net: the transformed records of all data layers, in their order."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Protocol, TypeAlias
 
@@ -13,6 +14,7 @@ from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, Lay
 from samovar.data.datasets import CachedImages, ImageDataset, ImageListDataset, ImageRecords, LmdbDataset
 from samovar.data.hdf5_rows import Hdf5Source
 from samovar.data.order import SAMPLE_NUMBERS, SampleOrder, sample_indices
+from samovar.data.shares import Share
 from samovar.data.transform import Transform
 from samovar.data.windows import WindowSource
 
@@ -23,6 +25,7 @@ class Source(Protocol):
     """The samples of one data layer; holds no position."""
 
     sample_shapes: dict[str, tuple[int, ...]]  # shape of one sample of each top, in the layer's order
+    share: Share | None  # the records whose files are here; None: all
     cache: RecordCache | None  # the records, once they are cached
 
     def __len__(self) -> int:
@@ -63,6 +66,7 @@ class ImageSource:
             self._dataset.close()
             raise
         self._order = SampleOrder(len(self._dataset), seed, shuffled)
+        self.share = self._dataset.share
         self.cache: RecordCache | None = None
         self.sample_shapes = dict(zip(config.tops, (self._transform.output_shape, ()), strict=False))
 
@@ -181,6 +185,24 @@ class BatchReader:
         return tensors
 
     @property
+    def share(self) -> Share | None:
+        """The share of the first source that has only a part of its records here; None: all are here."""
+        return next((source.share for source in self._open if source.share is not None), None)
+
+    def fingerprint(self) -> bytes:
+        """A hash of what this process sees of the data set, the same for each share. Cost: three samples of a source.
+        Raises: InputError if a record is damaged."""
+        digest = hashlib.sha256(repr(self.top_shapes).encode())
+        for source in self._open:
+            if source.share is not None:
+                digest.update(replace(source.share, number=0).to_json())
+                continue
+            for sample in (0, len(source) // 2, max(0, len(source) - 1)):
+                for tensor in source.read(sample, 1).values():
+                    digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.digest()
+
+    @property
     def bytes_to_cache(self) -> int:
         """The bytes of a cache of all ranks together, estimated from the first record of each source."""
         return sum(len(records) * records.record_bytes for records in (source.records() for source in self._open))
@@ -200,6 +222,11 @@ class BatchReader:
     def fetched_bytes(self) -> int:
         """The bytes that this rank has read from other ranks' memory so far."""
         return sum(source.cache.fetched_bytes for source in self._open if source.cache is not None)
+
+    @property
+    def remote_bytes(self) -> int:
+        """Those of `fetched_bytes` that came from other hosts."""
+        return sum(source.cache.remote_bytes for source in self._open if source.cache is not None)
 
     def close(self) -> None:
         for source in self._open:

@@ -20,6 +20,7 @@ from samovar.data.cache import CacheSetup, CacheSource, RecordCache
 from samovar.data.config import WindowDataConfig
 from samovar.data.datasets import ListedFiles
 from samovar.data.order import below, sample_draws
+from samovar.data.shares import Share
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.files import read_file
 from samovar.formats.image import Pixels, read_image, resized
@@ -142,6 +143,8 @@ class WindowSource:
     The window of global sample s, and its mirroring, are a function of (seed, s). `shuffled` changes nothing.
     Raises: InputError for a window file that cannot be used, and for a mean of another shape.
     """
+
+    share: Share | None = None
 
     def __init__(self, config: WindowDataConfig, seed: int) -> None:
         self._config = config

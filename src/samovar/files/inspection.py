@@ -10,6 +10,7 @@ import typer
 
 from samovar.checkpoint.manifest import MANIFEST_NAME
 from samovar.core.errors import InputError
+from samovar.data.shares import read_share
 from samovar.files.conversion import MEAN, STATE, kind_of, read_mean_file
 from samovar.files.inspection_nets import Wanted, describe_net, describe_solver, draw_net, is_net
 from samovar.files.inspection_runs import (
@@ -127,6 +128,7 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
     if num_records < 1:
         raise InputError(f"--records {num_records}: give at least 1")
     with LmdbFile(path) as file:
+        share = read_share(path, len(file))
         looked_at = min(len(file), num_records)
         labels: Counter[int] = Counter()
         shapes: Counter[str] = Counter()
@@ -141,6 +143,7 @@ def _describe_lmdb(path: Path, num_records: int) -> Description:
         facts: list[tuple[str, Value]] = [
             ("folder", str(path)),
             ("records", len(file)),
+            *([] if share is None else [("part", f"{share} of {share.num_records:,} records")]),
             ("first key", first),
             ("looked into", looked_at),
             ("images", ", ".join(shapes) or "none"),

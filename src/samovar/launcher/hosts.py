@@ -90,8 +90,6 @@ def require_possible(config: RunConfig) -> None:
         raise InputError(f"{flag}: needs a center in memory that all workers map; leave it or --nodes out")
     if config.box is not None:
         raise InputError("--box: the hosts of a run have a center of their own; leave --box or --nodes out")
-    if config.trace is not None:
-        raise InputError("--trace: shows the workers of one host on one clock; leave --nodes or --trace out")
     if config.hdf5_out is not None and not config.by_caffe:
         raise InputError(f"--out {config.hdf5_out}: HDF5Output layers write on one host; leave --nodes or --out out")
 

@@ -52,8 +52,10 @@ class RunResult:
 
     `buckets` says how sync divided the model ("3 buckets (auto)"), and `bucket_sizes_bytes` into which parts. `sweep`
     has the measurements of `--workers auto`. `data_bytes_fetched_per_step` is the mean that one rank reads from others
-    with `--hold-data`, including read-ahead. `stop_rule` and `by_worker` are for workers that do not wait for each
-    other. `compress` is the requested compression, and `is_compressed` says whether it was still on at the end.
+    with `--hold-data`, including read-ahead, and `data_bytes_between_hosts_per_step` the part that came from other
+    hosts. `data_bytes_held` are in the memory of all ranks together. `stop_rule` and `by_worker` are for workers that
+    do not wait for each other. `compress` is the requested compression, and `is_compressed` says whether it was still
+    on at the end.
 
     `transport` carried weights and gradients: "shm" (mapped memory), "tcp", or "shm, tcp". `box` is the place of the
     center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most
@@ -88,6 +90,8 @@ class RunResult:
     bucket_sizes_bytes: tuple[int, ...] = ()
     sweep: tuple[SweptSetting, ...] = ()
     data_bytes_fetched_per_step: float = 0.0
+    data_bytes_between_hosts_per_step: float = 0.0
+    data_bytes_held: int = 0
     stop_rule: str | None = None
     by_worker: tuple[WorkerFigures, ...] = ()
     compress: str | None = None

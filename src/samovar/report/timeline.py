@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
@@ -47,6 +47,16 @@ def write_part(path: Path, header: PartHeader, spans: Sequence[Span]) -> None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
+
+
+def moved_part(path: Path, offset_s_at: Callable[[float], float]) -> bytes:
+    """The content of a part whose clock is `offset_s_at(moment)` behind rank 0's; empty if there is none."""
+    if not path.exists():
+        return b""
+    first, _, rest = path.read_bytes().partition(b"\n")
+    header = PartHeader(*json.loads(first))
+    moved = [header.rank, offset_s_at(header.first_s or 0.0), header.num_left_out, header.first_s]
+    return json.dumps(moved).encode() + b"\n" + rest
 
 
 def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list[PartHeader]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from samovar.core.trace import Span, Trace, TraceWindow
 from samovar.report.run_folder import RunFolder
 from samovar.report.steps import Laps, StepTimes
-from samovar.report.timeline import PartHeader, merge, write_part
+from samovar.report.timeline import PartHeader, merge, moved_part, write_part
 
 
 class Layers(Protocol):
@@ -131,6 +131,17 @@ class Tracing:
     def has_part(self) -> bool:
         """Whether this rank has recorded all that it will."""
         return self._is_written
+
+    def own_part(self, offset_s_at: Callable[[float], float]) -> bytes:
+        """This rank's part, with the offset of its clock to rank 0's; empty without one."""
+        return moved_part(self._parts[self.trace.rank], offset_s_at) if self._is_written else b""
+
+    def take_part(self, rank: int, content: bytes) -> None:
+        """On rank 0: keep the part of a rank that may have another folder."""
+        try:
+            self._parts[rank].write_bytes(content)
+        except OSError as error:
+            self._say.warn(f"the trace of rank {rank} cannot be written: {error.strerror or error}")
 
     def begin_merge(self) -> None:
         """On rank 0, when all ranks have ended their traces: begin to merge their parts into a timeline."""

@@ -221,11 +221,17 @@ def build_evaluation(
 
 
 def open_reader(definition: CaffeNetDefinition, phase: Phase, config: RunConfig, seed: int) -> BatchReader:
-    """The data that the net reads in `phase`; InputError if a layer's files or settings do not fit."""
+    """The data that the net reads in `phase`. Raises InputError if a layer's files or settings do not fit, and for a
+    share of a database that is not held in memory."""
     training = phase == "TRAIN"
     layers = definition.data_layers(phase)
     without = WithoutData(definition.own_batch_size(phase), definition.input_shapes(phase))
-    return BatchReader(layers, training, seed, shuffled=config.shuffle and training, without=without)
+    reader = BatchReader(layers, training, seed, shuffled=config.shuffle and training, without=without)
+    if (share := reader.share) is None or (training and config.hold_data and config.job == "train"):
+        return reader
+    reader.close()
+    advice = "train from the shares of all hosts with --hold-data, or give" if training else "a test needs"
+    raise InputError(f"{reader.described}: has {share} of a database; {advice} the whole database")
 
 
 def net_for(definition: CaffeNetDefinition, reader: BatchReader, seed: int, config: RunConfig) -> CaffeNet:

@@ -33,16 +33,18 @@ def hold_training_set(context: RankContext, reader: BatchReader) -> None:
     total = reader.bytes_to_cache
     if total == 0:
         raise InputError(f"--hold-data: {reader.described}: there is no data to hold; leave it out")
-    require_memory(total)
+    hosts, group, share = context.config.hosts, context.transport.group, reader.share
+    inside = range(group.world_size) if hosts is None else hosts.of(group.rank).ranks
+    require_memory(total * len(inside) // group.world_size if share is None else total // share.num_shares)
     started_s = time.monotonic()
-    workers = context.transport.group.world_size
+    num_parts, part = (group.world_size, "worker") if share is None else (share.num_shares, "host")
     _tell(
         context,
         f"--hold-data: {len(reader):,} records, decoded about {total / _MB:,.1f} MB, "
-        f"{total / workers / _MB:,.1f} MB on each of {counted(workers, 'worker')}",
+        f"{total / num_parts / _MB:,.1f} MB on each of {counted(num_parts, part)}",
     )
     deadline = partial(Deadline.after, context.config.timeout_s)
-    reader.fill_cache(CacheSetup(context.transport, deadline, _Loading(context)))
+    reader.fill_cache(CacheSetup(context.transport, deadline, _Loading(context), inside))
     _tell(context, f"--hold-data: all records are in memory after {time.monotonic() - started_s:.1f} s")
 
 

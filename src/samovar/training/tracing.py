@@ -1,7 +1,13 @@
 """--trace in `samovar train`: what a rank records, and when rank 0 makes the timeline."""
 
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
+from samovar.collectives.engine import RecordExchange
+from samovar.core.clock import Deadline
+from samovar.core.group import Host
 from samovar.core.layout import Bucket
 from samovar.core.trace import Span, Trace
 from samovar.model.layer_spans import LayerSpans
@@ -14,6 +20,7 @@ from samovar.training.context import RankContext
 from samovar.training.evaluation import TestResult
 from samovar.training.loop import Observer
 from samovar.training.step import Updates
+from samovar.transports.hosts import HostClocks
 
 
 class TracedUpdates:
@@ -50,6 +57,43 @@ class RunTracing:
         self._tracing.merge(steps_done)
 
 
+class HostsTracing(RunTracing):
+    """The same on several hosts. At the end rank 0 reads the parts of all ranks out of their memory.
+
+    Each host's clock is measured before the first step and after the last one. Between them its lead is on a line.
+    """
+
+    def __init__(self, tracing: Tracing, context: RankContext, hosts: Sequence[Host]) -> None:
+        super().__init__(tracing)
+        self._transport, self._deadline = context.transport, partial(Deadline.after, context.config.timeout_s)
+        self._clocks = HostClocks(context.transport, hosts, self._deadline, self.trace.now_s)
+        self._before = (0.0, 0.0)
+
+    def attach(self, learner: Learner, first_step: int) -> tuple[Updates, Laps | None]:
+        self._before = (self.trace.now_s(), self._clocks.lead_s())
+        return super().attach(learner, first_step)
+
+    def observing(self, observer: Observer) -> Observer:
+        return TraceObserver(observer, self._tracing, merges_early=False)
+
+    def merge(self, steps_done: int) -> None:
+        after = (self.trace.now_s(), self._clocks.lead_s())
+        times_s, leads_s = zip(self._before, after, strict=True)
+        part = self._tracing.own_part(lambda moment_s: -float(np.interp(moment_s, times_s, leads_s)))
+        own, sizes = np.frombuffer(part, np.uint8), RecordExchange(self._transport, 1)
+        sizes.post([len(own)])
+        of_all = sizes.collect(self._deadline())[:, 0].astype(int).tolist()
+        window = self._transport.open_window("trace", max(*of_all, 1), 0)
+        window.put(self.trace.rank, 0, own)
+        sizes.post([0])
+        sizes.collect(self._deadline())
+        for rank, size in enumerate(of_all if self.trace.rank == 0 else []):
+            content = np.empty(size, np.uint8)
+            window.get(rank, 0, content)
+            self._tracing.take_part(rank, content.tobytes())
+        super().merge(steps_done)
+
+
 class NoTracing:
     """A replacement for `RunTracing` that records nothing: no hook, no cost."""
 
@@ -72,8 +116,8 @@ def tracing_of(context: RankContext) -> RunTracing | NoTracing:
         return NoTracing()
     say = Voice(partial(_tell, context, "info"), partial(_tell, context, "warning"))
     about: dict[str, object] = {"strategy": config.strategy.name}
-    folder = RunFolder(config.out)
-    return RunTracing(Tracing(Trace(group.rank), config.trace, group.world_size, folder, about, say))
+    tracing = Tracing(Trace(group.rank), config.trace, group.world_size, RunFolder(config.out), about, say)
+    return RunTracing(tracing) if config.hosts is None else HostsTracing(tracing, context, config.hosts.hosts)
 
 
 def _tell(context: RankContext, level: str, text: str) -> None:
@@ -81,16 +125,17 @@ def _tell(context: RankContext, level: str, text: str) -> None:
 
 
 class TraceObserver:
-    """An observer that passes all to `inner`, and starts the merge of the trace at the right moment."""
+    """An observer that passes all to `inner`, and starts the merge of the trace as soon as all parts are written."""
 
-    def __init__(self, inner: Observer, tracing: Tracing) -> None:
+    def __init__(self, inner: Observer, tracing: Tracing, merges_early: bool = True) -> None:
         self._inner = inner
         self._tracing = tracing
+        self._merges_early = merges_early
 
     def step_done(self, done: StepDone) -> None:
         """Pass it on; all ranks have ended the step, and have written their parts."""
         self._inner.step_done(done)
-        if done.steps_done == self._tracing.window.last_step:
+        if self._merges_early and done.steps_done == self._tracing.window.last_step:
             self._tracing.begin_merge()
 
     def tested(self, steps_done: int, net: int, result: TestResult) -> None:

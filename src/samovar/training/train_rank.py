@@ -177,17 +177,22 @@ class TrainRank:
             learner, train_report.num_updates(learner)
         )
         refused = learner.strategy.num_refused if isinstance(learner.strategy, CenterSteps) else 0
-        own = [sent_bytes, self._opened.reader.fetched_bytes, peak_memory_bytes(), refused]
+        data = self._opened.reader
+        own = [sent_bytes, data.fetched_bytes, data.remote_bytes, data.cached_bytes, peak_memory_bytes(), refused]
         sha256 = self._weights_sha256()
         require_equal(context.transport, sha256, config.timeout_s, config.strategy.name)
         of_all = gather(context.transport, [float(value) for value in own], config.timeout_s)
-        moved_per_step = of_all[:, :2].mean(axis=0) / max(1, outcome.num_steps)
+        moved_per_step = (of_all[:, :3].mean(axis=0) / max(1, outcome.num_steps)).tolist()
         self._tracing.merge(outcome.steps_done)
         if context.is_first:
-            result = train_report.result_of(self._opened, learner, outcome, sha256, *moved_per_step.tolist())
-            peaks = tuple(map(int, filter(None, of_all[:, 2])))
-            refused_by_rank = tuple(map(int, of_all[:, 3])) if of_all[:, 3].any() else ()
-            result = replace(result, peak_memory_bytes=peaks, refused_by_rank=refused_by_rank)
+            result = replace(
+                train_report.result_of(self._opened, learner, outcome, sha256, moved_per_step[0]),
+                data_bytes_fetched_per_step=moved_per_step[1],
+                data_bytes_between_hosts_per_step=moved_per_step[2],
+                data_bytes_held=int(of_all[:, 3].sum()),
+                peak_memory_bytes=tuple(map(int, filter(None, of_all[:, 4]))),
+                refused_by_rank=tuple(map(int, of_all[:, 5])) if of_all[:, 5].any() else (),
+            )
             context.writer.write(Finished(result=result))
 
     def _tell_of_center(self, outcome: Outcome) -> None:
@@ -199,7 +204,7 @@ class TrainRank:
         num_steps = sum(state.steps_done - self._schedule.first_step for state in states)
         names = self._center.transports | ({"shm"} if (config.strategy.group_size or 1) > 1 else set())
         result = replace(
-            train_report.result_of(self._opened, learner, outcome, sha256, sent_bytes / max(1, num_steps), 0.0),
+            train_report.result_of(self._opened, learner, outcome, sha256, sent_bytes / max(1, num_steps)),
             transport=", ".join(sorted(names)),
             replicas_equal=None,
             box=config.box,

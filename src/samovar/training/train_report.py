@@ -196,7 +196,6 @@ def result_of(
     outcome: Outcome,
     sha256: str,
     bytes_sent_per_step: float,
-    data_bytes_fetched_per_step: float,
 ) -> RunResult:
     config = opened.context.config
     return RunResult(
@@ -218,7 +217,6 @@ def result_of(
         weights_sha256=sha256,
         replicas_equal=True,
         bytes_sent_per_step=bytes_sent_per_step,
-        data_bytes_fetched_per_step=data_bytes_fetched_per_step,
         stopped_by=signal.Signals(outcome.stop_signal).name if outcome.stop_signal else None,
         versions=versions(),
         precision=config.precision,

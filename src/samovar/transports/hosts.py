@@ -1,5 +1,6 @@
 """Windows over several hosts: ranks of one host reach each other in shared memory, all others over TCP."""
 
+import time
 from collections.abc import Callable, Sequence
 from socket import socket
 
@@ -8,13 +9,15 @@ import numpy.typing as npt
 
 from samovar import _native
 from samovar.core.clock import Deadline
-from samovar.core.group import Group, JobHosts, rank_names
-from samovar.transports.base import Array, Notification, Pending
+from samovar.core.group import Group, Host, JobHosts, rank_names
+from samovar.transports.base import Array, Notification, Pending, Transport, Window
 from samovar.transports.keys import Key
 from samovar.transports.shm import ShmTransport, ShmWindow
 from samovar.transports.tcp import TcpTransport, TcpWindow
 from samovar.transports.tcp_memory import SharedMemory
 from samovar.transports.tcp_service import TcpConfig
+
+_LINE_BYTES, _NUM_PINGS = 64, 50
 
 
 class HostsTransport:
@@ -102,6 +105,84 @@ class HostsWindow:
         """The window that leads to the peer, and the peer's number there."""
         place = self._places.get(peer)
         return (self._remote, peer) if place is None else (self._shared, place)
+
+
+class Pings:
+    """Messages there and back between two ranks by slot `slot` of `window`, which no other pair of ranks uses."""
+
+    def __init__(
+        self, window: Window, slot: int, peer: int, deadline: Callable[[], Deadline], clock_s: Callable[[], float]
+    ) -> None:
+        self._window, self._slot, self._peer = window, slot, peer
+        self._deadline, self._clock_s = deadline, clock_s
+        self._answer = window.local[:8].view(np.float64)
+        self._count = 0
+
+    def put(self, source: Array) -> float:
+        """The seconds until the peer has answered a message."""
+        began_s = time.perf_counter()
+        self._send(source)
+        self._wait()
+        return time.perf_counter() - began_s
+
+    def ping(self) -> tuple[float, float]:
+        """The seconds there and back, and the lead of the peer's clock over this one in the middle."""
+        before_s = self._clock_s()
+        seconds = self.put(np.zeros(_LINE_BYTES, np.uint8))
+        return seconds, float(self._answer[0]) - (before_s + seconds / 2)
+
+    def answer(self, count: int) -> None:
+        """Answer `count` messages of the peer, each with this clock."""
+        for _ in range(count):
+            self._count += 1
+            self._wait()
+            self._window.put(self._peer, 0, np.array([self._clock_s()]), Notification(self._slot, self._count))
+
+    def _send(self, source: Array) -> None:
+        self._count += 1
+        self._window.put(self._peer, 0, source, Notification(self._slot, self._count))
+
+    def _wait(self) -> None:
+        self._window.wait(self._slot, self._count, self._peer, self._deadline())
+
+
+class HostClocks:
+    """The clocks of the ranks of `hosts`, of which each host has one. All ranks open it together."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        hosts: Sequence[Host],
+        deadline: Callable[[], Deadline],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._rank, self._hosts, self._deadline = transport.group.rank, hosts, deadline
+        self._done = len(hosts)  # a slot: rank 0 has told the lead
+        self._window = transport.open_window("clocks", _LINE_BYTES, self._done + 1)
+        self._lead_s = self._window.local[8:16].view(np.float64)
+        speakers = [host.ranks[0] for host in hosts]
+        self._pings = {
+            number: Pings(self._window, number, speaker if self._rank == 0 else 0, deadline, clock_s)
+            for number, speaker in enumerate(speakers)
+            if number and self._rank in (0, speaker)
+        }
+        self._count = 0
+
+    def lead_s(self) -> float:
+        """How far this host's clock is ahead of host 0's, to half the time of the fastest message there and back.
+        All ranks call it together. Cost: 50 such messages for each other host."""
+        self._count += 1
+        for number, pings in self._pings.items():
+            if self._rank != 0:
+                pings.answer(_NUM_PINGS)
+                continue
+            lead = np.array([min(pings.ping() for _ in range(_NUM_PINGS))[1]])
+            for rank in self._hosts[number].ranks:
+                self._window.put(rank, 8, lead, Notification(self._done, self._count))
+        if self._rank in self._hosts[0].ranks:
+            return 0.0
+        self._window.wait(self._done, self._count, 0, self._deadline())
+        return float(self._lead_s[0])
 
 
 def open_hosts(

@@ -20,10 +20,12 @@ from samovar.core.errors import InputError
 from samovar.core.group import Group
 from samovar.core.machine import Link, MachineModel
 from samovar.data import cache
-from samovar.data.cache import CacheSetup, own_places, own_records
+from samovar.data.cache import CacheSetup
 from samovar.data.config import DataConfig, Hdf5DataConfig, ImageDataConfig, LayerConfig, TransformConfig
-from samovar.data.order import batch_portions, shares
+from samovar.data.databases import split_database
+from samovar.data.order import batch_portions, permutation, shares
 from samovar.data.reader import BatchReader
+from samovar.data.shares import Holders
 from samovar.data.stream import BatchStream
 from samovar.formats.caffe.schema import message_class
 from samovar.formats.lmdb_file import write_lmdb
@@ -199,16 +201,82 @@ def test_every_record_is_held_once_and_what_is_fetched_is_counted(make_database:
     assert [fetched // record_bytes for _, _, fetched in found] == [4, 5, 5]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("ranks", [((0,),), ((0, 1, 2),), ((0, 1), (2,)), ((1,), (0, 3, 4), (2,))])
 @pytest.mark.parametrize("num_records", [0, 1, 2, 5, 12, 31])
-def test_records_and_places_are_each_others_inverse(num_records: int, world_size: int) -> None:
-    owners, places = own_places(np.arange(num_records), world_size)
-    for rank in range(world_size):
-        own = own_records(num_records, Group(rank, world_size))
-        assert (owners[own] == rank).all()
-        assert places[own].tolist() == list(range(len(own)))
-        assert len(own) <= len(own_records(num_records, Group(0, world_size)))
+def test_a_rank_holds_its_records_in_rising_order(num_records: int, ranks: tuple[tuple[int, ...], ...]) -> None:
+    owners, places = Holders(ranks, 2).places(np.arange(num_records))
     assert len(owners) == num_records
+    for number, of_share in enumerate(ranks):
+        for rank in of_share:
+            own = np.flatnonzero(owners == rank)
+            assert places[own].tolist() == list(range(len(own)))
+            assert (own // 2 % len(ranks) == number).all()
+
+
+@pytest.mark.parametrize("own", [(0, 1), (1, 0, 0), (2, 0, 1), (0, 1, 0, 1)], ids=str)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_batches_from_shares_are_those_of_the_whole_database(
+    datum_lmdb: DataConfig, own: tuple[int, ...], shuffled: bool
+) -> None:
+    """Rank r has share own[r]; no rank has the whole database. Every record is loaded by one rank."""
+    whole = datum_lmdb.source
+    folders = [written.folder for written in split_database(whole, whole.parent / "shares", max(own) + 1)]
+    wanted = [batches_of((datum_lmdb,), shuffled, rank, len(own), None) for rank in range(len(own))]
+    shutil.rmtree(whole)
+
+    def program(rank: int, setup: CacheSetup) -> Any:
+        layer = replace(datum_lmdb, source=folders[own[rank]])
+        inside = [other for other, number in enumerate(own) if number == own[rank]]
+        with BatchReader([layer], True, 5, shuffled) as reader:
+            assert len(reader) == NUM_RECORDS
+            reader.fill_cache(replace(setup, inside=inside))
+            first, count = shares(GLOBAL_BATCH, len(own))[rank]
+            batches = [reader.read(step * GLOBAL_BATCH + first, count) for step in range(NUM_STEPS)]
+            return batches, reader.cached_bytes, reader.remote_bytes, reader.fetched_bytes
+
+    found = on_shm(program, len(own))
+    for (batches, _, remote, fetched), expected in zip(found, wanted, strict=True):
+        assert_same(batches, expected)
+        assert 0 < remote <= fetched
+    num_floats = NUM_RECORDS // 3  # which have 4 bytes a value
+    assert sum(held for _, held, _, _ in found) == (NUM_RECORDS + 3 * num_floats) * 3 * 20 * 24
+
+
+def test_in_an_epoch_each_record_comes_once_from_another_host(
+    make_database: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Two hosts of two ranks, one epoch: what comes from other hosts is what a rank uses and its host does not hold."""
+    record_bytes, num_records, global_batch = 30, 48, 12
+    whole = make_database(num_records, (1, 6, 5))
+    folders = [written.folder for written in split_database(whole, tmp_path / "shares", 2)]
+    numbers = np.arange(num_records)
+
+    def program(rank: int, setup: CacheSetup) -> tuple[int, int]:
+        host = rank // 2
+        layer = DataConfig(folders[host], global_batch, ("data", "label"), TransformConfig(), training=True)
+        with BatchReader([layer], True, 3, shuffled=True) as reader:
+            reader.fill_cache(replace(setup, inside=(2 * host, 2 * host + 1)))
+            first, count = shares(global_batch, 4)[rank]
+            order = permutation(num_records, 3, 0).reshape(-1, global_batch)[:, first : first + count].ravel()
+            for step in range(num_records // global_batch):
+                reader.read(step * global_batch + first, count)
+            run_records = reader.share.run_records if reader.share else 0
+            return reader.remote_bytes, int((numbers[order] // run_records % 2 != host).sum()) * record_bytes
+
+    found = on_shm(program, 4)
+    assert [remote for remote, _ in found] == [wanted for _, wanted in found]
+    assert 0 < sum(remote for remote, _ in found) < num_records * record_bytes
+
+
+def test_a_share_that_nobody_has_is_named(datum_lmdb: DataConfig) -> None:
+    folders = [written.folder for written in split_database(datum_lmdb.source, datum_lmdb.source.parent / "shares", 3)]
+
+    def program(rank: int, setup: CacheSetup) -> None:
+        with BatchReader([replace(datum_lmdb, source=folders[2 * rank])], True) as reader:
+            reader.fill_cache(setup)
+
+    with pytest.raises(InputError, match="no worker has share 1 of 3; start a host with each share"):
+        on_shm(program, 2)
 
 
 def test_a_damaged_record_is_named_when_it_is_loaded(image_list: ImageDataConfig) -> None:
