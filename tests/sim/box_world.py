@@ -228,7 +228,7 @@ class Server:
             member = self._new_member()
             center.sequences[member] = np.zeros(SHAPE.num_chunks, np.int64)
             center.answers[member] = np.zeros(SHAPE.num_elements, np.float32)
-        if self._rows[member.index] != member:
+        if member not in self._rows:
             raise RankFailed("a newer one has its place")
         self._seats[member] = WholeSeat(center, member)
         return member

@@ -176,7 +176,7 @@ class SimSeat:
             self.transport.sleep(stopped_s)
 
     def _answer(self, kind: Any) -> Any:
-        until_s = self._now_s + 200 * WAIT_S
+        until_s = self._now_s + (20 if kind is Admission else 2.5) * QUORUM_WAIT_S
         while self._now_s < until_s:
             if letters := self._book.mail.get(self.number):
                 reply, state = letters.pop(0)

@@ -31,9 +31,9 @@ from tests.sim.steps import LAYOUT
 from tests.unit.strategies import references
 
 SIZE = LAYOUT.num_elements
-WORLD_SIZE, NUM_STEPS, SNAPSHOT_EVERY = 8, 60, 20
+WORLD_SIZE, NUM_STEPS, SNAPSHOT_EVERY = 8, 60, 10
 STEP_S, WAIT_S, RATE = 1e-4, 0.05, np.float32(0.05)
-MOST_ACTIONS = 150  # of a rank in a run, among which faults are drawn
+MOST_ACTIONS = 300  # of a rank in a run, among which faults are drawn
 SAFETY, LIVENESS = "safety", "liveness"
 COLLECTIVES = ("tree", "ring", "kary-tree", "halving-doubling", "direct")
 TOLERANCE = 1e-4

@@ -151,7 +151,7 @@ def _add_lost(faults: RunFaults, script: Script, limits: Limits, draw: Random) -
 
 def _add_cuts(faults: RunFaults, script: Script, limits: Limits, draw: Random) -> None:
     ranks = frozenset(draw.sample(range(limits.world_size), draw.randint(1, max(1, limits.world_size // 2))))
-    from_s, seconds = draw.uniform(0, limits.num_steps * limits.step_s), _duration_s(limits, draw)
+    from_s, seconds = draw.uniform(0, 2 * limits.num_steps * limits.step_s), _duration_s(limits, draw)
     cut = Cut(ranks, from_s, from_s + seconds, draw.random() < 0.3)
     if limits.sends and script.keeps(str(cut)):
         faults.cuts.append(cut)
@@ -171,7 +171,7 @@ def _add_broken(faults: RunFaults, script: Script, limits: Limits, draw: Random)
 
 
 def _add_full_disks(faults: RunFaults, script: Script, _limits: Limits, draw: Random) -> None:
-    number = draw.randint(1, 5)
+    number = draw.randint(1, 6)
     if script.keeps(f"the disk is full at snapshot {number}"):
         faults.full_disks.add(number)
 

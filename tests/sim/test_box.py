@@ -1,6 +1,7 @@
 """The box's protocol under seeds of faults: nothing is lost, nothing counts twice; planted mistakes are seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,21 @@ def the_board_keeps_no_answers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(box_world, "answer_on_board", careless)
 
 
+def a_center_made_again_is_taken_for_the_old_one(patch: pytest.MonkeyPatch) -> None:
+    """A member of the lost center goes on as the member that has its number now."""
+    patch.setattr(Server, "check_token", lambda *_: None)
+    done = Server._done
+
+    def unfenced(self: Server, request: Request, body: bytes) -> tuple[bytes, list[bytes]]:
+        if request.member.index < len(self._rows) and self._rows[request.member.index] is not None:
+            request = replace(request, member=self._rows[request.member.index])
+        return done(self, request, body)
+
+    patch.setattr(Server, "_done", unfenced)
+
+
 MISTAKES: list[Plant] = [
+    a_center_made_again_is_taken_for_the_old_one,
     the_board_forgets_with_the_server,
     a_retry_is_a_new_change_of_the_board,
     only_the_last_change_of_the_board_is_known,

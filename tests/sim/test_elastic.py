@@ -1,16 +1,13 @@
 """Elastic jobs on simulated machines, seed by seed, with joins, leaves and deaths at any action; mistakes are found."""
 
-from typing import Any
-
 import pytest
 
-from samovar.membership.quorum_messages import Decision
-from samovar.membership.rounds import Rounds
-from samovar.transports.sim.races import Race
-from tests.sim.elastic import STRATEGIES, ElasticCase, WrongSum, run_elastic
+from tests.sim.elastic import STRATEGIES, ElasticCase, run_elastic
+from tests.sim.elastic_mistakes import ELASTIC_MISTAKES, ElasticMistake
 
 NUM_SEEDS = 100
 BLOCK = 100
+NUM_SEEDS_TO_FIND = 200
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, BLOCK))
@@ -34,49 +31,19 @@ def test_seeds_cover_every_strategy_and_repeat() -> None:
     assert run_elastic(case).event_hash == run_elastic(case).event_hash
 
 
-class GoesOn(Rounds):
-    """Planted: keeps what an exchange made of its weights, also if it did not count."""
-
-    def __init__(self, seat: Any, trainee: Any, admission: Any) -> None:
-        super().__init__(seat, trainee, admission)
-        trainee.restore = lambda _kept: None
-
-
-class TrustsItself(Rounds):
-    """Planted: a result counts for whoever has it, whatever the others say."""
-
-    def _attempt(self, go):
-        verdict = super()._attempt(go)
-        if not verdict.is_committed and self._has_result():
-            self._commit(Decision(True))
-        return verdict
-
-
-class SaysYes(Rounds):
-    """Planted: votes for a result that it may not have."""
-
-    def _has_result(self):
-        super()._has_result()
-        return True
-
-
-class WrongRound(Rounds):
-    """Planted: gives its own state to those that come, and not that on which the round ended."""
-
-    def _commit(self, verdict):
-        trainee: Any = self._trainee
-        given = {**trainee.given(), "weights": trainee.region.array + 1.0}
-        trainee.given = lambda: given
-        super()._commit(verdict)
-
-
-@pytest.mark.parametrize("mistake", [GoesOn, TrustsItself, SaysYes, WrongRound])
-def test_a_planted_mistake_is_found(mistake: type[Rounds]) -> None:
-    with pytest.raises((WrongSum, Race)) as found:
-        play(mistake)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if mistake.is_rare else ())
+        for name, mistake in ELASTIC_MISTAKES.items()
+    ],
+)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        play(ELASTIC_MISTAKES[name])
     assert any("to repeat: " in note for note in found.value.__notes__)
 
 
-def play(mistake: type[Rounds]) -> None:
-    for seed in range(200):
-        run_elastic(ElasticCase.of_seed(seed), mistake)
+def play(mistake: ElasticMistake) -> None:
+    for seed in range(NUM_SEEDS_TO_FIND):
+        run_elastic(ElasticCase.of_seed(seed), mistake.rounds, quorum=mistake.quorum)

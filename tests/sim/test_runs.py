@@ -1,13 +1,17 @@
 """Runs of every strategy under faults, seed by seed."""
 
+from dataclasses import replace
+
 import pytest
 
 from samovar.strategies.catalog import STRATEGIES
 from tests.sim.center_runs import run_strategy
+from tests.sim.run_mistakes import RUN_MISTAKES, RunMistake
 from tests.sim.runs import LIVENESS, SAFETY, RunCase
 from tests.sim.script import Script
 
 NUM_SEEDS, BLOCK = 1000, 100
+NUM_SEEDS_TO_FIND = 40
 FIRSTS = [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BLOCK, NUM_SEEDS, BLOCK))]
 KINDS_OF_FAULTS = (
     " as slowly",
@@ -42,3 +46,15 @@ def test_without_faults_all_train_to_the_end() -> None:
     for strategy in STRATEGIES:
         run = run_strategy(RunCase(3, strategy, "tree", 4, 20, SAFETY, ""))
         assert [ended.error for ended in run.results] == [None] * 4
+
+
+@pytest.mark.parametrize("name", RUN_MISTAKES)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with pytest.raises(AssertionError) as found:
+        play(RUN_MISTAKES[name])
+    assert any("to repeat: python tools/simulate.py --of runs --seed" in note for note in found.value.__notes__)
+
+
+def play(mistake: RunMistake) -> None:
+    for seed in range(NUM_SEEDS_TO_FIND):
+        run_strategy(replace(RunCase.of_seed(seed), strategy=mistake.strategy), mistake.parts)
