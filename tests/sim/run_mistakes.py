@@ -101,10 +101,12 @@ class NumberLeftOut(AsyncEasgd):
 class StepLost(AsyncSgd):
     """What one step changed is lost, without a word."""
 
+    has_lost = False
+
     def _exchange(self):
-        if self._sequence == 3:
+        if self._sequence == 3 and not self.has_lost:
+            self.has_lost = True
             self._take_center()
-            self.__class__ = AsyncSgd
         else:
             super()._exchange()
 

@@ -212,12 +212,20 @@ def train(job: Job, transport: SimTransport, ended: Ended) -> None:
         ended.trace.append(pace.take_step(strategy, step))
         if (step + 1) % SNAPSHOT_EVERY == 0:
             state = strategy.state_dict()
-            strategy.drain()
+            evaluated(strategy, weights.array, rank)
             job.snapshots.save(rank, step + 1, weights.array, state)
+    ended.center = evaluated(strategy, weights.array, rank).tobytes()
+    ended.last = weights.array.tobytes()
+
+
+def evaluated(strategy: Strategy, weights: Array, rank: int) -> Array:
+    """The weights to save and to test. Raises NotFinite, as `samovar.training.finite` does before it shows them."""
     strategy.drain()
     center = strategy.center()
-    ended.last = weights.array.tobytes()
-    ended.center = ended.last if center is None else center.tobytes()
+    shown = weights if center is None else center
+    if not all_finite(shown):
+        raise NotFinite(f"rank {rank}: the evaluated weights are not finite")
+    return shown
 
 
 def opened(transport: SimTransport) -> tuple[Region, Region]:
