@@ -319,6 +319,8 @@ def _require_world(group: Group) -> None:
     """Raises InputError unless MPI's ranks are those of the job."""
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (group.rank, group.world_size):
+        if world.size == 1:
+            _unlink_names()
         raise InputError(
             f"rank {group.rank}: transport 'mpi' needs ranks that MPI started: for {library()} this process is rank "
             f"{world.rank} of {world.size}, and the job has {group.world_size}; start it by the mpiexec of that MPI"
@@ -345,7 +347,7 @@ def _end() -> None:
     """Free the windows as all ranks do at their end. A rank that failed ends the others, which may wait for it."""
     if MPI.Is_finalized():
         return
-    if getattr(sys, "last_value", None) is not None:
+    if MPI.COMM_WORLD.size > 1 and getattr(sys, "last_value", None) is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(1)
