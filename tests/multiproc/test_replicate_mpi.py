@@ -73,4 +73,4 @@ def test_ranks_of_another_launcher_are_refused(tmp_path: Path) -> None:
         [samovar, "run", "-n", "2", script], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert ended.returncode == 1, ended.stderr
-    assert "this process is rank 0 of 1, and the job has 2; start it by the mpiexec of that MPI" in ended.stderr
+    assert "this process is rank 0 of 1, and the job has 2; start it by that MPI's mpiexec" in ended.stderr

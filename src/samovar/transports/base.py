@@ -197,7 +197,7 @@ class PeerTransport:
         return self._lost_here(peer) or self.lost_elsewhere(peer)
 
     def _lost_here(self, _peer: int) -> str | None:
-        """What this transport itself knows of it."""
+        """The reason that this transport itself knows."""
         return None
 
     def all_lost(self) -> bool:

@@ -104,7 +104,7 @@ class MpiTransport(PeerTransport):
     def flush(self, window: "MPI.Win", peer: int) -> None:
         """Return when this rank's operations on the peer's memory are complete there.
 
-        MPI knows no limit for it. In shared memory it waits for nobody; elsewhere the helper ends the job.
+        MPI knows no limit for it. In shared memory it does not wait for others. Elsewhere the helper ends the job.
         """
         with nullcontext() if self._helper is None else self._helper.over(peer, self._deadline()):
             window.Flush(peer)
@@ -115,7 +115,7 @@ class MpiTransport(PeerTransport):
     def until(
         self, look: Callable[[], _Result | None], is_over: Callable[[], bool], deadline: Deadline
     ) -> _Result | None:
-        """What `look()` gives, once it gives something; None if the deadline passes, or `is_over`."""
+        """The result of `look()`, once there is one; None if the deadline passes, or `is_over`."""
         began_s = time.monotonic()
         next_look_s = began_s + _LOOK_S
         while (found := look()) is None:
@@ -130,7 +130,7 @@ class MpiTransport(PeerTransport):
         return found
 
     def _met(self, sizes: tuple[int, int]) -> list[tuple[int, ...]]:
-        """What every rank tells here, when all have. A rank is at most one meeting ahead of another."""
+        """The sizes that every rank tells here, when all have. A rank is at most one meeting ahead of another."""
         window, rank, world_size = self._meeting, self.group.rank, self.group.world_size
         self._num_met += 1
         half = self._num_met % 2 * world_size * _SIZES_BYTES
@@ -323,7 +323,7 @@ def _require_world(group: Group) -> None:
             _unlink_names()
         raise InputError(
             f"rank {group.rank}: transport 'mpi' needs ranks that MPI started: for {library()} this process is rank "
-            f"{world.rank} of {world.size}, and the job has {group.world_size}; start it by the mpiexec of that MPI"
+            f"{world.rank} of {world.size}, and the job has {group.world_size}; start it by that MPI's mpiexec"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise InputError(
