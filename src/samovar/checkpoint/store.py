@@ -125,6 +125,10 @@ class SnapshotStore:
         path, skipped = self.latest()
         return replace(read_snapshot(path), skipped=skipped)
 
+    def is_empty(self) -> bool:
+        """Whether nothing was ever saved here; a damaged snapshot counts."""
+        return self._newest_first() == ([], [])
+
     def latest(self) -> tuple[Path, tuple[str, ...]]:
         """The last saved snapshot that is whole, and why later ones are not; raises InputError if there is none.
 

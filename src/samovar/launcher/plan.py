@@ -17,6 +17,7 @@ from samovar.strategies.box_terms import MEAN
 from samovar.strategies.defaults import by_recipe, resolved
 
 LATEST: Final = "latest"
+IF_ANY: Final = "auto"
 # Where a run computes, and what it leaves behind, does not change what it computes.
 _NO_MATTER_TO_REPLAY = (
     "replay",
@@ -62,7 +63,8 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     if snapshot == LATEST:
         out = out or _last_run(net_name)
     found, notices = find_snapshot(net_name, snapshot, out)
-    config = replace(config, snapshot=found)
+    weights = () if snapshot == IF_ANY and found is not None else config.weights
+    config = replace(config, snapshot=found, weights=weights)
     _require_not_ended(out, found)
     is_new = out is None or not is_there(out)
     folder = create_run_folder(out, net_name, config.strategy.name, local_now())
@@ -83,7 +85,12 @@ def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:
 
 
 def find_snapshot(net_name: str, snapshot: str | None, out: Path | None) -> tuple[Path | None, tuple[str, ...]]:
-    """The snapshot of --snapshot, and sentences about damaged ones; InputError if there is none."""
+    """The snapshot of --snapshot, and sentences about damaged ones; InputError if there is none, except for `auto`."""
+    if snapshot == IF_ANY:
+        if out is None:
+            raise InputError("--snapshot auto: looks for snapshots in the folder of the run; give --out, too")
+        store = SnapshotStore(RunFolder(out).snapshots)
+        return (None, ()) if store.is_empty() else store.latest()
     if snapshot == LATEST:
         return SnapshotStore(RunFolder(out or _last_run(net_name)).snapshots).latest()
     return (None if snapshot is None else _existing(Path(snapshot))), ()
@@ -106,7 +113,9 @@ def _require_same(config: RunConfig, replay: Path) -> None:
 
 def _existing(path: Path) -> Path:
     if not is_there(path):
-        raise InputError(f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, or 'latest'")
+        raise InputError(
+            f"--snapshot {path}: does not exist; give a snapshot folder, a .solverstate, 'latest' or 'auto'"
+        )
     return path
 
 

@@ -1,0 +1,26 @@
+"""`loop.py` on the workers of a Ray cluster: Ray starts them again after one is lost, and they go on from the last save.
+
+    python examples/engines/ray_loop.py --saved /shared/saved.safetensors
+
+The folder of --saved must be one that all nodes share. Ray's own checkpoints stay empty.
+"""
+
+import argparse
+from pathlib import Path
+
+import ray
+from loop import train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--saved", type=Path, default=Path("saved.safetensors"))
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    TorchTrainer(
+        lambda: train(arguments.saved.absolute(), arguments.epochs),
+        scaling_config=ScalingConfig(num_workers=arguments.workers),
+        run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),
+    ).fit()
