@@ -120,7 +120,10 @@ def join_group(
 def _found() -> tuple[Identity, JobStore | None]:
     """This process's rank, and the store of the process group that the program has opened itself, if any."""
     there = default_group()
-    return (own_identity(), None) if there is None else (identity_in_group(*there[:2]), there[2])
+    if there is None:
+        return own_identity(), None
+    rank, world_size, store = there
+    return identity_in_group(rank, world_size, store.address), store
 
 
 def _chosen_transport(given: str, of_environment: str) -> str:

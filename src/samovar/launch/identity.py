@@ -63,9 +63,9 @@ def elastic_job() -> ElasticJob | None:
     return ElasticJob(name, _number(os.environ, "RANK", 0), "SAMOVAR_ELASTIC_JOINS" in os.environ) if name else None
 
 
-def identity_in_group(rank: int, world_size: int) -> Identity:
-    """Rank `rank` of a process group that the program opened. Its ranks meet in the store of that group."""
-    found = Identity(rank, world_size, None, None, launcher="torch.distributed", agent_store=True)
+def identity_in_group(rank: int, world_size: int, address: str | None) -> Identity:
+    """Rank `rank` of a process group that the program opened. Its ranks meet in that group's store, at `address`."""
+    found = Identity(rank, world_size, None, None, launcher="torch.distributed", address=address, agent_store=True)
     return _with_choices(found, os.environ)
 
 

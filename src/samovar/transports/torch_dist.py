@@ -65,12 +65,23 @@ def default_group() -> tuple[int, int, "JobStore"] | None:
     return distributed.get_rank(), distributed.get_world_size(), JobStore(store, "torch.distributed")
 
 
+def _host_of(store: Store) -> str | None:
+    """Where `store` is served; None if not by TCP."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
+
+
 class JobStore:
-    """The store of a job; it lives as long as this object where it is served here. `place` is where it is served."""
+    """The store of a job; it lives as long as this object where it is served here.
+
+    `place` is where it is served, for errors, and `address` its host; None if it is not served by TCP.
+    """
 
     def __init__(self, store: Store, place: str) -> None:
         self._store = store
         self._place = place
+        self.address = _host_of(store)
 
     def rendezvous(self, prefix: str, who: str) -> Rendezvous:
         """The part of the store whose keys begin with `prefix`; `who` begins every error."""
