@@ -1,14 +1,13 @@
-"""`loop.py` on the workers of a Ray cluster: Ray starts them again after one is lost, and they go on from the last save.
+"""`loop.py` on a Ray cluster. Ray starts the workers again after one is lost, and they go on from the last save.
 
     python examples/engines/ray_loop.py --saved /shared/saved.safetensors
 
-The folder of --saved must be one that all nodes share. Ray's own checkpoints stay empty.
+The folder of --saved must be one that all nodes share.
 """
 
 import argparse
 from pathlib import Path
 
-import ray
 from loop import train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer

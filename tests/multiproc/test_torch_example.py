@@ -239,7 +239,7 @@ def test_a_job_saves_goes_back_into_the_queue_and_is_completed(
     example: Path, repository_root: Path, tmp_path: Path, queue: dict[str, str]
 ) -> None:
     """SIGUSR1 as at the end of its time; `alone` checks what it learns."""
-    script = repository_root / "examples" / "slurm" / "train.sbatch"
+    script = repository_root / "examples" / "engines" / "train.sbatch"
     checkpoint, output = tmp_path / "checkpoint", tmp_path / "output"
     flags = ["--parsable", "--nodes=1", "--ntasks-per-node=2", f"--output={output}"]
     more = arguments(2, "--checkpoint", checkpoint, epochs=6)
@@ -271,7 +271,7 @@ def epochs_of(output: Path) -> list[int]:
 
 
 def test_the_batch_script_is_one(repository_root: Path) -> None:
-    script = repository_root / "examples" / "slurm" / "train.sbatch"
+    script = repository_root / "examples" / "engines" / "train.sbatch"
     assert shutil.which("bash") is not None
     subprocess.run(["bash", "-n", script], check=True)
     assert "#SBATCH --signal=B:USR1@120" in script.read_text().splitlines()
