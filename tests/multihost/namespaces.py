@@ -195,6 +195,20 @@ def _limit(namespace: str, interface: str, rate: str) -> None:
     _run("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *shaping)
 
 
+@contextmanager
+def named(hosts: Sequence[NamespaceHost], names: Sequence[str]) -> Iterator[list[tuple[str, ...]]]:
+    """Give each host a name, or some with spaces between; the words that run a command on each, called by its first."""
+    text = "".join(f"{host.address} {name}\n" for host, name in zip(hosts, names, strict=True))
+    call_it = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
+    with ExitStack() as cleaning:
+        for host in hosts:
+            folder = Path("/etc/netns", host.name)  # `ip netns exec` puts its files in place of those in /etc
+            folder.mkdir(parents=True)
+            cleaning.callback(shutil.rmtree, folder)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{text}")
+        yield [(*host.prefix, *call_it, name.split()[0]) for host, name in zip(hosts, names, strict=True)]
+
+
 def left_over() -> list[str]:
     """Namespaces of this process that are still there."""
     folder = Path("/run/netns")

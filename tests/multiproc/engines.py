@@ -27,6 +27,13 @@ def launched(words: Sequence[object], folder: Path, prefix: Sequence[object] = (
     return Command(*settings, *words, folder=folder, prefix=tuple(prefix), program=Path("env"))
 
 
+def ended_well(command: Command) -> str:
+    """All that a command said, which must end well."""
+    ended = command.wait()
+    assert ended.return_code == 0, ended.output + ended.errors
+    return ended.output + ended.errors
+
+
 def descendants(command: Command, text: str) -> list[psutil.Process]:
     """The processes under a command whose words contain `text`, oldest first."""
     found = []

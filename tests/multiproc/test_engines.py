@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.multiproc import slurm
-from tests.multiproc.command import SAMOVAR, Command, last_step, result_of, succeed
+from tests.multiproc.command import SAMOVAR, last_step, result_of, succeed
 from tests.multiproc.engines import (
     BIN,
     PYTHON,
     assert_same_bits,
     descendants,
+    ended_well,
     kill_after_saves,
     launched,
     ray_cluster,
@@ -44,13 +45,6 @@ def undisturbed(loop: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def flags(folder: Path) -> tuple[object, ...]:
     return ("--saved", folder / "saved", "--epochs", EPOCHS)
-
-
-def ended_well(command: Command) -> str:
-    """All that a command said, which must end well."""
-    ended = command.wait()
-    assert ended.return_code == 0, ended.output + ended.errors
-    return ended.output + ended.errors
 
 
 @pytest.mark.skipif(MPIEXEC is None, reason="needs mpiexec: pip install 'samovar[bench]'")
