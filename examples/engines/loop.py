@@ -1,4 +1,4 @@
-"""A training loop that goes on from its last save, whichever engine starts it, and starts it again.
+"""A training loop that continues from its last save when an engine starts it again. All engines start it:
 
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/engines/loop.py
     mpiexec -n 2 python examples/engines/loop.py

@@ -1,4 +1,4 @@
-"""`loop.py` on a Ray cluster. Ray starts the workers again after one is lost, and they go on from the last save.
+"""`loop.py` on a Ray cluster. If a worker is lost, Ray starts all of them again, and they continue from the last save.
 
     python examples/engines/ray_loop.py --saved /shared/saved.safetensors
 

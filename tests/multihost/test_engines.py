@@ -25,9 +25,19 @@ from tests.multiproc.engines import (
 
 EPOCHS = 30
 RAY_PORT = 6379
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# A script that opens a process group before its loop.
+WITH_A_GROUP = """
+import runpy, sys
+from torch import distributed
+distributed.init_process_group("gloo")
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+distributed.destroy_process_group()
+"""
+pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_ray_on_two_hosts(hosts: Pair, repository_root: Path, tmp_path: Path) -> None:
     """The process group that Ray makes leads the workers to each other; one that is lost comes back."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'samovar[engines]'")
@@ -47,11 +57,28 @@ def test_ray_on_two_hosts(hosts: Pair, repository_root: Path, tmp_path: Path) ->
     assert_same_bits(tmp_path / "killed", tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
+def test_a_process_group_leads_ranks_to_each_other(hosts: Pair, repository_root: Path, tmp_path: Path) -> None:
+    """A script's own group, between hosts: nothing names an interface."""
+    loop = repository_root / "examples" / "engines" / "loop.py"
+    words = (PYTHON, "-c", WITH_A_GROUP, loop, "--saved", tmp_path / "saved", "--epochs", 1)
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
+    with ExitStack() as stack:
+        prefixes = stack.enter_context(named(hosts, ("node0", "node1")))
+        commands = [
+            stack.enter_context(launched(words, tmp_path, prefix, RANK=str(rank), **variables))
+            for rank, prefix in enumerate(prefixes)
+        ]
+        said = [ended_well(command) for command in commands]
+    assert f"between hosts gloo, from {hosts[0].address} (eth0)" in said[0]
+
+
 def manifest(root: Path) -> Any:
     yaml = pytest.importorskip("yaml")
     return yaml.safe_load((root / "examples" / "engines" / "trainjob.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_the_pods_of_a_train_job(hosts: Pair, repository_root: Path, tmp_path: Path) -> None:
     """The job's command with the variables of Kubeflow Trainer, in pods with its names; a worker is killed."""
     job = manifest(repository_root)

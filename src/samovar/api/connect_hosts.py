@@ -214,8 +214,8 @@ def host_addresses(gathering: Gathering) -> list[str]:
     if is_loopback(address) and not gathering.is_one_host:
         place = f"MASTER_ADDR {identity.address}" if identity.address else "the store of the process group"
         raise InputError(
-            f"{gathering.who}: {place} leads to loopback, but there are {len(gathering.hosts)} hosts; set MASTER_ADDR to "
-            "an address that all reach, or GLOO_SOCKET_IFNAME to the interface that leads to the others"
+            f"{gathering.who}: {place} leads to loopback, but there are {len(gathering.hosts)} hosts; set MASTER_ADDR "
+            "to an address that all reach, or GLOO_SOCKET_IFNAME to the interface that leads to the others"
         )
     return gathering.tell_and_hear("address", address, numbers)
 
