@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -90,14 +91,18 @@ def ray_cluster(folder: Path, hosts: Sequence[tuple[str, Sequence[object]]], por
         for number, (address, prefix) in enumerate(hosts):
             short = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets have at most 107 characters
             stack.callback(shutil.rmtree, short, ignore_errors=True)
-            place = ("--head", f"--port={port}", "--include-dashboard=false") if number == 0 else ()
-            place = place or (f"--address={cluster.address}",)
+            head = ("--head", f"--port={port}", "--include-dashboard=false")
+            place = head if number == 0 else (f"--address={cluster.address}",)
             words = (BIN / "ray", "start", *place, f"--node-ip-address={address}", f"--temp-dir={short}", *_NODE_FLAGS)
             node = stack.enter_context(launched(words, folder, prefix))
             stack.callback(_end, node)
-            node.until(lambda node=node: "Ray runtime started" in node.output, "a node of Ray starts")
+            node.until(partial(_has_started, node), "a node of Ray starts")
             cluster.nodes.append(node)
         yield cluster
+
+
+def _has_started(node: Command) -> bool:
+    return "Ray runtime started" in node.output
 
 
 def _end(node: Command) -> None:

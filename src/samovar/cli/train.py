@@ -35,9 +35,7 @@ def _train(
     *,
     solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
     weights: Annotated[str | None, flags.DATA("FILE", "Start from these .caffemodel files.")] = None,
-    snapshot: Annotated[
-        str | None, flags.DATA("FOLDER", "Resume from it, from 'latest', or with 'auto' from that if there is one.")
-    ] = None,
+    snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, 'latest', or 'auto': latest if any.")] = None,
     data: flags.DataFlags,
     on: flags.OnMachine,
     device: flags.Device = CPU,
