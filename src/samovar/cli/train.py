@@ -35,7 +35,7 @@ def _train(
     *,
     solver: Annotated[Path, flags.DATA("FILE", "Caffe solver (prototxt).")],
     weights: Annotated[str | None, flags.DATA("FILE", "Start from these .caffemodel files.")] = None,
-    snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, 'latest', or 'auto': latest if any.")] = None,
+    snapshot: Annotated[str | None, flags.DATA("FOLDER", "Resume from it, or 'latest', or 'auto'.")] = None,
     data: flags.DataFlags,
     on: flags.OnMachine,
     device: flags.Device = CPU,
