@@ -39,9 +39,14 @@ class Learner(Protocol):
 class Subject(Protocol):
     """A net with its data, which workers learn in `num_steps` steps together, and the momentum of its solver."""
 
-    layout: Layout
-    num_steps: int
-    momentum: float
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def momentum(self) -> float: ...
 
     def start(self, weights: Array, seed: int) -> None:
         """The first weights of every worker."""

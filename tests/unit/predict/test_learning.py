@@ -75,12 +75,13 @@ def test_a_center_refuses_what_is_not_finite_and_keeps_its_momentum() -> None:
 LARGE = Profile("large", 8, (LayerProfile("fc", "InnerProduct", 1_000_000, 0, 0, 0.1, 0.2),))
 
 
-def question(*workers: int, **others: bool) -> Question:
-    return Question(LARGE, CLUSTER, workers, ("sync", "sync-easgd"), 8, **others)
+def question(*workers: int, has_recipes: bool = False) -> Question:
+    names = ("sync", "sync-easgd")
+    return Question(LARGE, CLUSTER, workers, names, 8, shares_batch=has_recipes, has_recipes=has_recipes)
 
 
 def test_recipes_share_the_batch_and_give_the_settings_of_train() -> None:
-    asked = question(4, has_recipes=True, shares_batch=True)
+    asked = question(4, has_recipes=True)
     assert fitting_settings(asked, "sync-easgd", 4)["sync_period_steps"] == 1
     assert "every step" in predicted(asked)[1].settings
     given = replace(asked, settings={"sync_period_steps": 5})
