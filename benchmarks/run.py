@@ -20,6 +20,7 @@ import crowded
 import data
 import elastic
 import faults
+import foreseen
 import learning
 import learning_sim
 import lenet
@@ -67,6 +68,7 @@ ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     "elastic-plain": elastic.run_plain,
     **{f"elastic-{name}": partial(elastic.run_plain, names=[name]) for name in elastic.PAIRS},
     "elastic-turns": elastic.run_turns,
+    "foreseen": foreseen.run,
     "two-hosts-accuracy": two_hosts.run_accuracy,
 }
 ON_CIFAR10: dict[str, Callable[[Path | None, bool], list[Figure]]] = {

@@ -13,17 +13,18 @@ from samovar.cli.command import gathered, load
 from samovar.cli.output_flags import OUTPUT, HelpAll, Quiet
 from samovar.cli.predict_tables import Shown, show_prediction
 from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
-from samovar.config import BATCH_MODES
+from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
+from samovar.predict.learning import taught
 from samovar.predict.plans import plans_for, whole_powers
 from samovar.predict.prediction import Question, least_periods, predicted, verdicts
 from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
 from samovar.strategies.catalog import asked_for
-from samovar.strategies.traits import KINDS, require_choice
+from samovar.strategies.traits import KINDS, NONE, require_choice
 
 ALL = "all"
 _MOST_WORKERS = 4096
@@ -31,6 +32,7 @@ _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
 _WORKERS = "1..128 (powers of two), or 2,6,12."
 _SHAPE = "Shape of an input whose data is not here. May be repeated."
 _THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
+_RECIPE = "auto: each strategy's, as in `samovar train`; the batch is shared."
 _STRATEGY = "all, or names with commas."
 
 
@@ -45,6 +47,7 @@ class NetFlags(NamedTuple):
     batch_mode: Annotated[
         str, flags.DATA("MODE", "per-worker, or global: all share the batch.", choices=BATCH_MODES)
     ] = BATCH_MODES[0]
+    recipe: Annotated[str, flags.DATA("NAME", _RECIPE, choices=RECIPES)] = NONE
     epochs: Annotated[float | None, flags.DATA("N", "Length. Default: the solver's.", min=0)] = None
     epoch_samples: Annotated[int | None, flags.DATA("N", "Samples of an epoch, for --epochs.", min=1)] = None
 
@@ -63,6 +66,7 @@ class AnswerFlags(NamedTuple):
     layers: Annotated[bool, OUTPUT("", "Compare data and model parallelism.", "--layers")] = False
     collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
     periods: Annotated[bool, OUTPUT("", "Find the shortest period with 90 % of ideal.", "--periods")] = False
+    learn: Annotated[bool, OUTPUT("", "Let a small net learn there, with real gradients.", "--learn")] = False
     pictures: Annotated[Path | None, OUTPUT("FOLDER", "Draw the prediction, as PNG and SVG.")] = None
     as_json: Annotated[bool, OUTPUT("", "Print the prediction as JSON.", "--json")] = False
 
@@ -81,12 +85,14 @@ def _predict(
     """Predict how a net would train on a cluster. Strategies run on a simulated one; nothing is measured there."""
     question = _question(net, on, _names(strategy), settings, plan)
     workers, cluster, profile = question.workers, question.cluster, question.profile
-    found = predicted(question, _silent if quiet or answer.as_json else _tell)
+    tell = _silent if quiet or answer.as_json else _tell
+    found = predicted(question, tell)
     costs = plans_for(cluster, workers[-1]).costs(profile.parameter_bytes) if answer.collectives else []
     batch = question.batch_size if question.shares_batch else question.batch_size * workers[-1]
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}
-    shown = Shown(question, found, verdicts(found), costs, layers, periods)
+    learned = taught(question, found, load("samovar.predict.digits").digits_for, tell) if answer.learn else []
+    shown = Shown(question, found, verdicts(found), costs, layers, periods, learned)
     if answer.as_json:
         print_json(shown.as_plain())
     else:
@@ -94,7 +100,7 @@ def _predict(
     if answer.pictures is not None:
         # matplotlib is loaded where pictures are asked for: other predictions do without.
         drawing = load("samovar.predict.pictures")
-        for path in drawing.draw(question, found, answer.pictures):
+        for path in drawing.draw(question, found, learned, answer.pictures):
             print(f"drawn: {path}", file=sys.stderr if answer.as_json else sys.stdout)
 
 
@@ -112,9 +118,12 @@ def _question(
     cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
     fitting = _checked(names, plan.collective, settings)
     profile, samples = _profile(net, cluster, on.threads_per_worker)
-    batch, is_shared = net.batch or profile.batch_size, _is_global(net.batch_mode)
+    require_choice("--recipe", net.recipe, RECIPES)
+    has_recipes = net.recipe != NONE
+    batch, is_shared = net.batch or profile.batch_size, has_recipes or _is_global(net.batch_mode)
     trained_on = _samples(net, samples)
-    return Question(profile, cluster, workers, names, batch, is_shared, plan.collective, fitting, trained_on)
+    asked = (names, batch, is_shared, plan.collective, fitting, trained_on, has_recipes)
+    return Question(profile, cluster, workers, *asked)
 
 
 def _profile(net: NetFlags, cluster: Cluster, threads: int | None) -> tuple[Profile, int | None]:

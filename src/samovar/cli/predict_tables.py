@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samovar.predict import units
+from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost
 from samovar.predict.prediction import COMPUTATION, Prediction, Question, Verdict
 from samovar.predict.volumes import DATA, LayerVolume
@@ -13,6 +14,8 @@ from samovar.report.plain import to_plain
 from samovar.report.tables import printer, show_facts, show_lines, show_table
 
 _MOST_COLUMNS = 12
+_BY_RECIPE = "by each strategy's recipe, as in samovar train"
+_WITHOUT_RECIPES = "without recipes; --recipe auto has those of samovar train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Shown:
     plans: Sequence[PlanCost]
     layers: Sequence[LayerVolume]
     periods: Mapping[str, int | None]
+    learned: Sequence[Taught] = ()
 
     def as_plain(self) -> dict[str, Any]:
         """As JSON values; `simulated` says what the figures are."""
@@ -44,6 +48,8 @@ class Shown:
             "plans": to_plain(list(self.plans)),
             "layers": to_plain(list(self.layers)),
             "least_periods": dict(self.periods),
+            "has_recipes": question.has_recipes,
+            "learned": to_plain(list(self.learned)),
         }
 
 
@@ -64,6 +70,10 @@ def show_prediction(shown: Shown) -> None:
         show_lines(console, "")
         facts = [(name, _period(period)) for name, period in shown.periods.items()]
         show_facts(console, f"shortest period with 90 % of ideal, {most} workers (simulated)", facts)
+    if shown.learned:
+        show_lines(console, "")
+        title = f"a small net learns digits, {shown.learned[-1].workers} workers (real gradients, simulated time)"
+        show_table(console, title, *_learned(shown.learned))
     if shown.plans:
         show_lines(console, "")
         size = units.size(question.profile.parameter_bytes)
@@ -81,6 +91,7 @@ def _heading(question: Question) -> list[str]:
         f"{shared} {question.batch_size} · layers {profile.source or 'as given'}",
         f"cluster: {cluster.title}",
     ]
+    lines.append(f"settings: {_BY_RECIPE if question.has_recipes else _WITHOUT_RECIPES}")
     return [*lines, *([f"figures: {cluster.source}"] if cluster.source else [])]
 
 
@@ -132,6 +143,28 @@ def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
     for one in shown.verdicts:
         facts.append((one.strategy, _ending(one, shown.question.workers[-1])))
     return facts
+
+
+_LESS_ACCURATE = 0.01
+
+
+def _learned(rows: Sequence[Taught]) -> tuple[Sequence[str], list[list[str]], list[bool]]:
+    goal = rows[0].learned.points[-1].accuracy - _LESS_ACCURATE
+    head = ["strategy", "accuracy", "loss", "steps", "time", f"to {goal:.3f}", "staleness", "at most"]
+    return head, [_taught(one, goal) for one in rows], [False, *[True] * (len(head) - 1)]
+
+
+def _taught(one: Taught, goal: float) -> list[str]:
+    last, staleness, hours = one.learned.points[-1], one.learned.mean_staleness, one.hours_to(goal)
+    return [
+        one.strategy,
+        f"{last.accuracy:.3f}",
+        f"{last.loss:.3g}",
+        f"{last.steps}",
+        units.duration(last.steps * one.step_s),
+        "never" if hours is None else units.duration(3600 * hours),
+        *(("", "") if staleness is None else (f"{staleness:.1f}", f"{max(one.learned.staleness)}")),
+    ]
 
 
 def _period(steps: int | None) -> str:

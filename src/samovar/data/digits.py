@@ -31,7 +31,7 @@ def write_digits(out: Path) -> list[WrittenDatabase]:
 
     Raises: InputError if scikit-learn is missing or a folder holds something else.
     """
-    small_N88, labels_N = _load()
+    small_N88, labels_N = load()
     images = enlarge(small_N88)[:, None]
     train, test = split(labels_N)
     return [
@@ -75,7 +75,8 @@ def _test_counts(sizes: npt.NDArray[np.int64]) -> list[int]:
     return [int(count) for count in counts]
 
 
-def _load() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def load() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All images (N, 8, 8) of values 0 to 16, and their labels. Raises InputError if scikit-learn is missing."""
     try:
         datasets: Any = importlib.import_module("sklearn.datasets")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A center on servers of a simulated cluster: the traffic and the work of a box, without its data."""
+"""A center on servers of a simulated cluster: the traffic and work of a box, and its data if anything is learned."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from samovar import _native
 from samovar.box.base import PendingPush, Push, Versions
 from samovar.core.clock import Deadline
+from samovar.core.errors import NotFinite
+from samovar.core.layout import all_finite
 from samovar.transports.base import Array
 from samovar.transports.sim.servers import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimTransport
@@ -20,16 +23,48 @@ _READ_PASSES, _ADD_PASSES, _EXCHANGE_PASSES = 1, 3, 4
 
 @dataclass(slots=True)
 class CenterServers:
-    """The memories that hold equal parts of a center of `num_bytes`, and how many updates it has taken."""
+    """The memories that hold equal parts of a center of `num_bytes`, and how many updates it has taken.
+
+    `values` are c, and `velocity` its v; None if only times count. A change is made when its last part is served.
+    """
 
     memories: Sequence[ServerMemory]
     num_bytes: int
     bytes_per_s: float
     num_updates: int = 0
+    values: Array | None = None
+    velocity: Array | None = None
+
+    def learn(self, num_elements: int) -> None:
+        """Hold data from now on."""
+        self.values, self.velocity = np.zeros(num_elements, np.float32), np.zeros(num_elements, np.float32)
+
+    def add(self, difference: Array, momentum: float) -> None:
+        """v = m v + difference; c += v. Raises NotFinite, and leaves both as they were."""
+        if self.values is None or self.velocity is None:
+            return
+        step = np.float32(momentum) * self.velocity + difference if momentum else difference
+        self._take(self.values + step)
+        if momentum:
+            self.velocity[:] = step
+
+    def pull(self, weights: Array, moving_rate: float) -> None:
+        """d = moving_rate (x - c), x -= d, c += d. Raises NotFinite, and leaves c as it was."""
+        if self.values is None:
+            return
+        difference = np.empty_like(self.values)
+        _native.elastic_pull(weights, self.values, difference, moving_rate)
+        self._take(self.values + difference)
+
+    def _take(self, values: Array) -> None:
+        assert self.values is not None
+        if not all_finite(values):
+            raise NotFinite("the center would not be finite; it stays as it was")
+        self.values[:] = values
 
 
 class SimulatedCenter:
-    """See `samovar.box.base.Center`; one member's side. Arrays stay as they are, and read as zeros.
+    """See `samovar.box.base.Center`; one member's side. Without data arrays stay as they are, and read as zeros.
 
     Cost: as of a box over a network. The center's bytes go to the servers for `write` and `accumulate`, come from them
     for `read`, and go both ways for `exchange`. They travel in parts of about 4 MiB, of an exchange a quarter at most.
@@ -41,45 +76,70 @@ class SimulatedCenter:
         self._transport = transport
         self._servers = servers
 
-    def write(self, _values: Array, _deadline: Deadline) -> None:
+    def write(self, values: Array, _deadline: Deadline) -> None:
+        if self._servers.values is not None:
+            self._servers.values[:] = values
         self._run(1, 0, _ADD_PASSES)
 
     def read(self, destination: Array, _deadline: Deadline) -> Versions:
-        destination.fill(0)
-        self._run(0, 1, _READ_PASSES)
-        return self._versions()
+        def copy() -> None:
+            destination[:] = 0 if self._servers.values is None else self._servers.values
 
-    def accumulate(self, _sequence: int, _difference: Array, _deadline: Deadline, momentum: float = 0.0) -> Versions:
-        return self._update(1, 0, _ADD_PASSES + 2 * bool(momentum))
+        return self._served(0, 1, _READ_PASSES, copy)
 
-    def accumulate_in_background(self, _sequence: int, _difference: Array) -> Push:
-        return self._in_background(1, 0, _ADD_PASSES)
+    def accumulate(self, _sequence: int, difference: Array, _deadline: Deadline, momentum: float = 0.0) -> Versions:
+        return self._update(1, 0, _ADD_PASSES + 2 * bool(momentum), lambda: self._servers.add(difference, momentum))
 
-    def exchange(self, _sequence: int, _weights: Array, _moving_rate: float, _deadline: Deadline) -> Versions:
-        return self._update(1, 1, _EXCHANGE_PASSES)
+    def accumulate_in_background(self, _sequence: int, difference: Array) -> Push:
+        return self._in_background(1, 0, _ADD_PASSES, lambda: self._servers.add(difference, 0.0))
 
-    def exchange_in_background(self, _sequence: int, _weights: Array, _moving_rate: float) -> Push:
-        return self._in_background(1, 1, _EXCHANGE_PASSES)
+    def exchange(self, _sequence: int, weights: Array, moving_rate: float, _deadline: Deadline) -> Versions:
+        return self._update(1, 1, _EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
 
-    def _in_background(self, to: int, back: int, passes: int) -> Push:
-        found: list[Versions] = []
-        pending = self._transport.spawn("push to the center", lambda _: found.append(self._update(to, back, passes)))
+    def exchange_in_background(self, _sequence: int, weights: Array, moving_rate: float) -> Push:
+        return self._in_background(1, 1, _EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
+
+    def _in_background(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Push:
+        found: list[Versions | NotFinite] = []
+
+        def push() -> None:
+            try:
+                found.append(self._update(to, back, passes, change))
+            except NotFinite as error:
+                found.append(error)
+
+        pending = self._transport.spawn("push to the center", lambda _: push())
 
         def landed(deadline: Deadline) -> Versions:
             pending.wait(deadline)
+            if isinstance(found[0], NotFinite):
+                raise found[0]
             return found[0]
 
         return PendingPush(landed)
 
-    def _update(self, to: int, back: int, passes: int) -> Versions:
-        counted: list[Versions] = []
-
+    def _update(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Versions:
         def count() -> None:
+            change()
             self._servers.num_updates += 1
-            counted.append(self._versions())
 
-        self._run(to, back, passes, count)
-        return counted[0]
+        return self._served(to, back, passes, count)
+
+    def _served(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Versions:
+        """The versions after `change`, which is made on the server; its error is raised here."""
+        found: list[Versions | NotFinite] = []
+
+        def serve() -> None:
+            try:
+                change()
+                found.append(self._versions())
+            except NotFinite as error:
+                found.append(error)
+
+        self._run(to, back, passes, serve)
+        if isinstance(found[0], NotFinite):
+            raise found[0]
+        return found[0]
 
     def _versions(self) -> Versions:
         return np.array([self._servers.num_updates], np.int64)

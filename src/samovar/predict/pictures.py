@@ -1,4 +1,4 @@
-"""Pictures of a prediction by matplotlib, as PNG and SVG: speed-up, where a step's time goes, and price."""
+"""Pictures of a prediction by matplotlib, as PNG and SVG: speed-up, a step, price, and learning."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from samovar.core.errors import InputError
 from samovar.core.requirements import Missing
+from samovar.predict.learning import Taught
 from samovar.predict.prediction import Prediction, Question, verdicts
 
 try:
@@ -27,11 +28,15 @@ _FORMATS = ("png", "svg")
 _DOTS_PER_INCH = 150
 
 
-def draw(question: Question, found: Sequence[Prediction], folder: Path) -> Iterator[Path]:
+def draw(question: Question, found: Sequence[Prediction], learned: Sequence[Taught], folder: Path) -> Iterator[Path]:
     """Write the pictures into the folder, and return their paths. Raises InputError if it cannot be written."""
     pictures = {"speed-up": _speed_up(question, found), "step": _step(question, found)}
     if any(one.price_per_million is not None for one in found):
         pictures["price"] = _price(question, found)
+    if learned:
+        pictures["learning"] = _learning(question, learned)
+    if any(one.learned.staleness for one in learned):
+        pictures["staleness"] = _staleness(question, learned)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in pictures.items():
@@ -53,12 +58,17 @@ def _figure(question: Question, title: str) -> tuple[Figure, Any]:
     return figure, axes
 
 
+def _line(index: int) -> dict[str, str]:
+    """A line that looks like no other."""
+    colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index // len(_COLOURS) % len(_DASHES)]
+    return {"color": colour, "linestyle": dash}
+
+
 def _lines(question: Question, found: Sequence[Prediction], axes: Any, field: str) -> None:
     for index, verdict in enumerate(verdicts(found)):
         rows = [one for one in found if one.strategy == verdict.strategy]
-        colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index // len(_COLOURS) % len(_DASHES)]
         values = [getattr(one, field) for one in rows]
-        axes.plot([one.workers for one in rows], values, dash, color=colour, marker="o", ms=3.5, label=verdict.strategy)
+        axes.plot([one.workers for one in rows], values, **_line(index), marker="o", ms=3.5, label=verdict.strategy)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xticks(question.workers, [str(number) for number in question.workers])
@@ -80,6 +90,34 @@ def _price(question: Question, found: Sequence[Prediction]) -> Figure:
     _lines(question, found, axes, "price_per_million")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel(question.cluster.node.currency)
+    return figure
+
+
+def _learning(question: Question, learned: Sequence[Taught]) -> Figure:
+    figure, axes = _figure(question, f"A small net learns, {learned[-1].workers} workers")
+    longest_s = max(one.learned.points[-1].steps * one.step_s for one in learned)
+    name, one_s = ("hours", 3600) if longest_s > 2 * 3600 else ("minutes", 60)
+    for index, one in enumerate(learned):
+        times = [point.steps * one.step_s / one_s for point in one.learned.points]
+        axes.plot(times, [point.loss for point in one.learned.points], **_line(index), label=one.strategy)
+    axes.set_yscale("log")
+    axes.set_xlabel(f"{name} on the cluster")
+    axes.set_ylabel("loss of the test digits")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    return figure
+
+
+def _staleness(question: Question, learned: Sequence[Taught]) -> Figure:
+    figure, axes = _figure(question, f"Staleness of updates, {learned[-1].workers} workers")
+    for index, one in enumerate(learned):
+        counts = one.learned.staleness
+        if total := sum(counts.values()):
+            shares = [counts.get(number, 0) / total for number in range(max(counts) + 1)]
+            axes.plot(range(len(shares)), shares, **_line(index), marker="o", ms=3.5, label=one.strategy)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set_xlabel("updates of others before one's own")
+    axes.set_ylabel("of all updates")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 

@@ -12,7 +12,7 @@ from samovar.predict.work import Work, work_of
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import described
+from samovar.strategies.defaults import by_recipe, described
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
@@ -30,6 +30,7 @@ class Question:
 
     `settings` are those of strategies, by name; a strategy that lacks one ignores it. `batch_size` is that of each
     worker, or of all together if `shares_batch`. `samples` are those of the whole training, for its time and cost.
+    With `has_recipes` settings that are not given are those of each strategy's recipe, and all share the batch.
     """
 
     profile: Profile
@@ -41,6 +42,7 @@ class Question:
     collective: str = AUTO
     settings: Mapping[str, Any] = field(default_factory=dict)
     samples: float | None = None
+    has_recipes: bool = False
 
     def work(self, num_workers: int) -> Work:
         """One worker's computation. Raises InputError if there is less than a sample for each."""
@@ -101,18 +103,27 @@ def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: 
 
 def _choices(question: Question, name: str, work: Work, plans: Plans, num_workers: int) -> Iterator[SharingChoice]:
     """The settings to try: one for most strategies; for one with buckets, those of which the fastest is not obvious."""
-    given = {key: value for key, value in question.settings.items() if value is not None}
-    base = StrategyConfig(name)
-    fitting = {key: value for key, value in given.items() if base.traits.setting(key) is not None}
-    if fitting.get(COMPRESS.name) and base.traits.setting(ALWAYS_COMPRESSES.name):
-        fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
-    if base.traits.in_groups and "group_size" not in fitting:
-        fitting |= _node_as_group(question.cluster, num_workers)
+    base, fitting = StrategyConfig(name), fitting_settings(question, name, num_workers)
     collective = _collective(question.collective, plans)
     if base.traits.setting(BUCKET.name) is None or base.exchanges_weights:
         yield SharingChoice(StrategyConfig.given(name, fitting), collective)
         return
     yield from _with_buckets(name, fitting, collective, question, work, plans, num_workers)
+
+
+def fitting_settings(question: Question, name: str, num_workers: int) -> dict[str, Any]:
+    """The strategy's settings that are not its defaults."""
+    given = {key: value for key, value in question.settings.items() if value is not None}
+    traits = StrategyConfig(name).traits
+    fitting = {key: value for key, value in given.items() if traits.setting(key) is not None}
+    if fitting.get(COMPRESS.name) and traits.setting(ALWAYS_COMPRESSES.name):
+        fitting[ALWAYS_COMPRESSES.name] = True  # a trial would take the time of this machine
+    if traits.in_groups and "group_size" not in fitting:
+        fitting |= _node_as_group(question.cluster, num_workers)
+    if question.has_recipes and traits.recipe is not None:
+        chosen = by_recipe(StrategyConfig.given(name, fitting), num_workers)
+        fitting |= {key: chosen[key] for key in traits.recipe.settings if chosen[key] is not None}
+    return fitting
 
 
 def _with_buckets(

@@ -20,7 +20,7 @@ from samovar.strategies.base import Buffers, CenterSeat, Strategy
 from samovar.strategies.build import build_strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.transports.base import Region
+from samovar.transports.base import Array, Region
 from samovar.transports.sim.network import PortUse
 from samovar.transports.sim.servers import ServerMemory
 from samovar.transports.sim.world import SimRun, SimTransport
@@ -123,10 +123,10 @@ def run(
     """
     settled = resolved(choice.config, num_workers)
     scaled = Scaled.of(work.segments, num_workers)
-    servers = _servers(cluster, num_workers, work) if settled.needs_center else None
+    servers = servers_of(cluster, num_workers, work) if settled.needs_center else None
     warm, measured = steps or num_steps(settled, cluster, num_workers)
     program = partial(_train, choice, settled, cluster, work, scaled, servers, (warm, measured))
-    server_hosts = _server_hosts(cluster, num_workers) if servers else ()
+    server_hosts = server_hosts_of(cluster, num_workers) if servers else ()
     made = simulated(program, num_workers, cluster.machine, scaled.magnification, server_hosts)
     return _outcome(made, choice, settled, cluster, work, scaled)
 
@@ -146,12 +146,12 @@ def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tu
     return 0 if ends_in_its_step else _WARM_EXCHANGES * period, measured
 
 
-def _servers(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
+def servers_of(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
     memories = [ServerMemory(num_workers + index) for index in range(cluster.server.count)]
     return CenterServers(memories, BYTES_OF_A_FLOAT * work.num_parameters, cluster.server.memory)
 
 
-def _server_hosts(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
+def server_hosts_of(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
     count, num_nodes = cluster.server.count, cluster.num_nodes(num_workers)
     if cluster.server.place == FIRST_NODE:  # servers share the nodes of workers, in order
         return tuple(index % num_nodes for index in range(count))
@@ -169,30 +169,56 @@ def _train(
     transport: SimTransport,
 ) -> _Told:
     """One worker. It starts with the others, and ends when all have ended."""
-    rank, world_size = transport.group.rank, transport.group.world_size
-    size = scaled.layout.num_elements
-    window = transport.open_window("model", 2 * BYTES_OF_A_FLOAT * size, 0)
-    weights, gradients = (Region.of(window, half * BYTES_OF_A_FLOAT * size, size, np.float32) for half in range(2))
     buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
-    collectives = PlannedCollectives(
-        transport, lambda num_bytes: choice.collective(round(num_bytes * scaled.magnification)), cluster.node.workers
-    )
-    barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
-    seat = None
-    if servers is not None:
-        seat = CenterSeat(SimulatedCenter(transport, servers, size), rank == 0)
-    forever = partial(transport.deadline, math.inf)
-    strategy = build_strategy(settled, collectives, buckets, Buffers(weights, gradients), forever, seat)
-    barrier.run(forever())
-    worker = _Worker(work, scaled, buckets, settled, cluster.worker.jitter, transport)
-    told = _measured(worker, strategy, steps, transport, servers)
-    strategy.drain()
-    barrier.run(forever())
+    place = Workplace(transport, scaled, buckets, choice.collective, settled, cluster.node.workers, servers)
+    place.meet()
+    segments = [[work.segments[int(entry.spec.name)] for entry in bucket.entries] for bucket in buckets]
+    worker = SimulatedWorker(work, segments, place, cluster.worker.jitter)
+    told = _measured(worker, place.strategy, steps, transport, servers)
+    place.strategy.drain()
+    place.meet()
     return told
 
 
+class Workplace:
+    """One worker's memory, and its strategy on it. `meet` waits for all workers.
+
+    `start` fills the weights before the strategy is made.
+    """
+
+    def __init__(
+        self,
+        transport: SimTransport,
+        scaled: Scaled,
+        buckets: Sequence[Bucket],
+        collective: Callable[[int], str],
+        settled: StrategyConfig,
+        ranks_per_node: int,
+        servers: CenterServers | None,
+        start: Callable[[Array], None] = lambda _weights: None,
+    ) -> None:
+        rank, world_size = transport.group.rank, transport.group.world_size
+        size = scaled.layout.num_elements
+        self.transport, self.buckets, self.settled = transport, buckets, settled
+        window = transport.open_window("model", 2 * BYTES_OF_A_FLOAT * size, 0)
+        weights, gradients = (Region.of(window, half * BYTES_OF_A_FLOAT * size, size, np.float32) for half in range(2))
+        self.weights, self.gradients = weights.array, gradients.array
+        start(self.weights)
+        collectives = PlannedCollectives(
+            transport, lambda num_bytes: collective(round(num_bytes * scaled.magnification)), ranks_per_node
+        )
+        self._barrier = collectives.planned("barrier", dissemination_barrier(rank, world_size), weights.part(0, 0))
+        seat = None if servers is None else CenterSeat(SimulatedCenter(transport, servers, size), rank == 0)
+        self._forever = partial(transport.deadline, math.inf)
+        buffers = Buffers(weights, gradients)
+        self.strategy = build_strategy(settled, collectives, buckets, buffers, self._forever, seat)
+
+    def meet(self) -> None:
+        self._barrier.run(self._forever())
+
+
 def _measured(
-    worker: "_Worker",
+    worker: "SimulatedWorker",
     strategy: Strategy,
     steps: tuple[int, int],
     transport: SimTransport,
@@ -222,28 +248,20 @@ def _look(told: _Told, transport: SimTransport, servers: CenterServers | None) -
         told.memory_s.append(max(one.busy_s(transport.now_s) for one in servers.memories) if servers else 0.0)
 
 
-class _Worker:
-    """The computation of one worker, step by step, as `samovar.training.step` orders it."""
+class SimulatedWorker:
+    """The computation of one worker, step by step, as `samovar.training.step` orders it; `segments` of each bucket."""
 
-    def __init__(
-        self,
-        work: Work,
-        scaled: Scaled,
-        buckets: Sequence[Bucket],
-        settled: StrategyConfig,
-        jitter: float,
-        transport: SimTransport,
-    ) -> None:
+    def __init__(self, work: Work, segments: Sequence[Sequence[Segment]], place: Workplace, jitter: float) -> None:
+        settled, transport = place.settled, place.transport
         self.computed_s = self._owed_s = 0.0
-        self._work, self._buckets, self._jitter = work, buckets, jitter
+        self._work, self._buckets, self._jitter = work, place.buckets, jitter
         self._period = settled.sync_period_steps or 1
         shares_gradients = not settled.exchanges_weights or settled.traits.in_groups
         self._looks_at_each_step = shares_gradients or settled.overlap == "step"
         self._is_due = True
         self._transport = transport
         self._random = Random(transport.group.rank)
-        self._update_s_of_an_element = work.update_s / scaled.layout.num_elements
-        segments = [[work.segments[int(entry.spec.name)] for entry in bucket.entries] for bucket in buckets]
+        self._update_s_of_an_element = work.update_s / len(place.weights)
         self._forward_s = [sum(segment.forward_s for segment in own) for own in segments]
         self._backward_s = [sum(segment.backward_s for segment in own) for own in segments]
         self._forward_s[-1] += work.before_s
@@ -255,6 +273,7 @@ class _Worker:
         for bucket in reversed(self._buckets):
             self._hook(strategy.before_forward, bucket)
             self._owed_s += longer * self._forward_s[bucket.index]
+        self.make_gradients()
         for bucket in self._buckets:
             self._owed_s += longer * self._backward_s[bucket.index]
             self._hook(strategy.gradient_final, bucket)
@@ -263,9 +282,12 @@ class _Worker:
         self._is_due = self._looks_at_each_step or is_end or strategy.exchanges_at(number)
         if self._is_due:
             self.settle()
-        strategy.finish_step(number, self._update)
+        strategy.finish_step(number, self.update)
 
-    def _update(self, bucket: Bucket, _scale: float) -> None:
+    def make_gradients(self) -> None:
+        """All weights of the step have come. Nothing is computed where only times count."""
+
+    def update(self, bucket: Bucket, _scale: float) -> None:
         self._owed_s += self._update_s_of_an_element * bucket.size
         if self._is_due:
             self.settle()
@@ -303,7 +325,7 @@ def _outcome(
     known = [one.staleness for one in told if one.staleness is not None]
     buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
     largest = max(bucket.size for bucket in buckets) * BYTES_OF_A_FLOAT
-    server_hosts = _server_hosts(cluster, len(told)) if settled.needs_center else ()
+    server_hosts = server_hosts_of(cluster, len(told)) if settled.needs_center else ()
     return SimulatedSteps(
         step_s=step_s,
         samples_per_s=work.batch_size * sum(rates),

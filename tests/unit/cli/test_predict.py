@@ -61,14 +61,17 @@ def test_json(net: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_pictures(net: str, tmp_path: Path) -> None:
     """In a process of its own: matplotlib keeps its fonts open."""
     folder = tmp_path / "drawn"
-    command = [sys.executable, "-P", "-m", "samovar.cli.entry", "predict", "--profile", net, "--strategy", "sync"]
-    command += ["--cluster", "aws-p3-16xlarge", "--workers", "1,2", "--pictures", str(folder)]
+    command = [sys.executable, "-P", "-m", "samovar.cli.entry", "predict", "--profile", net, "--learn"]
+    command += ["--cluster", "aws-p3-16xlarge", "--workers", "1,2", "--strategy", "sync,async-sgd", "--recipe", "auto"]
+    command += ["--pictures", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
-        f"{name}.{kind}" for name in ("price", "speed-up", "step") for kind in ("png", "svg")
+        f"{name}.{kind}" for name in ("learning", "price", "speed-up", "staleness", "step") for kind in ("png", "svg")
     )
     assert all(path.stat().st_size > 5_000 for path in folder.iterdir())
-    assert done.stdout.count("drawn: ") == 6
+    assert done.stdout.count("drawn: ") == 10
+    assert "all workers share a batch of 32" in done.stdout
+    assert "a small net learns digits, 2 workers (real gradients, simulated time)" in done.stdout
 
 
 @pytest.mark.parametrize(

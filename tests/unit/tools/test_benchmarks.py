@@ -20,6 +20,7 @@ SLOW = (
     "crowded",
     "data",
     "faults",
+    "foreseen",
     "learning",
     "nets",
     "remote",
