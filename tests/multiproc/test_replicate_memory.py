@@ -29,12 +29,15 @@ def test_a_hundred_replicas_of_4_mb_leave_no_memory(tmp_path: Path, num_ranks: i
     assert max(grown_bytes(tmp_path, num_ranks, "train", 100, "sync")) < MOST_BYTES
 
 
-@pytest.mark.parametrize("strategies", [IN_STEP, OWN_SPEED], ids=["in step", "own speed"])
+@pytest.mark.parametrize(
+    "strategies",
+    [pytest.param(IN_STEP, id="in step"), pytest.param(OWN_SPEED, id="own speed", marks=pytest.mark.slow)],
+)
 def test_24_switches_of_strategy_leave_no_memory(tmp_path: Path, strategies: tuple[str, ...]) -> None:
     assert max(grown_bytes(tmp_path, 2, "train", 24, *strategies)) < MOST_BYTES
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local-sgd", "shm-easgd"])
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd", pytest.param("shm-easgd", marks=pytest.mark.slow)])
 def test_errors_in_between_leave_no_memory(tmp_path: Path, strategy: str) -> None:
     assert max(grown_bytes(tmp_path, 2, "errors", 20, strategy)) < MOST_BYTES
 

@@ -9,6 +9,7 @@ from tests.multiproc.replicate_ranks import run_ranks, succeeded
 
 PROGRAM = "tests.multiproc.replicate_mistakes_rank"
 TOLERANCE = 1e-6
+WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 BACKWARD = "call replica.backward(loss) in place of loss.backward()"
 STEP = "call replica.step(), or replica.step(lambda: scaler.step(optimizer))"
 NEVER = "call replica.step() in place of optimizer.step()"
@@ -48,7 +49,7 @@ def results(world_size: int) -> dict[str, list[Any]]:
     return run_ranks(PROGRAM, world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mistake_is_one_sentence_on_every_rank(name: str, world_size: int) -> None:
     for result in succeeded(results(world_size), name):
@@ -56,7 +57,7 @@ def test_a_mistake_is_one_sentence_on_every_rank(name: str, world_size: int) -> 
         assert "\n" not in result["text"]
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(("name", "one"), [("rank 0 loads alone/shm-easgd", 0), ("rank 1 loads alone/async-easgd", 1)])
 def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: str, one: int, world_size: int) -> None:
     for rank, result in enumerate(succeeded(results(world_size), name)):
@@ -64,7 +65,7 @@ def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: 
         assert expected in result["text"], rank
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("name", WORKING)
 def test_several_optimizers_train_as_one(name: str, world_size: int) -> None:
     for result in succeeded(results(world_size), name):

@@ -17,11 +17,18 @@ def load(module: str) -> Any:
 
     Raised in the middle of it, an exception would pass through native code, which ends the process by itself.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, lambda which, _frame: came.append(which))
     try:
         return importlib.import_module(module)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came[:1]:
+            signal.raise_signal(one)
 
 
 class _HelpLast:

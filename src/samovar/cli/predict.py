@@ -32,7 +32,7 @@ _CLUSTER = f"{', '.join(preset_names())}; or a .toml file."
 _WORKERS = "1..128 (powers of two), or 2,6,12."
 _SHAPE = "Shape of an input whose data is not here. May be repeated."
 _THREADS = "Compute threads of a worker that is timed here. Default: PyTorch's."
-_RECIPE = "auto: each strategy's, as in `samovar train`; the batch is shared."
+_RECIPE = "auto: as `samovar train`; shares the batch."
 _STRATEGY = "all, or names with commas."
 
 
@@ -66,7 +66,7 @@ class AnswerFlags(NamedTuple):
     layers: Annotated[bool, OUTPUT("", "Compare data and model parallelism.", "--layers")] = False
     collectives: Annotated[bool, OUTPUT("", "Compare the plans of an all-reduce.", "--collectives")] = False
     periods: Annotated[bool, OUTPUT("", "Find the shortest period with 90 % of ideal.", "--periods")] = False
-    learn: Annotated[bool, OUTPUT("", "Let a small net learn there, with real gradients.", "--learn")] = False
+    learn: Annotated[bool, OUTPUT("", "Let a small net learn there.", "--learn")] = False
     pictures: Annotated[Path | None, OUTPUT("FOLDER", "Draw the prediction, as PNG and SVG.")] = None
     as_json: Annotated[bool, OUTPUT("", "Print the prediction as JSON.", "--json")] = False
 

@@ -111,8 +111,10 @@ def runs() -> Iterator[Any]:
         run.close()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", ["map", "stream"])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"),
+    [("map", 0), pytest.param("map", 2, marks=pytest.mark.slow), ("stream", 0), ("stream", 2)],
+)
 def test_every_sample_comes_once_and_the_bits_are_the_same(runs: Any, kind: str, num_workers: int) -> None:
     whole = runs(kind, num_workers)
     states = whole.train()
