@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from samovar.core.errors import DeadlineExceeded
-from samovar.strategies.async_easgd import AsyncEasgd, RoundRobinEasgd
+from samovar.strategies.async_easgd import AsyncEasgd
 from samovar.strategies.async_sgd import AsyncMsgd, AsyncSgd
 from samovar.strategies.build import build_strategy
 from samovar.strategies.diloco import DiLoCo
@@ -117,10 +117,6 @@ class PushedWithMomentumTwice(AsyncMsgd):
     def _exchange(self):
         self._weights += np.float32(0.5) * (self._weights - self._pulled)
         super()._exchange()
-
-
-class WaitsForOthers(RoundRobinEasgd):
-    """A strategy whose workers go at their own speed, and yet wait for each other's turn."""
 
 
 class MovedTwice(AsyncEasgd):

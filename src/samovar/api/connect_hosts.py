@@ -140,7 +140,7 @@ def connected_by_mpi(
     transport = mpi.MpiTransport(group, timeout_s, rank_names(gathering.hosts), heartbeats.deadline)
     transport.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
     closing.callback(transport.close)
-    _announce(gathering, f"MPI ({mpi.library()})")
+    _announce(gathering, f"MPI ({mpi.described()})")
     if gathering.is_one_host:
         return PlannedCollectives(transport, inside.all_reduce_name)
     best = chosen_between(NOMINAL, sizes, group.world_size)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 from samovar.cli import flags
-from samovar.cli.command import load
 from samovar.cli.output_flags import OUTPUT
 from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
@@ -16,6 +15,7 @@ from samovar.launch.processes import SignalEffect
 from samovar.launcher.job import Display, run_without_folder
 from samovar.launcher.placing import on_device, placed
 from samovar.report.document import AnswerDisplay, print_json
+from samovar.report.profile import profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Record, Timed
 from samovar.report.tables import printer, show_table
 
@@ -60,8 +60,7 @@ class _KeptAsProfile:
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed):
-            profiles = load("samovar.report.profile")  # others do without
-            profiles.save_profile(profiles.profile_of(record), self._path)
+            save_profile(profile_of(record), self._path)
         self._display.show(record)
 
 

@@ -322,12 +322,12 @@ def _require_world(group: Group) -> None:
         if world.size == 1:
             _unlink_names()
         raise InputError(
-            f"rank {group.rank}: transport 'mpi' needs ranks that MPI started: for {library()} this process is rank "
+            f"rank {group.rank}: transport 'mpi' needs ranks that MPI started: for {described()} this process is rank "
             f"{world.rank} of {world.size}, and the job has {group.world_size}; start it by that MPI's mpiexec"
         )
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise InputError(
-            f"rank {group.rank}: transport 'mpi' needs MPI_THREAD_MULTIPLE, and {library()} was started without it; "
+            f"rank {group.rank}: transport 'mpi' needs MPI_THREAD_MULTIPLE, and {described()} was started without it; "
             "leave mpi4py.rc.thread_level at 'multiple'"
         )
 
@@ -338,7 +338,7 @@ def _unlink_names() -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def library() -> str:
+def described() -> str:
     """The library of MPI, and its version."""
     return " ".join(MPI.Get_library_version().split()[:3])
 
