@@ -48,7 +48,8 @@ class Replica(Checkpoints, FigureCalls):
     another rank is longer than `timeout_s`; then DeadlineExceeded names the ranks that are missing.
 
     `config` is the strategy with every setting. `num_workers` are all ranks, and those of other jobs that share the box
-    at the start. `notices` are sentences for the user. `recipe` is None if there is none.
+    at the start. `notices` are sentences for the user. `recipe` is None if there is none;
+    `rate_factor` is that of the learning rates by it.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Replica(Checkpoints, FigureCalls):
     ) -> None:
         self._optimizers = optimizers = Optimizers(optimizer)
         self._parameters = trained_parameters(model, optimizers)
-        config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
+        shares = with_momentum(config, optimizers, self.num_workers)
+        self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)
-        optimizers.scale_rates(recipe.rate(self.config, self.num_workers) if recipe else 1.0)
+        self.rate_factor = recipe.rate(self.config, self.num_workers) * shares.rate_factor if recipe else 1.0
+        optimizers.scale_rates(self.rate_factor)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
         self._model, self.recipe = model, recipe
