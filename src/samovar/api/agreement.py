@@ -54,7 +54,7 @@ def require_agreement(
 
 
 def with_momentum(config: StrategyConfig, optimizers: Optimizers, num_workers: int) -> MomentumShares:
-    """Who keeps momentum, with the unresolved `config` and notices for the user.
+    """The places of momentum, with the unresolved `config` and notices for the user.
 
     Raises InputError if the strategy forbids an optimizer's momentum, or needs one.
     """

@@ -19,7 +19,7 @@ KEEP_MOMENTUM = Setting(
     bool,
     "Workers keep the solver's momentum, in Nesterov's form.",
     default=False,
-    default_words="off; on by the recipe",
+    default_words="off",
     words=lambda is_kept, _: "each worker's momentum looks ahead" if is_kept else "",
     source="Hakimi et al. 2019 (DANA)",
     is_advanced=True,
@@ -71,15 +71,16 @@ class AsyncSgd(CenterSteps):
 
         v = mu v + g,    d = -eta / P (mu v + g)
 
-    So d looks one step of all workers ahead, about as far as they have moved c since it was pulled. A worker waits for the chunks' locks, for no other worker.
-    With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
+    So d looks one step of all workers ahead, about as far as they have moved c since it was pulled.
+
+    A worker waits for the chunks' locks, for no other worker. With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
     its d is set aside. It then continues from the center that it has just read.
 
     Cost: 2N floats of memory in addition to weights and gradients. An exchange writes and reads N floats, and reads N
     more with a bound.
 
     Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD), where every elastic method beats it
-    in time to accuracy; Hakimi, Barkai, Gabel and Schuster 2019 (DANA-Slim), for the momentum.
+    in time to accuracy. The momentum is that of Hakimi, Barkai, Gabel and Schuster 2019 (DANA-Slim).
     """
 
     def __init__(self, place: Place) -> None:

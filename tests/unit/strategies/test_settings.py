@@ -207,7 +207,7 @@ def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name:
 
 
 def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverge() -> None:
-    """f(c) = k c^2 / 2, each step made from the center of P - 1 steps before, at the rate of one worker with momentum."""
+    """f(c) = k c^2 / 2, each step made from the center of P - 1 steps before."""
     num_workers, rate = 4, 0.04
     assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=True)) < 1e-3
     assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=None)) > 1e3
