@@ -73,8 +73,9 @@ class AsyncSgd(CenterSteps):
 
     So d looks one step of all workers ahead, about as far as they have moved c since it was pulled.
 
-    A worker waits for the chunks' locks, for no other worker. With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
-    its d is set aside. It then continues from the center that it has just read.
+    A worker waits for the chunks' locks, for no other worker. With `max_staleness_steps` S it reads c before it pushes.
+    If others have made more than S updates since it pulled, its d is set aside. It then continues from the center that
+    it has just read.
 
     Cost: 2N floats of memory in addition to weights and gradients. An exchange writes and reads N floats, and reads N
     more with a bound.
