@@ -10,10 +10,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from samovar.core import units
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord, Link, MachineModel, Ports, Racks
 from samovar.formats.caffe.text import nearest
-from samovar.predict import units
 
 HERE = "here"
 _Part = TypeVar("_Part")
