@@ -105,7 +105,7 @@ _SECTIONS: dict[str, type[Any]] = {
 class Cluster:
     """A described cluster of any number of equal nodes, which workers fill in order.
 
-    `source` says where its figures come from.
+    `source` says where its figures come from. Clusters of one `family` are of one kind; else one of the same title.
     """
 
     title: str
@@ -115,6 +115,7 @@ class Cluster:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     rack: RackSpec = field(default_factory=RackSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
+    family: str = ""
 
     @property
     def machine(self) -> MachineModel:
@@ -144,6 +145,11 @@ class Cluster:
         node = replace(self.node, bandwidth=math.inf, latency=0.0, overhead=0.0)
         server = replace(self.server, memory=math.inf)
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
+
+    def kind_of(self, num_workers: int, has_center: bool) -> str:
+        """The runs to whose errors that of a prediction is likely to be near."""
+        place = "one node" if num_workers <= self.node.workers else "several nodes"
+        return f"{self.family or self.title}: {place}, {'at a center' if has_center else 'in step'}"
 
     def num_nodes(self, num_workers: int) -> int:
         """Nodes that this number of workers needs, without those of servers."""
@@ -208,6 +214,7 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
         NetworkSpec(125e6, 50e-6, 10e-6),
         server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),
+        family=f"nodes like this one ({record.machine})",
     )
 
 
