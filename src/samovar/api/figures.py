@@ -54,8 +54,10 @@ class ReplicaFigures:
         group = processes.group
         self.num_samples = 0
         self._rank, self._num_ranks = group.rank, group.world_size
-        self._has_one_clock = processes.home is None or processes.home.address is None
-        self._places = group.world_size, group.world_size if self._has_one_clock else len(processes.home.ranks)
+        home = processes.home
+        self._has_one_clock = home is None or home.address is None
+        ranks_per_host = group.world_size if home is None or home.address is None else len(home.ranks)
+        self._places = group.world_size, ranks_per_host
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
         self._file: RunFile | None = None
