@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord, Link, MachineModel, Ports, Racks
+from samovar.core.machine import NOMINAL, CalibrationRecord, Link, MachineModel, Ports, Racks, TransportFigures
 from samovar.formats.caffe.text import nearest
 from samovar.predict import units
 
@@ -204,18 +204,26 @@ def parse_cluster(text: str, name: str) -> Cluster:
 
 
 def cluster_here(record: CalibrationRecord) -> Cluster:
-    """Nodes like the measured machine with a worker on each core, and 1 Gbit/s between nodes."""
+    """Nodes like the measured machine with a worker on each core. Links are as measured, else of 1 Gbit/s."""
     shm = record.transports["shm"]
     memory = record.copy_bandwidth_all_bytes_per_s / record.cores
+    links = None if record == NOMINAL else record.transports.get("tcp")
+    between = "1 Gbit/s between them" if links is None else "links as measured"
     return Cluster(
-        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), 1 Gbit/s between them",
-        "inside a node: samovar doctor; between nodes: assumed",
+        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), {between}",
+        f"inside a node: samovar doctor; between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
         WorkerSpec(memory=memory, spare_core=False),
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
-        NetworkSpec(125e6, 50e-6, 10e-6),
+        NetworkSpec(125e6, 50e-6, 10e-6) if links is None else _network(links),
         server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),
         family=f"nodes like this one ({record.machine})",
     )
+
+
+def _network(figures: TransportFigures) -> NetworkSpec:
+    """Large messages tell the bandwidth; what small ones take beyond that is overhead."""
+    (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
+    return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
 
 
 def _presets() -> Traversable:
