@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from samovar.api.figures_wanted import say, warn
+from samovar.api.foreseen import keep_profile
 from samovar.core.errors import InputError
 from samovar.report.profile import LayerProfile, Profile, save_profile
 
@@ -111,7 +112,8 @@ class LoopProfile:
             warn(f"no profile was written to {self._path}: no step came after the first {_NUM_UNTIMED_STEPS}")
             return
         try:
-            save_profile(self._profile(), self._path)
+            save_profile(profile := self._profile(), self._path)
+            keep_profile(self._model, profile)
         except InputError as error:
             warn(f"no profile: {error}")
             return

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from samovar.core import units
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord, Link, MachineModel, Ports, Racks
+from samovar.core.machine import NOMINAL, CalibrationRecord, Link, MachineModel, Ports, Racks, TransportFigures
 from samovar.formats.caffe.text import nearest
 
 HERE = "here"
@@ -105,7 +105,7 @@ _SECTIONS: dict[str, type[Any]] = {
 class Cluster:
     """A described cluster of any number of equal nodes, which workers fill in order.
 
-    `source` says where its figures come from.
+    `source` says where its figures come from. Clusters of one `family` are of one kind; else one of the same title.
     """
 
     title: str
@@ -115,6 +115,7 @@ class Cluster:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     rack: RackSpec = field(default_factory=RackSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
+    family: str = ""
 
     @property
     def machine(self) -> MachineModel:
@@ -144,6 +145,11 @@ class Cluster:
         node = replace(self.node, bandwidth=math.inf, latency=0.0, overhead=0.0)
         server = replace(self.server, memory=math.inf)
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
+
+    def kind_of(self, num_workers: int, has_center: bool) -> str:
+        """The runs to whose errors that of a prediction is likely to be near."""
+        place = "one node" if num_workers <= self.node.workers else "several nodes"
+        return f"{self.family or self.title}: {place}, {'at a center' if has_center else 'in step'}"
 
     def num_nodes(self, num_workers: int) -> int:
         """Nodes that this number of workers needs, without those of servers."""
@@ -198,17 +204,26 @@ def parse_cluster(text: str, name: str) -> Cluster:
 
 
 def cluster_here(record: CalibrationRecord) -> Cluster:
-    """Nodes like the measured machine with a worker on each core, and 1 Gbit/s between nodes."""
+    """Nodes like the measured machine with a worker on each core. Links are as measured, else of 1 Gbit/s."""
     shm = record.transports["shm"]
     memory = record.copy_bandwidth_all_bytes_per_s / record.cores
+    links = None if record == NOMINAL else record.transports.get("tcp")
+    between = "1 Gbit/s between them" if links is None else "links as measured"
     return Cluster(
-        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), 1 Gbit/s between them",
-        "inside a node: samovar doctor; between nodes: assumed",
+        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), {between}",
+        f"inside a node: samovar doctor; between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
         WorkerSpec(memory=memory, spare_core=False),
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
-        NetworkSpec(125e6, 50e-6, 10e-6),
+        NetworkSpec(125e6, 50e-6, 10e-6) if links is None else _network(links),
         server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),
+        family=f"nodes like this one ({record.machine})",
     )
+
+
+def _network(figures: TransportFigures) -> NetworkSpec:
+    """Large messages tell the bandwidth; what small ones take beyond that is overhead."""
+    (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
+    return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
 
 
 def _presets() -> Traversable:
