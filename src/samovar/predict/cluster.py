@@ -221,7 +221,7 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
 
 
 def _network(figures: TransportFigures) -> NetworkSpec:
-    """Large messages tell the bandwidth; what small ones take beyond that is overhead."""
+    """The bandwidth is that of large messages, and small ones take the overhead besides."""
     (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
     return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
 

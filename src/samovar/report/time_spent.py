@@ -64,7 +64,7 @@ class TimeSpent:
         self._late_s: dict[int, float] = {}
 
     def add(self, times: StepTimes, arrival: Arrival | None, num_steps: int = 1) -> None:
-        """So many steps."""
+        """This number of steps."""
         self.num_steps += num_steps
         for kind, seconds in times.by_kind().items():
             self._seconds[kind] += seconds
