@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import psutil
 
+from tests import loaded
+
 SAMOVAR = Path(sys.executable).with_name("samovar")
 TIMEOUT_S = 200.0  # on a busy machine what takes 10 s may take 100
 _POLL_S = 0.002
@@ -146,7 +148,16 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = TI
 
 
 def run(*arguments: object, folder: Path, prefix: tuple[object, ...] = ()) -> Ended:
-    """Run a command to its end."""
+    """Run a command to its end.
+
+    Its interpreter and those of its ranks are not started anew, unless there is a `prefix` (`tests/loaded_program.py`).
+    """
+    with loaded.free() as process:
+        if process is not None and not prefix:
+            files = [folder / f".{name}-{time.monotonic_ns()}" for name in ("output", "errors")]
+            code = process.command([str(word) for word in arguments], folder, files, TIMEOUT_S)
+            assert code is not None, f"{arguments} takes too long"
+            return Ended(code, *(path.read_text() for path in files))
     with Command(*arguments, folder=folder, prefix=prefix) as command:
         return command.wait()
 
@@ -181,31 +192,3 @@ def last_step(out: Path) -> int:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         steps = [int(found) for found in _TRAIN_STEP.findall(file.read())]
     return max(steps, default=0)
-
-
-class LoadedCommands:
-    """Runs many command lines one after the other in a fraction of the time: their modules are loaded once."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("loaded_program.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._count = 0
-
-    def run(self, *arguments: object, folder: Path) -> Ended:
-        """`samovar` with `arguments` in `folder`, until it ends."""
-        self._count += 1
-        files = [folder / f".{name}-{self._count}" for name in ("output", "errors")]
-        words = [str(argument) for argument in arguments]
-        self._process.stdin.write(json.dumps([str(folder), *map(str, files), words]) + "\n")
-        self._process.stdin.flush()
-        assert select.select([self._process.stdout], [], [], TIMEOUT_S)[0], f"{words} takes too long"
-        code = int(self._process.stdout.readline())
-        output, errors = (path.read_text() for path in files)
-        return Ended(code, output, errors)
-
-    def close(self) -> None:
-        self._process.communicate(timeout=TIMEOUT_S)
