@@ -30,7 +30,7 @@ class Loaded:
         self.is_closed = False
 
     def command(self, arguments: Sequence[str], folder: Path, files: Sequence[Path], timeout_s: float) -> int | None:
-        """The exit code of `samovar` with these arguments, whose output is in the two files; None if it takes longer."""
+        """The exit code of `samovar` with these arguments, which writes to the two files; None if it takes longer."""
         return self._asked(
             timeout_s,
             arguments=list(arguments),

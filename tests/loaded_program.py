@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, Any, NoReturn
 
 from samovar import _native
@@ -29,7 +30,7 @@ def main() -> None:
         run = _run_ranks if "module" in given else _run_command
         child = os.fork()
         if not child:
-            _end_as(lambda: run(**given))
+            _end_as(partial(run, **given))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
@@ -67,7 +68,7 @@ def _run_ranks(module: str, folder: str, files: list[list[str]], arguments: list
         child = os.fork()
         if not child:
             _redirect(output, errors)
-            _end_as(lambda own=words: _be_rank_program(module, own))
+            _end_as(partial(_be_rank_program, module, words))
         ranks[child] = number
     while ranks:
         child, status = os.wait()

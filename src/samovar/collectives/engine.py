@@ -218,6 +218,11 @@ class RecordExchange:
         self._collected += 1
         return records.reshape(len(self._ranks), self._num_fields)
 
+    def gather(self, record: Sequence[float], deadline: Deadline) -> npt.NDArray[np.float64]:
+        """`post` and `collect`. A rank that returns knows that all have called."""
+        self.post(record)
+        return self.collect(deadline)
+
 
 def digest_record(digest: bytes) -> list[float]:
     """A hash as a record: its words of 32 bits, which float64 holds exactly."""
