@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
 from samovar import _native
@@ -50,7 +51,8 @@ def _run_command(folder: str, output: str, errors: str, environment: dict[str, s
     os.chdir(folder)
     _redirect(output, errors)
     _become(["samovar", *arguments], environment)
-    processes.subprocess.Popen = _started_rank  # type: ignore[assignment, misc]
+    # There alone: what else a command starts is started.
+    processes.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
     entry.main()
     return 0
 
