@@ -46,9 +46,8 @@ class Ended:
 class Command:
     """`samovar` with `arguments`, started in `folder`, leader of a session of its own.
 
-    Its output goes into files there, or in `output_folder`.
-    `prefix` are the words of a command that runs it, `program` is another one in its place. At the end of the `with`
-    block it is dead.
+    Its output goes into files there, or in `output_folder`. `prefix` are the words of a command that runs it, `program`
+    is another one in its place. At the end of the `with` block it is dead.
     """
 
     def __init__(
