@@ -52,7 +52,7 @@ def _run_command(folder: str, output: str, errors: str, environment: dict[str, s
     _redirect(output, errors)
     _become(["samovar", *arguments], environment)
     # There alone: what else a command starts is started.
-    processes.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+    processes.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment, attr-defined]
     entry.main()
     return 0
 
@@ -172,7 +172,7 @@ def _end_as(body: Callable[[], int]) -> NoReturn:
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
