@@ -120,11 +120,15 @@ def compared(case: Case, record: CalibrationRecord, short: bool) -> Figure:
             hosts = network.hosts
             record = replace(record, transports={**record.transports, "tcp": _links(hosts).transports["tcp"]})
         profiles, seconds, num_parameters, collective = _measured(case, hosts, short)
-    of_blocks = [from_plain(Profile, one) for one in profiles]
+    profile = _middle([from_plain(Profile, one) for one in profiles])
+    if case.rate:  # both hosts are this machine
+        profile = _slower(profile, record.crowded_factor)
+    elif case.emulated_s:  # and a sleep takes no core from others
+        record = replace(record, crowded_factor=1.0)
     subject = Subject(case.net, num_parameters, 1)
     ranks_per_host = 1 if case.rate else case.workers
     ran = Ran(subject, case.config, case.workers, ranks_per_host, case.batch, 1.0, 100, collective)
-    predicted = [foreseen_of(replace(ran, step_s=step_s), _middle(of_blocks), record) for step_s in seconds]
+    predicted = [foreseen_of(replace(ran, step_s=step_s), profile, record) for step_s in seconds]
     ratios = [min(1 + one.error, 1 / (1 + one.error)) for one in predicted]
     ours, theirs = 1e3 * predicted[0].predicted_s, 1e3 * median(seconds)
     lowest, _, highest = quantiles(ratios, n=4)
@@ -144,6 +148,14 @@ def _middle(profiles: Sequence[Profile]) -> Profile:
         for same in zip(*(profile.layers for profile in profiles), strict=True)
     )
     return replace(profiles[0], layers=layers, update_s=median(profile.update_s or 0.0 for profile in profiles))
+
+
+def _slower(profile: Profile, factor: float) -> Profile:
+    layers = tuple(
+        replace(layer, forward_s=factor * (layer.forward_s or 0.0), backward_s=factor * (layer.backward_s or 0.0))
+        for layer in profile.layers
+    )
+    return replace(profile, layers=layers, update_s=factor * (profile.update_s or 0.0))
 
 
 def _measured(case: Case, hosts: Sequence[Any], short: bool) -> Any:

@@ -57,17 +57,17 @@ class Work:
 _UPDATE_PASSES = 5  # weights, gradients and momentum read; weights and momentum written
 
 
-def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
+def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: float = 1.0) -> Work:
     """The computation of one worker of a cluster with that many samples.
 
     A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
     takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
     profile's seconds.
-    All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. Raises
-    InputError if seconds are missing.
+    All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. All are
+    of a worker alone, and are multiplied by `slower`. Raises InputError if seconds are missing.
     """
     times = _times(profile, worker)
-    share = batch_size / profile.batch_size
+    share = slower * batch_size / profile.batch_size
     segments: list[Segment] = []
     before_s = after_s = 0.0
     for layer, both_s in zip(profile.layers, times, strict=True):
@@ -82,7 +82,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
     update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
     if profile.update_s is not None and _speed(profile, worker) is None:
         update_s = profile.update_s
-    return Work(batch_size, tuple(segments), before_s, after_s, update_s)
+    return Work(batch_size, tuple(segments), before_s, after_s, slower * update_s)
 
 
 def _speed(profile: Profile, worker: WorkerSpec) -> float | None:
