@@ -37,7 +37,7 @@ TIMEOUT_S = 600
 PORT, DOCTOR_PORT = 29_700, 29_720
 MEDIAN_BARS, WORST_BARS = {False: 0.92, True: 0.88}, {False: 0.80, True: 0.75}  # by whether there is a center
 PERIOD = {"sync_period_steps": 4}
-SYNC, EASGD, AT_CENTER = ("sync", {}), ("sync-easgd", PERIOD), ("shm-easgd", PERIOD)
+SLEEP_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,29 @@ class Case:
 
 def cases(short: bool) -> list[Case]:
     if short:
-        return [Case("LeNet", 16, *SYNC), Case("LeNet", 16, *AT_CENTER, emulated_s=0.02)]
-    large: dict[str, Any] = {"alone": 2, "together": 4, "blocks": 4}
-    nets: dict[str, tuple[int, dict[str, Any]]] = {
-        "LeNet": (64, {"together": 24}),
-        "CIFAR-10 full": (50, {}),
-        "transformer": (4, {"alone": 4, "together": 8}),
-        "AlexNet": (8, large),
+        return [Case("LeNet", 16, "sync", {}), Case("LeNet", 16, "shm-easgd", PERIOD, emulated_s=0.02)]
+    nets: dict[str, tuple[int, int, dict[str, Any]]] = {  # batch, period, and so many steps that a block is short
+        "LeNet": (64, 4, {"alone": 20, "together": 24}),
+        "CIFAR-10 full": (50, 4, {"alone": 8, "together": 12}),
+        "transformer": (4, 4, {"alone": 2, "together": 4}),
+        "AlexNet": (4, 2, {"alone": 2, "together": 2}),
     }
-    ways = (SYNC, EASGD, AT_CENTER)
-    here = [Case(net, batch, *way, **counts) for net, (batch, counts) in nets.items() for way in ways]
-    rates = {
-        "LeNet": ("50mbit", "1gbit"),
-        "CIFAR-10 full": ("50mbit",),
-        "transformer": ("200mbit", "1gbit"),
-        "AlexNet": ("200mbit", "1gbit"),
-    }
-    between = [
-        Case(net, nets[net][0], *way, rate, **nets[net][1])
-        for net, each in rates.items() for rate in each for way in (SYNC, EASGD)
-    ]  # fmt: skip
-    slept = [Case("LeNet", 64, *way, "", workers, 0.05) for workers in (4, 8) for way in ways]
+    here = [_case(nets, net, name) for net in nets for name in ("sync", "sync-easgd", "shm-easgd")]
+    rates = [("LeNet", "50mbit"), ("LeNet", "1gbit"), ("CIFAR-10 full", "50mbit"), ("transformer", "200mbit")]
+    rates += [("transformer", "1gbit"), ("AlexNet", "200mbit"), ("AlexNet", "1gbit")]
+    between = [_case(nets, net, name, rate=rate) for net, rate in rates for name in ("sync", "sync-easgd")]
+    slept = [
+        replace(_case(nets, "LeNet", name), workers=workers, emulated_s=SLEEP_S, together=8)
+        for workers in (4, 8)
+        for name in ("sync", "sync-easgd", "shm-easgd")
+    ]
     return [*here, *between, *slept]
+
+
+def _case(nets: Mapping[str, tuple[int, int, dict[str, Any]]], net: str, strategy: str, rate: str = "") -> Case:
+    batch, period, counts = nets[net]
+    settings = {} if strategy == "sync" else {"sync_period_steps": period}
+    return Case(net, batch, strategy, settings, rate, **counts)
 
 
 def run(short: bool = False) -> list[Figure]:
