@@ -25,8 +25,10 @@ from ranks import FOLDER
 
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
+from samovar.predict.cluster import cluster_here
 from samovar.predict.foresight import Ran, foreseen_of
 from samovar.predict.kept import Subject
+from samovar.predict.work import work_of
 from samovar.report.host import read_host
 from samovar.report.plain import from_plain
 from samovar.report.profile import Profile
@@ -122,10 +124,8 @@ def compared(case: Case, record: CalibrationRecord, short: bool) -> Figure:
             record = replace(record, transports={**record.transports, "tcp": _links(hosts).transports["tcp"]})
         profiles, seconds, num_parameters, collective = _measured(case, hosts, short)
     profile = _middle([from_plain(Profile, one) for one in profiles])
-    if case.rate:  # both hosts are this machine
-        profile = _slower(profile, record.crowded_factor)
-    elif case.emulated_s:  # and a sleep takes no core from others
-        record = replace(record, crowded_factor=1.0)
+    if case.rate:  # both hosts are this machine, and share its memory
+        profile = beside(profile, record)
     subject = Subject(case.net, num_parameters, 1)
     ranks_per_host = 1 if case.rate else case.workers
     ran = Ran(subject, case.config, case.workers, ranks_per_host, case.batch, 1.0, 100, collective)
@@ -151,12 +151,18 @@ def _middle(profiles: Sequence[Profile]) -> Profile:
     return replace(profiles[0], layers=layers, update_s=median(profile.update_s or 0.0 for profile in profiles))
 
 
-def _slower(profile: Profile, factor: float) -> Profile:
+def beside(profile: Profile, record: CalibrationRecord) -> Profile:
+    """The profile of one worker if another computes on the same machine."""
+    cluster = cluster_here(record)
+    work = work_of(profile, cluster.worker, profile.batch_size, cluster.slower(2))
+    times = {segment.name: (segment.forward_s, segment.backward_s) for segment in work.segments}
     layers = tuple(
-        replace(layer, forward_s=factor * (layer.forward_s or 0.0), backward_s=factor * (layer.backward_s or 0.0))
+        replace(layer, forward_s=times[layer.name][0], backward_s=times[layer.name][1])
+        if layer.name in times
+        else layer
         for layer in profile.layers
     )
-    return replace(profile, layers=layers, update_s=factor * (profile.update_s or 0.0))
+    return replace(profile, layers=layers, update_s=work.update_s)
 
 
 def _measured(case: Case, hosts: Sequence[Any], short: bool) -> Any:

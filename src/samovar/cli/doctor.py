@@ -179,7 +179,6 @@ def record_rows(record: CalibrationRecord) -> list[Row]:
     rows = [
         ("copy, one process", f"{record.copy_bandwidth_one_bytes_per_s / 1e9:.1f} GB/s read + written"),
         ("copy, all cores", f"{record.copy_bandwidth_all_bytes_per_s / 1e9:.1f} GB/s read + written"),
-        ("computing, all cores", f"{record.crowded_factor:.2f} times as long as one"),
         ("wake-up by futex", _microseconds(record.wake_up_s)),
     ]
     for name, figures in record.transports.items():

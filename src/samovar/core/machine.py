@@ -22,7 +22,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -155,8 +155,7 @@ class TransportFigures:
 class CalibrationRecord:
     """A machine in figures. `copy_bandwidth_*` count bytes read and written, by one process and by one on every core.
 
-    `wake_up_s` is the additional time of a sleeping rank to continue, compared with a spinning one. If all cores
-    compute, each takes `crowded_factor` times as long as alone; in records of older versions it is 1.
+    `wake_up_s` is the additional time of a sleeping rank to continue, compared with a spinning one.
     """
 
     machine: str
@@ -166,17 +165,9 @@ class CalibrationRecord:
     copy_bandwidth_one_bytes_per_s: float
     copy_bandwidth_all_bytes_per_s: float
     transports: Mapping[str, TransportFigures]
-    crowded_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        names = (
-            "cores",
-            "numa_nodes",
-            "wake_up_s",
-            "crowded_factor",
-            "copy_bandwidth_one_bytes_per_s",
-            "copy_bandwidth_all_bytes_per_s",
-        )
+        names = ("cores", "numa_nodes", "wake_up_s", "copy_bandwidth_one_bytes_per_s", "copy_bandwidth_all_bytes_per_s")
         _require_positive(self, names)
         if "shm" not in self.transports:
             raise ValueError("transports lacks 'shm'")
@@ -222,15 +213,12 @@ def _read(kind: type[_Record], values: object, **readers: Callable[[object], Any
     if not isinstance(values, dict):
         raise ValueError(f"{kind.__name__} is not an object")
     types = get_type_hints(kind)
-    optional = {one.name for one in fields(kind) if one.default is not MISSING}
-    for name in sorted(types.keys() - values.keys() - optional):
+    for name in sorted(types.keys() - values.keys()):
         raise ValueError(f"{kind.__name__} lacks {name!r}")
     for name in sorted(values.keys() - types.keys()):
         raise ValueError(f"{kind.__name__} has an unknown {name!r}")
     members = {}
     for name, wanted in types.items():
-        if name in optional - values.keys():
-            continue
         members[name] = readers[name](values[name]) if name in readers else _plain(name, wanted, values[name])
     return kind(**members)
 

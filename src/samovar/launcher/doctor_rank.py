@@ -39,7 +39,6 @@ _TRIP_BYTES = 64
 _BYTES_PER_BLOCK = 1 << 26
 _MAX_PUTS = 1000
 _NUM_COPIES = 4
-_FACTOR_ROWS, _PASSED_ELEMENTS, _NUM_ROUNDS = 512, 1 << 21, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +150,6 @@ class Copying:
         return 2 * self._num_bytes * _NUM_COPIES / (time.perf_counter() - began_s)
 
 
-class Computing:
-    """What layers do: products, and passes over arrays that are larger than a core's own caches; rounds per second."""
-
-    def __init__(self) -> None:
-        self._factors = np.full((2, _FACTOR_ROWS, _FACTOR_ROWS), 0.5, np.float32)
-        self._product = np.empty_like(self._factors[0])
-        self._passed = np.full((2, _PASSED_ELEMENTS), 0.5, np.float32)
-
-    def rate(self) -> float:
-        """The rate of one block."""
-        began_s = time.perf_counter()
-        for _ in range(_NUM_ROUNDS):
-            np.matmul(self._factors[0], self._factors[1], out=self._product)
-            np.maximum(self._passed[0], 0.0, out=self._passed[1])
-        return _NUM_ROUNDS / (time.perf_counter() - began_s)
-
-
 def best_s(action: Callable[[], None], num_runs: int) -> float:
     """Seconds per run in the best block."""
     best = float("inf")
@@ -180,7 +162,7 @@ def best_s(action: Callable[[], None], num_runs: int) -> float:
 
 
 def run(given: Arguments) -> dict[str, object]:
-    """This rank's figures: the pair's (rank 0), copying and computing alone (rank 0) and together (every rank)."""
+    """This rank's figures: the pair's (rank 0), copying alone (rank 0) and together (every rank)."""
     cpus = [int(text) for text in given.cpus.split(",")]
     os.sched_setaffinity(0, {cpus[given.rank]})
     transport = ShmTransport(given.segment, Group(given.rank, len(cpus)), oversubscribed=True)
@@ -197,19 +179,13 @@ def run(given: Arguments) -> dict[str, object]:
     if given.rank == 0:
         figures["copy_one"] = [copying.rate() for _ in range(_NUM_BLOCKS)]
     figures["copy_all"] = [rate_after(barrier, copying) for _ in range(_NUM_BLOCKS)]
-    computing = Computing()
-    computing.rate()
-    barrier()
-    if given.rank == 0:
-        figures["compute_one"] = [computing.rate() for _ in range(_NUM_BLOCKS)]
-    figures["compute_all"] = [rate_after(barrier, computing) for _ in range(_NUM_BLOCKS)]
     return figures
 
 
-def rate_after(barrier: Callable[[], None], work: Copying | Computing) -> float:
-    """All ranks do it at once."""
+def rate_after(barrier: Callable[[], None], copying: Copying) -> float:
+    """All ranks copy at once."""
     barrier()
-    return work.rate()
+    return copying.rate()
 
 
 def _barrier(transport: ShmTransport) -> Callable[[], None]:
