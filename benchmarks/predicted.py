@@ -25,8 +25,10 @@ from ranks import FOLDER
 
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
+from samovar.predict.cluster import cluster_here
 from samovar.predict.foresight import Ran, foreseen_of
 from samovar.predict.kept import Subject
+from samovar.predict.work import work_of
 from samovar.report.host import read_host
 from samovar.report.plain import from_plain
 from samovar.report.profile import Profile
@@ -37,7 +39,7 @@ TIMEOUT_S = 600
 PORT, DOCTOR_PORT = 29_700, 29_720
 MEDIAN_BARS, WORST_BARS = {False: 0.92, True: 0.88}, {False: 0.80, True: 0.75}  # by whether there is a center
 PERIOD = {"sync_period_steps": 4}
-SYNC, EASGD, AT_CENTER = ("sync", {}), ("sync-easgd", PERIOD), ("shm-easgd", PERIOD)
+SLEEP_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -76,28 +78,29 @@ class Case:
 
 def cases(short: bool) -> list[Case]:
     if short:
-        return [Case("LeNet", 16, *SYNC), Case("LeNet", 16, *AT_CENTER, emulated_s=0.02)]
-    large: dict[str, Any] = {"alone": 2, "together": 4, "blocks": 4}
-    nets: dict[str, tuple[int, dict[str, Any]]] = {
-        "LeNet": (64, {"together": 24}),
-        "CIFAR-10 full": (50, {}),
-        "transformer": (4, {"alone": 4, "together": 8}),
-        "AlexNet": (8, large),
+        return [Case("LeNet", 16, "sync", {}), Case("LeNet", 16, "shm-easgd", PERIOD, emulated_s=0.02)]
+    nets: dict[str, tuple[int, int, dict[str, Any]]] = {  # batch, period, and so many steps that a block is short
+        "LeNet": (64, 4, {"alone": 20, "together": 24}),
+        "CIFAR-10 full": (50, 4, {"alone": 8, "together": 12}),
+        "transformer": (4, 4, {"alone": 2, "together": 4}),
+        "AlexNet": (4, 2, {"alone": 2, "together": 2}),
     }
-    ways = (SYNC, EASGD, AT_CENTER)
-    here = [Case(net, batch, *way, **counts) for net, (batch, counts) in nets.items() for way in ways]
-    rates = {
-        "LeNet": ("50mbit", "1gbit"),
-        "CIFAR-10 full": ("50mbit",),
-        "transformer": ("200mbit", "1gbit"),
-        "AlexNet": ("200mbit", "1gbit"),
-    }
-    between = [
-        Case(net, nets[net][0], *way, rate, **nets[net][1])
-        for net, each in rates.items() for rate in each for way in (SYNC, EASGD)
-    ]  # fmt: skip
-    slept = [Case("LeNet", 64, *way, "", workers, 0.05) for workers in (4, 8) for way in ways]
+    here = [_case(nets, net, name) for net in nets for name in ("sync", "sync-easgd", "shm-easgd")]
+    rates = [("LeNet", "50mbit"), ("LeNet", "1gbit"), ("CIFAR-10 full", "50mbit"), ("transformer", "200mbit")]
+    rates += [("transformer", "1gbit"), ("AlexNet", "200mbit"), ("AlexNet", "1gbit")]
+    between = [_case(nets, net, name, rate=rate) for net, rate in rates for name in ("sync", "sync-easgd")]
+    slept = [
+        replace(_case(nets, "LeNet", name), workers=workers, emulated_s=SLEEP_S, together=8)
+        for workers in (4, 8)
+        for name in ("sync", "sync-easgd", "shm-easgd")
+    ]
     return [*here, *between, *slept]
+
+
+def _case(nets: Mapping[str, tuple[int, int, dict[str, Any]]], net: str, strategy: str, rate: str = "") -> Case:
+    batch, period, counts = nets[net]
+    settings = {} if strategy == "sync" else {"sync_period_steps": period}
+    return Case(net, batch, strategy, settings, rate, **counts)
 
 
 def run(short: bool = False) -> list[Figure]:
@@ -120,11 +123,13 @@ def compared(case: Case, record: CalibrationRecord, short: bool) -> Figure:
             hosts = network.hosts
             record = replace(record, transports={**record.transports, "tcp": _links(hosts).transports["tcp"]})
         profiles, seconds, num_parameters, collective = _measured(case, hosts, short)
-    of_blocks = [from_plain(Profile, one) for one in profiles]
+    profile = _middle([from_plain(Profile, one) for one in profiles])
+    if case.rate:  # both hosts are this machine, and share its memory
+        profile = beside(profile, record)
     subject = Subject(case.net, num_parameters, 1)
     ranks_per_host = 1 if case.rate else case.workers
     ran = Ran(subject, case.config, case.workers, ranks_per_host, case.batch, 1.0, 100, collective)
-    predicted = [foreseen_of(replace(ran, step_s=step_s), _middle(of_blocks), record) for step_s in seconds]
+    predicted = [foreseen_of(replace(ran, step_s=step_s), profile, record) for step_s in seconds]
     ratios = [min(1 + one.error, 1 / (1 + one.error)) for one in predicted]
     ours, theirs = 1e3 * predicted[0].predicted_s, 1e3 * median(seconds)
     lowest, _, highest = quantiles(ratios, n=4)
@@ -144,6 +149,20 @@ def _middle(profiles: Sequence[Profile]) -> Profile:
         for same in zip(*(profile.layers for profile in profiles), strict=True)
     )
     return replace(profiles[0], layers=layers, update_s=median(profile.update_s or 0.0 for profile in profiles))
+
+
+def beside(profile: Profile, record: CalibrationRecord) -> Profile:
+    """The profile of one worker if another computes on the same machine."""
+    cluster = cluster_here(record)
+    work = work_of(profile, cluster.worker, profile.batch_size, cluster.slower(2))
+    times = {segment.name: (segment.forward_s, segment.backward_s) for segment in work.segments}
+    layers = tuple(
+        replace(layer, forward_s=times[layer.name][0], backward_s=times[layer.name][1])
+        if layer.name in times
+        else layer
+        for layer in profile.layers
+    )
+    return replace(profile, layers=layers, update_s=work.update_s)
 
 
 def _measured(case: Case, hosts: Sequence[Any], short: bool) -> Any:

@@ -40,7 +40,8 @@ class WorkerSpec:
     """One worker. Without a `speed` (sustained flop/s), layers take the times of the profile.
 
     `memory` is read and written in bytes a second, by additions and updates. Each step takes up to `jitter` longer,
-    drawn evenly. Every `slow_every`-th worker computes `slow_factor` times as long. Without a `spare_core` an exchange
+    drawn evenly. Every `slow_every`-th worker computes `slow_factor` times as long. A worker alone in its node has
+    `crowded_factor` times the memory bandwidth of one of many. Without a `spare_core` an exchange
     behind the computation would slow it, and `--bucket auto` keeps the model whole.
     """
 
@@ -49,6 +50,7 @@ class WorkerSpec:
     jitter: float = _of(units.SHARE, 0.0)
     slow_every: int = _number(0, 0)
     slow_factor: float = _number(1.0, 1e-3)
+    crowded_factor: float = _number(1.0, 1.0)
     spare_core: bool = True
 
 
@@ -146,6 +148,11 @@ class Cluster:
         server = replace(self.server, memory=math.inf)
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
 
+    def slower(self, num_workers: int) -> float:
+        """How many times as long as alone one of so many workers moves its bytes, beside the others of its node."""
+        others = min(num_workers, self.node.workers) - 1
+        return 1.0 + (self.worker.crowded_factor - 1.0) * others / max(1, self.node.workers - 1)
+
     def kind_of(self, num_workers: int, has_center: bool) -> str:
         """The runs to whose errors that of a prediction is likely to be near."""
         place = "one node" if num_workers <= self.node.workers else "several nodes"
@@ -207,12 +214,13 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
     """Nodes like the measured machine with a worker on each core. Links are as measured, else of 1 Gbit/s."""
     shm = record.transports["shm"]
     memory = record.copy_bandwidth_all_bytes_per_s / record.cores
+    crowded = max(1.0, record.copy_bandwidth_one_bytes_per_s / memory)
     links = None if record == NOMINAL else record.transports.get("tcp")
     between = "1 Gbit/s between them" if links is None else "links as measured"
     return Cluster(
         f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), {between}",
         f"inside a node: samovar doctor; between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
-        WorkerSpec(memory=memory, spare_core=False),
+        WorkerSpec(memory=memory, crowded_factor=crowded, spare_core=False),
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
         NetworkSpec(125e6, 50e-6, 10e-6) if links is None else _network(links),
         server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),

@@ -65,9 +65,9 @@ def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:
 
 def foreseen_of(ran: Ran, profile: Profile, machine: CalibrationRecord) -> Foreseen:
     """The step time of the same strategy, cut and plan, simulated on hosts like this one."""
-    cluster = cluster_here(machine)
-    cluster = replace(cluster, node=replace(cluster.node, workers=ran.ranks_per_host))
-    work = work_of(profile, cluster.worker, ran.batch_size or profile.batch_size)
+    here, batch_size = cluster_here(machine), ran.batch_size or profile.batch_size
+    cluster = replace(here, node=replace(here.node, workers=ran.ranks_per_host))
+    work = work_of(profile, here.worker, batch_size, here.slower(min(ran.workers, ran.ranks_per_host)))
     plan = ran.collective if ran.collective in ALL_REDUCE_NAMES else None
     fastest = plans_for(cluster, ran.workers).fastest
     lengths = _lengths(work.segments, ran.bucket_sizes_bytes)

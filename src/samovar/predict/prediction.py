@@ -53,7 +53,7 @@ class Question:
                 f"--batch {self.batch_size} for all: {num_workers} workers have less than a sample each; give at most "
                 f"{self.batch_size} workers, or a larger batch"
             )
-        return work_of(self.profile, self.cluster.worker, share)
+        return work_of(self.profile, self.cluster.worker, share, self.cluster.slower(num_workers))
 
 
 @dataclass(frozen=True, slots=True)
