@@ -149,7 +149,7 @@ class Cluster:
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
 
     def slower(self, num_workers: int) -> float:
-        """How many times as long as alone one of so many workers moves its bytes, beside the others of its node."""
+        """The factor on the time in which one of `num_workers` moves its bytes, by the others of its node."""
         others = min(num_workers, self.node.workers) - 1
         return 1.0 + (self.worker.crowded_factor - 1.0) * others / max(1, self.node.workers - 1)
 
