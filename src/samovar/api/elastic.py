@@ -13,11 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from samovar.api.elastic_exchange import ElasticExchange
+from samovar.api.elastic_group import ElasticGroups
 from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.api.shards import Shard
+from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
 from samovar.frontends.torch.optimizers import Given as GivenOptimizers
@@ -31,6 +33,7 @@ from samovar.membership.rounds import Given
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described, resolved
+from samovar.transports.keys import read_key
 from samovar.transports.processes import own_mark
 
 
@@ -58,7 +61,11 @@ class ElasticReplica(Replica):
         trained = _description(model, optimizer, self._unresolved)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         hello = Hello(job.place, own_mark(), trained, timeout_s, cores, job.joins)
-        self._seat = QuorumSeat(job.name, hello, packed, unpacked)
+        if job.address is not None:
+            require_messages(config.collective)
+        key = None if job.address is None or job.key_file is None else read_key(job.key_file)
+        self._seat = QuorumSeat(job.name, hello, packed, unpacked, job.door, job.address)
+        self._groups = ElasticGroups(job, self._seat, key, config.collective, timeout_s)
         try:
             self._admission, self._given = self._seat.enter()
             _require_fitting(self._unresolved, self._admission.max_workers)
@@ -143,7 +150,8 @@ class ElasticReplica(Replica):
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         made = (self._team.collectives, self._seat, self._admission, self._given, self._announcer.deadline)
-        self._elastic = ElasticExchange(parameters, self._unresolved, *made, self._around, self._regrouped)
+        calls = (self._around, self._regrouped, self._groups.join)
+        self._elastic = ElasticExchange(parameters, self._unresolved, *made, *calls)
         closing.callback(self._elastic.close)
         return self._elastic
 

@@ -17,10 +17,12 @@ from samovar.membership.quorum_messages import (
     Go,
     Hello,
     Last,
+    Lost,
     Refused,
     Reply,
     StillWaiting,
 )
+from samovar.transports.secure import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class _Member:
     is_ready: bool = False
     vote: bool | None = None
     is_busy: bool = False
+    address: Address | None = None  # where it listens for the next generation
 
 
 class _Phase(Enum):
@@ -96,8 +99,8 @@ class Quorum:
 
     def came(self, number: int, hello: Hello, now_s: float) -> None:
         """A worker is at the door."""
-        process = hello.mark.partition("/")[0]
-        self._workers[number] = _Member(hello, f"worker {number} (process {process})", now_s, self.round)
+        place = f"process {hello.mark.partition('/')[0]}{hello.host and f' on {hello.host}'}"
+        self._workers[number] = _Member(hello, f"worker {number} ({place})", now_s, self.round)
         others = [self._workers[other] for other in (*self._members, *self._door)]
         if self._phase is _Phase.OVER:
             self._refuse(number, "the job has ended; there is nothing to join")
@@ -126,16 +129,17 @@ class Quorum:
             self._giver = None
             self._coming.clear()
 
-    def ready(self, number: int, num_steps: int, last: Last, now_s: float) -> None:
+    def ready(self, number: int, num_steps: int, last: Last, now_s: float, address: Address | None = None) -> None:
         """A member has come to an exchange, after `num_steps` steps since the last one."""
         if (worker := self._workers.get(number)) is not None:
             worker.is_ready, worker.num_steps, worker.last, worker.since_s = True, num_steps, last, now_s
+            worker.address = address
             self._go_on(now_s)
 
-    def voted(self, number: int, is_done: bool, now_s: float) -> None:
+    def voted(self, number: int, is_done: bool, now_s: float, address: Address | None = None) -> None:
         """A member has the result of the exchange, or cannot have it."""
         if (worker := self._workers.get(number)) is not None:
-            worker.vote, worker.since_s = is_done, now_s
+            worker.vote, worker.since_s, worker.address = is_done, now_s, address
             self._go_on(now_s)
 
     def busy(self, number: int, is_busy: bool) -> None:
@@ -205,6 +209,9 @@ class Quorum:
     def _lose(self, number: int, worker: _Member) -> None:
         self._members.remove(number)
         self._gone.append(worker.name)
+        if self._phase is _Phase.EXCHANGE and self._grouped and number in self._grouped:
+            for member in self._members:
+                self.send(member, Lost(self._grouped.index(number), worker.name))
         if number in self._coming:
             self._coming.remove(number)
         if number == self._giver:  # those that wait for its state wait for the next round's
@@ -257,7 +264,7 @@ class Quorum:
         self._phase = _Phase.TRAINING
         del self._door[:free]
         staying, self._coming = self._members, come
-        self._members = [*staying, *come]
+        self._members = self._by_host([*staying, *come])
         self._giver = staying[0] if come else None
         self._version += self._opened != self.members
         self._opened = self.members
@@ -271,6 +278,11 @@ class Quorum:
             else:
                 self.send(number, Decision(True, division, gives))
 
+    def _by_host(self, members: Sequence[int]) -> list[int]:
+        """`members` in an order in which those of a host follow each other. The first one stays the first."""
+        hosts = list(dict.fromkeys(self._workers[number].hello.host for number in members))
+        return sorted(members, key=lambda number: hosts.index(self._workers[number].hello.host))
+
     def _go(self) -> None:
         """Begin the exchange, in new windows if the members are others than the last time."""
         workers = [self._workers[number] for number in self._members]
@@ -281,11 +293,13 @@ class Quorum:
             self._grouped = self.members
         gone, self._gone = tuple(self._gone), []
         marks, names = tuple(one.hello.mark for one in workers), tuple(one.name for one in workers)
-        is_crowded = len(workers) > len({core for one in workers for core in one.hello.cores})
+        hosts, addresses = tuple(one.hello.host for one in workers), tuple(one.address for one in workers)
+        is_crowded = len(workers) > len({(one.hello.host, core) for one in workers for core in one.hello.cores})
         self._phase = _Phase.EXCHANGE
         for rank, (number, worker) in enumerate(zip(self._members, workers, strict=True)):
             worker.vote = None
-            self.send(number, Go(self.generation, rank, marks, names, is_crowded, ends, exchanges, gone))
+            place = (self.generation, rank, marks, names, is_crowded)
+            self.send(number, Go(*place, ends, exchanges, gone, hosts, addresses))
         if not exchanges:
             self._end("the job has ended; there is nothing to join")
 
