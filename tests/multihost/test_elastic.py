@@ -4,6 +4,7 @@ import random
 import re
 import signal
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,49 +30,58 @@ __all__ = ["undisturbed"]
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 
-def launched(
-    folder: Path, hosts: Pair, number: int, ranks: int, *words: object, strategy: str, steps: int, **variables: object
-) -> Command:
-    """The launcher on one of the hosts: the first begins the job, and the others join it."""
-    begins = ("--join", "away") if number else ("--elastic", "away")
-    place = ("--master-addr", hosts[0].address, "--master-port", PORT, "--key-file", folder / "key.pem")
-    flags, arguments = [word for word in words if word != "doomed"], [0] if "doomed" in words else []
-    values = ("OMP_NUM_THREADS=1", *(f"{name}={value}" for name, value in variables.items()))
-    command = ("run", *begins, *place, "-n", ranks, *flags, PROGRAM, folder, strategy, steps, *arguments)
-    return Command(*command, folder=folder, prefix=(*hosts[number].prefix, "env", *values))
+@dataclass
+class Job:
+    """The same program on both hosts, with these environment variables."""
+
+    folder: Path
+    hosts: Pair
+    strategy: str
+    steps: int
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def on(self, number: int, ranks: int, *words: object, **variables: str) -> Command:
+        """The launcher on a host: the first one begins the job, and the other one joins it."""
+        begins = ("--join", "away") if number else ("--elastic", "away")
+        place = ("--master-addr", self.hosts[0].address, "--master-port", PORT, "--key-file", self.folder / "key.pem")
+        flags, arguments = [word for word in words if word != "doomed"], [0] if "doomed" in words else []
+        environment = {"OMP_NUM_THREADS": 1} | self.variables | variables
+        values = (f"{name}={value}" for name, value in environment.items())
+        program = (PROGRAM, self.folder, self.strategy, self.steps, *arguments)
+        command = ("run", *begins, *place, "-n", ranks, *flags, *program)
+        return Command(*command, folder=self.folder, prefix=(*self.hosts[number].prefix, "env", *values))
 
 
-def begun(folder: Path, launcher: Command) -> None:
-    """The key is there, which the first host makes and the others read."""
-    launcher.until((folder / "key.pem").exists, "the job has its key")
+def await_key(job: Job, launcher: Command) -> None:
+    """The first host makes the key, and the other one reads it."""
+    launcher.until((job.folder / "key.pem").exists, "the job has its key")
 
 
 def test_a_host_is_lost_in_mid_round_and_another_one_comes(tmp_path: Path, hosts: Pair) -> None:
     """Its launcher is killed, and takes its workers with it. The job waits for at least four, so the rest is the same
     at every run."""
-    on, num_steps = partial(launched, tmp_path, hosts, strategy="sync-easgd", steps=60), 60
-    with on(0, 2, "--min-workers", 4) as first:
-        begun(tmp_path, first)
-        with on(1, 2, "doomed") as lost:
+    job = Job(tmp_path, hosts, "sync-easgd", 60)
+    with job.on(0, 2, "--min-workers", 4) as first:
+        await_key(job, first)
+        with job.on(1, 2, "doomed") as lost:
             first.until(lambda: told(tmp_path, "doomed"), "a worker is in its third round")
             lost.send(signal.SIGKILL)
-            with on(1, 2) as joining:
+            with job.on(1, 2) as joining:
                 ended, joined = first.wait(), joining.wait()
     assert (ended.return_code, joined.return_code) == (0, 0), ended.errors + joined.errors
     assert re.search(r"worker \d+ \(process \d+ on .+\), worker \d+ \(process \d+ on .+\) gone", ended.errors)
     workers = told(tmp_path, "ended")
-    assert [worker["step"] for worker in workers] == 4 * [num_steps]
+    assert [worker["step"] for worker in workers] == 4 * [job.steps]
     assert all(worker["weights"] == workers[0]["weights"] for worker in workers)
     assert sorted(one["step"] for one in told(tmp_path, "began")) == [0] * 4 + [3 * PERIOD] * 2
 
 
 def test_a_cut_cable_ends_the_workers_behind_it_and_nobody_else(tmp_path: Path, hosts: Pair) -> None:
-    variables = {"TEST_PAUSE_S": 0.02}
-    on = partial(launched, tmp_path, hosts, strategy="local-sgd", steps=NUM_STEPS, **variables)
+    job = Job(tmp_path, hosts, "local-sgd", NUM_STEPS, {"TEST_PAUSE_S": 0.02})
     (tmp_path / "begin").touch()
-    with on(0, 2, "--min-workers", 3) as first:
-        begun(tmp_path, first)
-        with on(1, 1) as behind:
+    with job.on(0, 2, "--min-workers", 3) as first:
+        await_key(job, first)
+        with job.on(1, 1) as behind:
             first.until(lambda: is_at(tmp_path, 10 * PERIOD), "they train")
             hosts[1].set_interface("down")
             ended, cut = first.wait(), behind.wait()
@@ -90,13 +100,12 @@ def test_a_host_is_killed_and_another_comes_at_any_moment(
     """Workers that come wait for at most two rounds, and the loss is that of a run without all this, to 1 %."""
     draw, strategy = random.Random(seed), STRATEGIES[seed % 3]
     events = sorted((draw.randrange(NUM_STEPS - 4 * PERIOD), what) for what in ("kill", "come"))
-    variables: dict[str, Any] = {"TEST_PAUSE_S": 0.005}
-    on = partial(launched, tmp_path, hosts, strategy=strategy, steps=NUM_STEPS, **variables)
+    job = Job(tmp_path, hosts, strategy, NUM_STEPS, {"TEST_PAUSE_S": 0.005})
     with ExitStack() as stack:
-        first = stack.enter_context(on(0, 2, "--min-workers", 2))
-        begun(tmp_path, first)
-        second = stack.enter_context(on(1, 2))
-        third = stack.enter_context(on(1, 2, TEST_NAME="late"))
+        first = stack.enter_context(job.on(0, 2, "--min-workers", 2))
+        await_key(job, first)
+        second = stack.enter_context(job.on(1, 2))
+        third = stack.enter_context(job.on(1, 2, TEST_NAME="late"))
         first.until(lambda: len(told(tmp_path, "there")) == 6, "all have started")
         (tmp_path / "begin").touch()
         for at, what in events:
@@ -117,17 +126,17 @@ def test_a_host_is_killed_and_another_comes_at_any_moment(
 
 
 def test_another_job_or_another_key_is_refused(tmp_path: Path, hosts: Pair) -> None:
-    (tmp_path / "begin").touch()
-    with launched(tmp_path, hosts, 0, 1, "--min-workers", 2, strategy="diloco", steps=8) as first:
-        begun(tmp_path, first)
+    job = Job(tmp_path, hosts, "diloco", 8)
+    with job.on(0, 1, "--min-workers", 2) as first:
+        await_key(job, first)
         make_key(tmp_path / "other.pem")
         for words, sentence in (
             (("--key-file", tmp_path / "other.pem"), "does not hold the same key"),
             (("--join", "home"), "the elastic job here is 'away'"),
         ):
-            with launched(tmp_path, hosts, 1, 1, *words, strategy="diloco", steps=8) as refused:
+            with job.on(1, 1, *words) as refused:
                 ended = refused.wait()
             assert ended.return_code == 2
             assert sentence in ended.errors
-        with launched(tmp_path, hosts, 1, 1, strategy="diloco", steps=8) as joining:
+        with job.on(1, 1) as joining:
             assert (first.wait().return_code, joining.wait().return_code) == (0, 0)

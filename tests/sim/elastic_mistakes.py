@@ -179,8 +179,8 @@ class RoundNotCounted(Quorum):
 class LeaversAreForgotten(Quorum):
     """A worker that leaves is out before its last exchange."""
 
-    def ready(self, number, num_steps, last, now_s, address=None):
-        super().ready(number, num_steps, last, now_s, address)
+    def ready(self, number, num_steps, last, now_s, address=None, origin=""):
+        super().ready(number, num_steps, last, now_s, address, origin)
         if str(last) == "leave" and self._phase is _Phase.EXCHANGE and number in self._members:
             self._members.remove(number)
 

@@ -1,6 +1,6 @@
 """The exchange of weights in an elastic job: each one is among the present workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -10,7 +10,7 @@ from samovar.api.exchanges import Apply, NoExchange, Parameters
 from samovar.collectives.engine import Collectives
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
-from samovar.core.stateful import State
+from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.membership.quorum_messages import Admission, Division, Go, Last
@@ -49,6 +49,7 @@ class ElasticExchange(NoExchange):
         self._group = ExitStack()
         self._num_steps = 0  # since the last exchange
         self.border_step = int(given["replica"]["step"]) if given else 0  # the step after the last exchange
+        self.border: Mapping[str, Any] = given["replica"] if given else {"step": 0, "epochs": [], "batches": []}
         self._rounds: Rounds | None = None
         self._weights = ElasticWeights(config, self._layout, self._hold, alone, deadline, given)
 
@@ -93,6 +94,14 @@ class ElasticExchange(NoExchange):
     def state_dict(self) -> State:
         return self._weights.strategy.state_dict()
 
+    def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
+        """Begin the first round with the weights that the parameters have now, and this state of the strategy."""
+        self._flat.gather()
+        self._weights.restore((self._weights.region.array.copy(), state))
+        self._weights.committed()
+        self.border_step = step - step % self.period_steps
+        self.border = self._around({})["replica"]
+
     def close(self) -> None:
         """Give the parameters memory of their own, and leave the group."""
         self._weights.release()
@@ -119,6 +128,7 @@ class ElasticExchange(NoExchange):
     def committed(self) -> None:
         self._weights.committed()
         self.border_step += self.period_steps
+        self.border = self._around({})["replica"]
 
     def given(self) -> Given:
         return self._around(self._weights.given())

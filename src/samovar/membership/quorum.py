@@ -57,6 +57,7 @@ class _Member:
     vote: bool | None = None
     is_busy: bool = False
     address: Address | None = None  # where it listens for the next generation
+    origin: str = ""
 
 
 class _Phase(Enum):
@@ -129,11 +130,22 @@ class Quorum:
             self._giver = None
             self._coming.clear()
 
-    def ready(self, number: int, num_steps: int, last: Last, now_s: float, address: Address | None = None) -> None:
-        """A member has come to an exchange, after `num_steps` steps since the last one."""
+    def ready(
+        self,
+        number: int,
+        num_steps: int,
+        last: Last,
+        now_s: float,
+        address: Address | None = None,
+        origin: str = "",
+    ) -> None:
+        """A member has come to an exchange, after `num_steps` steps since the last one.
+
+        To the first exchange all must come from one `origin`, the state with which they began.
+        """
         if (worker := self._workers.get(number)) is not None:
             worker.is_ready, worker.num_steps, worker.last, worker.since_s = True, num_steps, last, now_s
-            worker.address = address
+            worker.address, worker.origin = address, origin
             self._go_on(now_s)
 
     def voted(self, number: int, is_done: bool, now_s: float, address: Address | None = None) -> None:
@@ -195,6 +207,17 @@ class Quorum:
                 self._refuse(member, "it was silent for so long that the others continued without it")
                 self.gone(member, now_s)
 
+    def _expel_strangers(self, now_s: float) -> bool:
+        """Whether members were given up, because they began with another state than the first one."""
+        origin = self._workers[self._members[0]].origin
+        strangers = [] if self.round else [one for one in self._members if self._workers[one].origin != origin]
+        for member in strangers:
+            why = "it began with another checkpoint than the first worker; let all load the same file"
+            self._refuse(member, why, is_input=True)
+        for member in strangers:
+            self.gone(member, now_s)
+        return bool(strangers)
+
     def _waiting(self) -> tuple[int, ...]:
         """The members that wait for others."""
         if self._phase is _Phase.TRAINING:
@@ -229,7 +252,8 @@ class Quorum:
         """Act where the last one that others wait for has come, or is gone."""
         workers = [self._workers[number] for number in self._members]
         if self._phase is _Phase.TRAINING and not self._coming and all(worker.is_ready for worker in workers):
-            self._go()
+            if not self._expel_strangers(now_s):
+                self._go()
         elif self._phase is _Phase.EXCHANGE and all(worker.vote is not None for worker in workers):
             if all(worker.vote for worker in workers):
                 self._commit(now_s)

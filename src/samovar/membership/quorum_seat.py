@@ -108,6 +108,7 @@ class QuorumSeat:
         self._packed, self._unpacked = packed, unpacked
         self._segment = -1
         self._address = address
+        self.origin = ""  # the state with which this worker began, the same as the first one's
         self._listening: socket.socket | None = None
         link = connect(address_of(job, door), self._deadline())
         if link is None:
@@ -141,7 +142,8 @@ class QuorumSeat:
             os.close(descriptor)
 
     def ready(self, num_steps: int, last: Last) -> Go:
-        self._tell("ready", {"num_steps": num_steps, "last": last, "address": self._listens_at()})
+        about = {"address": self._listens_at(), "origin": self.origin}
+        self._tell("ready", {"num_steps": num_steps, "last": last, **about})
         return self.go()
 
     def go(self) -> Go:

@@ -105,7 +105,7 @@ class QuorumServer(QuorumDoor):
                 self._quorum.gave(number, now_s)
             case "ready":
                 steps, last = int(content["num_steps"]), Last(content["last"])
-                self._quorum.ready(number, steps, last, now_s, _address(content))
+                self._quorum.ready(number, steps, last, now_s, _address(content), str(content["origin"]))
             case "busy":
                 self._quorum.busy(number, bool(content["is_busy"]))
             case "vote":
