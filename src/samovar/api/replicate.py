@@ -174,16 +174,15 @@ def replicate(
     wanted = figures_wanted(metrics, trace, is_async=config.is_async)
     choice = _box(config, recipe, transport, box, buffer, key_file, join, type(model).__name__)
     if (job := elastic_job()) is not None:
-        _require_plain(choice, transport, recipe, wanted)
-        return _process.elastic(model, optimizer, config, wanted.of_worker(), timeout_s, job)
+        return _process.elastic(model, optimizer, config, _of_worker(wanted, choice, transport, recipe), timeout_s, job)
     joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
     make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
     return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined.group.world_size), joined)
 
 
-def _require_plain(box: BoxChoice | None, transport: str, recipe: str, wanted: FiguresWanted) -> None:
-    """Raises InputError for what an elastic job has no use for."""
+def _of_worker(wanted: FiguresWanted, box: BoxChoice | None, transport: str, recipe: str) -> FiguresWanted:
+    """The figures of a worker of an elastic job. Raises InputError for what such a job has no use for."""
     if box is not None:
         raise InputError("replicate: box: an elastic job (samovar run --elastic) has no use for a box; leave it out")
     if recipe == AUTO:
@@ -198,6 +197,7 @@ def _require_plain(box: BoxChoice | None, transport: str, recipe: str, wanted: F
             f"{wanted.what}: each worker of an elastic job has a folder of its own for its figures; give one folder, "
             "without trace and other sinks"
         )
+    return wanted.of_worker()
 
 
 def _device_of(model: nn.Module) -> torch.device | None:

@@ -69,8 +69,7 @@ def run_script(
     A rank finds the others by torchrun's variables. Each line of output has its rank in front.
     """
     _require_script(command[0], module)
-    num_ranks = _num_ranks(workers)
-    require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
+    num_ranks = _num_ranks(workers, oversubscribe)
     chosen = ElasticFlags(elastic, join, min_workers, max_workers, num_ranks, master_addr, master_port, key_file)
     is_elastic = chosen.require_fitting(nodes=nodes, keep_going=keep_going)
     hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
@@ -139,12 +138,14 @@ def _require_script(script: str, module: bool) -> None:
         raise InputError(f"{script}: no such file; give a Python script, or -m and the name of a module")
 
 
-def _num_ranks(workers: str) -> int:
-    if workers == AUTO:
-        return num_available_cpus()
-    if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-        raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
-    return int(workers)
+def _num_ranks(workers: str, oversubscribe: bool) -> int:
+    num_ranks = num_available_cpus()
+    if workers != AUTO:
+        if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
+            raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
+        num_ranks = int(workers)
+    require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
+    return num_ranks
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
