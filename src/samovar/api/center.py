@@ -111,7 +111,7 @@ class SharedCenter:
     def meet(self, strategy: CenterSteps, what: str, step: int, run: float) -> None:
         """Wait until all ranks of the job are at the call `what`, each at its own `step`, for a state of this `run`.
 
-        The board says who is there, so no exchange of ranks begins that some will not join. Raises SamovarError if
+        The board shows which ranks have come, so no exchange begins that some will not join. Raises SamovarError if
         another rank trains on or is gone, ReplicasDiffer if its state is of another run, DeadlineExceeded.
         """
         before = {rank: row.progress.steps for rank, row in self._rows().items()}

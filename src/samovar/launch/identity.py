@@ -64,7 +64,7 @@ class ElasticJob:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What `elastic_job` reads, but for the number and the key."""
+        """The variables that `elastic_job` reads. The launcher sets the number and the key elsewhere."""
         joins = {"SAMOVAR_ELASTIC_JOINS": "1"} if self.joins else {}
         address = {} if self.address is None else {"SAMOVAR_ELASTIC_ADDRESS": self.address}
         return {"SAMOVAR_ELASTIC": self.name, "SAMOVAR_ELASTIC_DOOR": self.door, **joins, **address}

@@ -188,7 +188,7 @@ class QuorumDoor(ABC):
             self._dead.append(connection.number)
 
     def _bury(self) -> None:
-        """Note workers that are gone; others may be told of it, of whom one may be gone too."""
+        """Note workers that are gone. A message to the others may show that one more is gone."""
         while self._dead:
             connection = self._connections.pop(self._dead.pop(), None)
             if connection is not None:

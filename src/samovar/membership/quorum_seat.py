@@ -44,7 +44,7 @@ class _Mail:
             tell(rank, who)
 
     def take(self, deadline: Deadline) -> LocalMessage:
-        """The next message that is no loss. Raises DeadlineExceeded, ConnectionEnded, SamovarError."""
+        """The next message, losses apart. Raises DeadlineExceeded, ConnectionEnded, SamovarError."""
         try:
             found = self._messages.get(timeout=deadline.timeout_s())
         except queue.Empty:
