@@ -134,6 +134,18 @@ def test_others_go_on_without_a_killed_rank(hosts: Pair, variables: dict[str, st
     require_no_server(variables["SAMOVAR_KEY_FILE"])
 
 
+@pytest.mark.parametrize("one", [0, 1])
+def test_a_rank_that_loads_alone_is_told_at_once_and_the_others_go_on(
+    hosts: Pair, variables: dict[str, str], one: int
+) -> None:
+    """Between hosts by gloo, too, which could wait for all ranks only."""
+    job = start(hosts, (1, 1), ("async-easgd", f"loads {one}"), **variables)
+    outputs = [rank.communicate(timeout=END_S) for rank in job]
+    assert [rank.returncode != 0 for rank in job] == [number == one for number in range(2)], outputs
+    assert "all ranks make this call together" in outputs[one][1]
+    assert json.loads(outputs[1 - one][0].splitlines()[-1])["strategy"] == "async-easgd"
+
+
 def test_nothing_is_left_when_all_ranks_are_killed(hosts: Pair, variables: dict[str, str]) -> None:
     job = start(hosts, (1, 1), ("shm-easgd", "all"), **variables)
     for rank in job:

@@ -119,8 +119,63 @@ def test_one_leaves_and_the_other_continues(tmp_path: Path, job: str) -> None:
         "one replica",
         "mean()",
     )
-    for sentence, word in zip(stayed["refusals"], (*words, "load_state_dict()", "stream"), strict=True):
+    for sentence, word in zip(stayed["refusals"], (*words, "load_state_dict: rank, world_size", "stream"), strict=True):
         assert word in sentence, (sentence, word)
+
+
+SAVES = """
+import torch, samovar
+from torch.utils.data import DataLoader, TensorDataset
+
+path, life = Path("state.safetensors"), sys.argv[1]
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.5)
+replica = samovar.replicate(model, optimizer, "diloco", sync_period_steps=4)
+extra = replica.load(path) if life == "second" or (life == "third" and rank == 0) else None
+shard, seen = replica.shard(DataLoader(TensorDataset(torch.arange(48.0).reshape(48, 1)), 2, shuffle=True)), []
+told = {"first": replica.step_count, "extra": extra, "seen": seen, "began": [p.tolist() for p in model.parameters()]}
+for epoch in range(shard.epoch, 1):
+    for (x,) in shard:
+        seen.append(x.flatten().tolist() if life == "second" or replica.step_count < 8 else [])
+        optimizer.zero_grad()
+        replica.backward(model(x).square().mean())
+        replica.step()
+        if life == "first" and replica.step_count == 10:
+            if replica.is_first:
+                replica.save(path, {"rate": 0.5})
+            break
+if life == "second":
+    replica.finish()
+else:
+    with replica.evaluating():
+        told["common"] = [p.tolist() for p in model.parameters()]
+tell(life, repr(told))
+"""
+
+
+def test_a_job_continues_where_another_was_saved(tmp_path: Path, job: str) -> None:
+    """With the weights of the last exchange and the samples that are left, though the save was two steps later."""
+    lives = []
+    for life in ("first", "second"):
+        ended = run_script(tmp_path, SAVES, 2, "--elastic", job, "--metrics", "figures", arguments=(life,))
+        assert ended.return_code == 0, ended.errors
+        lives.append([ast.literal_eval((tmp_path / f"{life}-{rank}").read_text()) for rank in range(2)])
+    first, second = lives
+    assert [one["first"] for one in (*first, *second)] == [0, 0, 8, 8]
+    assert [one["extra"] for one in second] == 2 * [{"rate": 0.5}]
+    assert all(one["began"] == first[0]["common"] for one in second)
+    samples = Counter(sample for one in (*first, *second) for batch in one["seen"] for sample in batch)
+    assert (set(samples.values()), len(samples)) == ({1}, 48)
+    assert len(list((tmp_path / "figures").glob("*/metrics.jsonl"))) == 4
+
+
+@pytest.mark.slow
+def test_a_worker_that_began_with_another_state_is_refused(tmp_path: Path, job: str) -> None:
+    assert run_script(tmp_path, SAVES, 2, "--elastic", job, arguments=("first",)).return_code == 0
+    ended = run_script(tmp_path, SAVES, 2, "--elastic", job, arguments=("third",))
+    assert ended.return_code == 0, ended.errors
+    assert "it began with another checkpoint than the first worker" in ended.errors
 
 
 ADDRESS = ("--master-addr", "localhost", "--master-port", 29500)
@@ -154,6 +209,13 @@ def assert_data(workers: list[Any]) -> None:
     assert all(len(counts[epoch]) == NUM_SAMPLES for epoch in counts if 0 < epoch < last)
 
 
+def assert_no_round_is_left_out(folder: Path) -> None:
+    """Each worker was there at one exchange after the other."""
+    for worker in lines(folder):
+        borders = [line[0] for line in worker if line[0] % PERIOD == 0]
+        assert not borders or borders == [*range(int(borders[0]), int(borders[-1]) + 1, PERIOD)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_of_four_one_is_killed_and_two_come_at_any_moment(
@@ -183,9 +245,7 @@ def test_of_four_one_is_killed_and_two_come_at_any_moment(
         waited = re.search(r"came to elastic job '.*' at step [0-9,]+ after (\d+) round", one.errors)
         assert waited, one.errors
         assert int(waited[1]) <= 2
-    for worker in lines(tmp_path):  # how often each was there at an exchange, one after the other
-        borders = [line[0] for line in worker if line[0] % PERIOD == 0]
-        assert borders == [*range(int(borders[0]), int(borders[-1]) + 1, PERIOD)]
+    assert_no_round_is_left_out(tmp_path)
     loss, wanted = workers[0]["loss"], undisturbed[strategy]
     print(f"{strategy}: {events}: loss {loss:.5f} against {wanted:.5f}, longest round {longest_round(tmp_path):.1f}")
     assert loss == pytest.approx(wanted, rel=0.01)

@@ -11,7 +11,7 @@ from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.errors import RankFailed
 from samovar.core.layout import Layout, ParameterSpec
 from samovar.membership.quorum import Quorum, QuorumSize
-from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Refused, Reply, StillWaiting
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Lost, Refused, Reply, StillWaiting
 from samovar.membership.rounds import Given, Rounds
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
@@ -118,7 +118,7 @@ class Book:
         return book
 
     def post(self, number: int, reply: Reply) -> None:
-        if isinstance(reply, StillWaiting):
+        if isinstance(reply, StillWaiting | Lost):
             return
         state = self.state if isinstance(reply, Admission) and not reply.is_founder else {}
         self.mail.setdefault(number, []).append((reply, state))

@@ -74,11 +74,11 @@ class OneYesIsEnough(Quorum):
 class FirstVoteDecides(Quorum):
     """An exchange counts as soon as the first member has its result."""
 
-    def voted(self, number, is_done, now_s):
+    def voted(self, number, is_done, now_s, address=None):
         if is_done and self._phase is _Phase.EXCHANGE:
             self._commit(now_s)
         else:
-            super().voted(number, is_done, now_s)
+            super().voted(number, is_done, now_s, address)
 
 
 class OldVotesCount(Quorum):
@@ -179,8 +179,8 @@ class RoundNotCounted(Quorum):
 class LeaversAreForgotten(Quorum):
     """A worker that leaves is out before its last exchange."""
 
-    def ready(self, number, num_steps, last, now_s):
-        super().ready(number, num_steps, last, now_s)
+    def ready(self, number, num_steps, last, now_s, address=None, origin=""):
+        super().ready(number, num_steps, last, now_s, address, origin)
         if str(last) == "leave" and self._phase is _Phase.EXCHANGE and number in self._members:
             self._members.remove(number)
 

@@ -12,7 +12,7 @@ from samovar.box.board import MAX_MEMBERS, MemberProgress, Row
 from samovar.box.buffers import BufferShape
 from samovar.box.endpoints import Endpoints, parse_endpoints
 from samovar.box.joining import Endpoint
-from samovar.core.clock import Deadline
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import DeadlineExceeded, InputError, ReplicasDiffer, SamovarError
 from samovar.core.layout import Layout
 from samovar.membership.job_center import Home, JobCenter
@@ -24,7 +24,7 @@ from samovar.strategies.box_terms import MEAN, BoxWord, word_of
 from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
 
-_LOOK_S = 0.25
+_LOOK_S, _MEET_S = 0.25, 0.05
 _LEAVE_S = 5.0
 _SEAT_TIMEOUT_S = 60.0
 
@@ -88,7 +88,7 @@ class SharedCenter:
         self._ranks = _ranks(processes, self._kept, self.deadline)
         self.joins = processes.is_back or (choice is not None and choice.joins)
         self._session = self._open(processes, config, layout, choice)
-        self._is_member = True
+        self._is_member, self._num_meetings = True, 0
         seat = self._session.seat
         self._members = BoxMembers(seat.board, seat.member, self._ranks.all, RunSteps(MEAN, 0), 0, _LOOK_S)
         self._pushers = partial(_pushers, config.group_size or 1)
@@ -108,33 +108,46 @@ class SharedCenter:
         self._session.filled()
         self._ranks.show()
 
-    def meet(self, what: str, step: int, run: float) -> None:
+    def meet(self, strategy: CenterSteps, what: str, step: int, run: float) -> None:
         """Wait until all ranks of the job are at the call `what`, each at its own `step`, for a state of this `run`.
 
-        Raises SamovarError if another rank trains on or is gone, ReplicasDiffer if its state is of another run.
+        The board shows which ranks have come, so no exchange begins that some will not join. Raises SamovarError if
+        another rank trains on or is gone, ReplicasDiffer if its state is of another run, DeadlineExceeded.
         """
         before = {rank: row.progress.steps for rank, row in self._rows().items()}
-        runs = self._ranks.show_unless(lambda: self._require_that_all_come(what, step, before), run)[:, 0]
+        self._num_meetings += 1
+        self._post(strategy, step)
+        have_come = partial(self._have_all_come, what, step, before)
+        if not polled(have_come, self.deadline(), _MEET_S):
+            raise DeadlineExceeded(
+                f"{self._name}: {what}: others neither make this call nor take steps; see their logs"
+            )
+        runs = self._ranks.show(run)[:, 0]
         if differing := [rank for rank, other in enumerate(runs) if other != runs[0]]:
             raise ReplicasDiffer(
                 f"{self._name}: {what}: the states that ranks {differing} load are of another run than that "
                 "of rank 0; give every rank the file that it saved"
             )
 
-    def _require_that_all_come(self, what: str, step: int, before: Mapping[int, int]) -> None:
-        rows = self._rows()
+    def _have_all_come(self, what: str, step: int, before: Mapping[int, int]) -> bool:
+        """Whether all have come to this meeting. Raises SamovarError if one will not."""
+        rows, waits = self._rows(), False
         for rank in range(self._ranks.world_size):
             row = rows.get(rank)
+            if row is not None and row.progress.num_meetings >= self._num_meetings:
+                continue
             if row is None or not row.is_alive or row.progress.finished:
                 does = "has ended"
             elif row.progress.steps > max(step, before.get(rank, 0)):
                 does = f"trains on, at step {row.progress.steps}"
             else:
+                waits = True
                 continue
             raise SamovarError(
                 f"{self._name}: at step {step} this rank is at {what}, and rank {rank} {does}; all ranks make this "
                 "call together. If some make more steps than others, call replica.barrier() first"
             )
+        return not waits
 
     def look(self, strategy: CenterSteps, step: int) -> str:
         """Report this rank's progress from time to time. Gives a notice if the number of members changed, or ""."""
@@ -237,6 +250,7 @@ class SharedCenter:
             updates=strategy.num_updates,
             lock_wait_s=self._session.seat.center.lock_wait_s,
             finished=is_finished,
+            num_meetings=self._num_meetings,
         )
         self._members.post(progress)
         self._figures.see_workers(step, self._rows, is_finished=is_finished)

@@ -188,7 +188,7 @@ class _CenterDuties:
         self._shared.filled()
 
     def meet(self, what: str, step: int, run: float) -> None:
-        self._shared.meet(what, step, run)
+        self._shared.meet(self._strategy, what, step, run)
 
     def drain(self) -> None:
         """Bring updates under way to the center, without a wait for other ranks."""

@@ -3,27 +3,37 @@
 import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from samovar.api.checkpoint_tree import part_of
 from samovar.api.elastic_exchange import ElasticExchange
+from samovar.api.elastic_group import ElasticGroups
 from samovar.api.elastic_state import packed, take_buffers, unpacked
 from samovar.api.exchanges import Exchange
+from samovar.api.figures_wanted import FiguresWanted
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.api.saving import read_part
 from samovar.api.shards import Shard
+from samovar.api.state import checked, from_arrays, num_tensors, to_arrays
+from samovar.checkpoint.one_file import Save
+from samovar.collectives.cost import require_messages
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.group import Group
 from samovar.frontends.torch.optimizers import Given as GivenOptimizers
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.order import Cuts, ElasticOrder, EpochOrder, StreamOrder, divided_loader
-from samovar.frontends.torch.parameters import description, layout_of, trained_parameters
+from samovar.frontends.torch.parameters import description, digest_of, layout_of, trained_parameters
 from samovar.launch.identity import ElasticJob
 from samovar.membership.quorum_messages import Division, Go, Hello, Last
 from samovar.membership.quorum_seat import QuorumSeat
@@ -31,6 +41,7 @@ from samovar.membership.rounds import Given
 from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import described, resolved
+from samovar.transports.keys import read_key
 from samovar.transports.processes import own_mark
 
 
@@ -51,18 +62,24 @@ class ElasticReplica(Replica):
         optimizer: GivenOptimizers,
         alone: ProcessGroup,
         config: StrategyConfig,
+        wanted: FiguresWanted,
         timeout_s: float,
         job: ElasticJob,
     ) -> None:
         self._job, self._unresolved, self._num_before = job.name, kind_of(config.name).regrouped(config), 0
+        self._came_at = 0  # at which step
         trained = _description(model, optimizer, self._unresolved)
         cores = tuple(sorted(os.sched_getaffinity(0)))
         hello = Hello(job.place, own_mark(), trained, timeout_s, cores, job.joins)
-        self._seat = QuorumSeat(job.name, hello, packed, unpacked)
+        if job.address is not None:
+            require_messages(config.collective)
+        key = None if job.address is None or job.key_file is None else read_key(job.key_file)
+        self._seat = QuorumSeat(job.name, hello, packed, unpacked, job.door, job.address)
+        self._groups = ElasticGroups(job, self._seat, key, config.collective, timeout_s)
         try:
             self._admission, self._given = self._seat.enter()
             _require_fitting(self._unresolved, self._admission.max_workers)
-            super().__init__(model, optimizer, alone, self._unresolved, timeout_s)
+            super().__init__(model, optimizer, alone, self._unresolved, timeout_s, wanted=wanted)
             self._closing.callback(self._seat.close)
             self._follow(self._admission.division.world_size)
             self._reductions = _NoReductions()  # type: ignore[assignment]
@@ -127,12 +144,74 @@ class ElasticReplica(Replica):
         made = (Group(0, 1), self._step_group, self._announcer, seed, self._figures)
         return self._shards.of(loader, seed, lambda: ElasticShard(loader, *made, division=lambda: self._division))
 
-    def load_state_dict(self, _state: Mapping[str, Any]) -> NoReturn:
-        """Not for an elastic job, whose workers get their state from each other."""
-        raise SamovarError(
-            "load_state_dict(): a worker of an elastic job takes the state of another worker; to begin with other "
-            "weights, load them into the model before replicate()"
-        )
+    def save(self, path: str | Path, extra: Any = None, *, wait: bool = True) -> None:
+        """Save `state_dict()` and `extra` in one file, as `Replica.save`. One worker calls this, and none waits for it.
+
+        Raises InputError if the file cannot be written.
+        """
+        self._require_training("save()")
+        self._writer.settle()
+        saving = Save(Path(path), secrets.token_hex(8), 0, 1, self._announcer.deadline().remaining_s())
+        saving.begin()
+        part = part_of({"replica": self.state_dict(), "extra": from_arrays(extra)})
+        self._writer.start(lambda moved: saving.write(part, moved))
+        if wait:
+            self._writer.settle()
+
+    def load(self, path: str | Path) -> Any:
+        """Load what `save` wrote, and return `extra`: `load_state_dict` of the file. A late worker returns None."""
+        if self._came_at:
+            return None
+        loaded = read_part(Path(path), 0)
+        self.load_state_dict(loaded["replica"])
+        return loaded["extra"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last exchange: common weights, the strategy, the step, and the place in the data.
+
+        Buffers and optimizers are this worker's own, as they are now. Waits for no other worker.
+        """
+        self._require_training("state_dict()")
+        self._checks.require_finite(self._step, self._figures)
+        with self._exchange.evaluated():
+            model = from_arrays(dict(self._model.state_dict()))
+        state = {
+            "rank": 0,
+            "world_size": 0,  # any
+            "strategy": self.config.name,
+            **self._elastic.border,
+            "model": model,
+            "optimizer": from_arrays(self._optimizers.state_dict()),
+            "strategy_state": from_arrays(self._exchange.state_dict()),
+            "center": None,
+        }
+        return state | {"num_tensors": num_tensors(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the job with a state, before the first step. All workers that begin it load the same one.
+
+        For a worker that comes later this does nothing, because it takes the state of another worker. A state of
+        another kind of job, or of another strategy, gives its center, or its weights if it has none.
+
+        Raises InputError if the state does not fit, and at the first exchange if the first worker began with another.
+        """
+        self._require_training("load_state_dict()")
+        if self._came_at:
+            return
+        if self._step:
+            raise SamovarError("load_state_dict(): an elastic job loads a state before its first step; call it there")
+        state, _ = checked(state, self.rank, -1, self.config.name)
+        self._model.load_state_dict(state["model"])
+        self._optimizers.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for name, value in (state["center"] or {}).items():
+                self._parameters[name].copy_(value)
+        is_own = state["world_size"] == 0 and state["strategy"] == self.config.name
+        self._step = int(state["step"])
+        self._shards.load_state_dict(state, has_same_ranks=state["world_size"] == 0)
+        self._elastic.load_state_dict(to_arrays(state["strategy_state"]) if is_own else {}, self._step)
+        self._figures.go_to(self._step)
+        self._seat.origin = f"{self._step}/{digest_of(self._parameters)}"
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, elastic job {self._job!r})"
@@ -143,7 +222,8 @@ class ElasticReplica(Replica):
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
         made = (self._team.collectives, self._seat, self._admission, self._given, self._announcer.deadline)
-        self._elastic = ElasticExchange(parameters, self._unresolved, *made, self._around, self._regrouped)
+        calls = (self._around, self._regrouped, self._groups.join)
+        self._elastic = ElasticExchange(parameters, self._unresolved, *made, *calls)
         closing.callback(self._elastic.close)
         return self._elastic
 
@@ -151,7 +231,7 @@ class ElasticReplica(Replica):
         """Begin where the others are."""
         if given:
             take_buffers(self._model, given["buffers"])
-            self._step = int(given["replica"]["step"])
+            self._step = self._came_at = int(given["replica"]["step"])
             self._shards.load_state_dict(given["replica"], has_same_ranks=True)
 
     def _around(self, state: Given) -> Given:
@@ -237,8 +317,8 @@ class _NoReductions:
 
     def _refuse(self, *_given: Any, **_named: Any) -> NoReturn:
         raise SamovarError(
-            "save(), load(), mean() and other calls wait for all ranks, and ranks of an elastic "
-            "job come and go. Show each worker's own value, or evaluate on the first one (replica.is_first)"
+            "mean() and other calls wait for all ranks, and ranks of an elastic job come and go. Show each worker's "
+            "own value, or evaluate on the first one (replica.is_first)"
         )
 
     reduce = gather = broadcast = barrier = _refuse

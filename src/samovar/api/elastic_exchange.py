@@ -1,19 +1,16 @@
 """The exchange of weights in an elastic job: each one is among the present workers."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 
-from samovar.api.connect import shared_memory
 from samovar.api.exchanges import Apply, NoExchange, Parameters
-from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.collectives.engine import Collectives
 from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
-from samovar.core.group import Group
-from samovar.core.stateful import State
+from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
 from samovar.frontends.torch.state import FlatWeights
 from samovar.membership.quorum_messages import Admission, Division, Go, Last
@@ -22,13 +19,13 @@ from samovar.membership.rounds import Given, Rounds
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.elastic_weights import ElasticWeights
 from samovar.transports.base import Region
-from samovar.transports.processes import PeerProcess, open_process
 
 
 class ElasticExchange(NoExchange):
     """Steps of the worker's own, and after every period an exchange with all present workers; see `Rounds`.
 
-    `around(state)` adds to a state what else a worker needs that comes. `on_group(go)` gets each new group.
+    `around(state)` adds to a state what else a worker needs that comes. `on_group(go)` gets each new group, which
+    `join(go, closing)` connects.
     Memory: that of `WeightExchange`, and N floats for a copy while an exchange is not sure to count.
     """
 
@@ -43,14 +40,16 @@ class ElasticExchange(NoExchange):
         deadline: Callable[[], Deadline],
         around: Callable[[Given], Given],
         on_group: Callable[[Go], None],
+        join: Callable[[Go, ExitStack], Collectives],
     ) -> None:
-        self._parameters, self._config = parameters, config
+        self._parameters, self._join = parameters, join
         self._seat, self._admission = seat, admission
         self._around, self._on_group = around, on_group
         self._layout = layout_of(parameters)
         self._group = ExitStack()
         self._num_steps = 0  # since the last exchange
         self.border_step = int(given["replica"]["step"]) if given else 0  # the step after the last exchange
+        self.border: Mapping[str, Any] = given["replica"] if given else {"step": 0, "epochs": [], "batches": []}
         self._rounds: Rounds | None = None
         self._weights = ElasticWeights(config, self._layout, self._hold, alone, deadline, given)
 
@@ -95,6 +94,14 @@ class ElasticExchange(NoExchange):
     def state_dict(self) -> State:
         return self._weights.strategy.state_dict()
 
+    def load_state_dict(self, state: Mapping[str, StateValue], step: int) -> None:
+        """Begin the first round with the weights that the parameters have now, and this state of the strategy."""
+        self._flat.gather()
+        self._weights.restore((self._weights.region.array.copy(), state))
+        self._weights.committed()
+        self.border_step = step - step % self.period_steps
+        self.border = self._around({})["replica"]
+
     def close(self) -> None:
         """Give the parameters memory of their own, and leave the group."""
         self._weights.release()
@@ -121,6 +128,7 @@ class ElasticExchange(NoExchange):
     def committed(self) -> None:
         self._weights.committed()
         self.border_step += self.period_steps
+        self.border = self._around({})["replica"]
 
     def given(self) -> Given:
         return self._around(self._weights.given())
@@ -131,18 +139,4 @@ class ElasticExchange(NoExchange):
 
     def _collectives_of(self, go: Go) -> Collectives:
         self._group.close()
-        descriptor = os.dup(self._seat.segment)
-        self._group.callback(os.close, descriptor)
-        group = Group(go.rank, len(go.marks))
-        names = [f"rank {rank}" for rank in range(group.world_size)]
-        made = (descriptor, group, names, self._config.collective, self._group)
-        transport, choose = shared_memory(*made, oversubscribed=go.oversubscribed)
-        transport.watch(names, self._processes(go))
-        return PlannedCollectives(transport, choose)
-
-    def _processes(self, go: Go) -> dict[int, PeerProcess]:
-        opened = {rank: open_process(mark) for rank, mark in enumerate(go.marks) if rank != go.rank}
-        found = {rank: process for rank, process in opened.items() if process is not None}
-        for process in found.values():
-            self._group.callback(process.close)
-        return found
+        return self._join(go, self._group)

@@ -1,5 +1,7 @@
 """Where the figures of a replica go: to the sinks that the program names, or else its environment."""
 
+import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,13 @@ class FiguresWanted:
         if self.what != METRICS or self.metrics.folder is None or not number:
             return self
         return replace(self, metrics=replace(self.metrics, folder=self.metrics.folder / f"replica{number}"))
+
+    def of_worker(self) -> "FiguresWanted":
+        """For a worker that comes and goes: a folder inside that of the job, named after host and process."""
+        if self.metrics.folder is None:
+            return self
+        folder = self.metrics.folder / f"{socket.gethostname()}-{os.getpid()}"
+        return replace(self, metrics=replace(self.metrics, folder=folder))
 
 
 def figures_wanted(metrics: Place | Sequence[Place] | None, trace: str | None, *, is_async: bool) -> FiguresWanted:

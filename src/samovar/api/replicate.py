@@ -79,7 +79,13 @@ class _Process:
         return self._joined, self._team
 
     def elastic(
-        self, model: nn.Module, optimizer: Given, config: StrategyConfig, timeout_s: float, job: ElasticJob
+        self,
+        model: nn.Module,
+        optimizer: Given,
+        config: StrategyConfig,
+        wanted: FiguresWanted,
+        timeout_s: float,
+        job: ElasticJob,
     ) -> ElasticReplica:
         """This process as a worker of an elastic job."""
         if self._elastic is not None and not self._elastic.is_closed:
@@ -87,7 +93,7 @@ class _Process:
         if self._alone is None:
             self._alone = join_group(timeout_s, identity=Identity())
         alone = ProcessGroup(self._alone.collectives, timeout_s, local_rank=job.place)
-        self._elastic = replica = ElasticReplica(model, optimizer, alone, config, timeout_s, job)
+        self._elastic = replica = ElasticReplica(model, optimizer, alone, config, wanted, timeout_s, job)
         if replica.is_first or replica.step_count:
             sys.stderr.write(f"samovar: {defaults.described(replica.config)}; {replica.how_it_came}\n")
         return replica
@@ -168,26 +174,30 @@ def replicate(
     wanted = figures_wanted(metrics, trace, is_async=config.is_async)
     choice = _box(config, recipe, transport, box, buffer, key_file, join, type(model).__name__)
     if (job := elastic_job()) is not None:
-        return _process.elastic(model, optimizer, _plain(config, choice, transport, recipe, wanted), timeout_s, job)
+        return _process.elastic(model, optimizer, config, _of_worker(wanted, choice, transport, recipe), timeout_s, job)
     joined, team = _process.processes(collective, transport, key_file, _device_of(model), timeout_s)
     config = _fitted(config, joined, has_box=choice is not None, cuts_by_itself=not has_bucket)
     make = partial(Replica, model, optimizer, team, timeout_s=timeout_s, box=choice, wanted=wanted)
     return _described(_by_recipe(make, config, recipe, compare_weights_steps, joined.group.world_size), joined)
 
 
-def _plain(
-    config: StrategyConfig, box: BoxChoice | None, transport: str, recipe: str, wanted: FiguresWanted
-) -> StrategyConfig:
-    """`config`. Raises InputError for what an elastic job has no use for."""
+def _of_worker(wanted: FiguresWanted, box: BoxChoice | None, transport: str, recipe: str) -> FiguresWanted:
+    """The figures of a worker of an elastic job. Raises InputError for what such a job has no use for."""
     if box is not None:
         raise InputError("replicate: box: an elastic job (samovar run --elastic) has no use for a box; leave it out")
     if recipe == AUTO:
         raise InputError("replicate: recipe='auto': the number of an elastic job's ranks is not known; leave it out")
-    if transport not in (AUTO, "shm"):
-        raise InputError(f"replicate: transport {transport!r}: an elastic job is on one host; leave transport out")
-    if wanted != FiguresWanted(what=wanted.what):
-        raise InputError(f"{wanted.what}: workers of an elastic job share no file of figures; use replica.figures()")
-    return config
+    if transport != AUTO:
+        raise InputError(
+            f"replicate: transport {transport!r}: an elastic job exchanges in shared memory inside a host and over tcp "
+            "between hosts; leave transport out"
+        )
+    if wanted.trace is not None or wanted.metrics.sinks:
+        raise InputError(
+            f"{wanted.what}: each worker of an elastic job has a folder of its own for its figures; give one folder, "
+            "without trace and other sinks"
+        )
+    return wanted.of_worker()
 
 
 def _device_of(model: nn.Module) -> torch.device | None:

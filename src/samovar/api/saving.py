@@ -128,7 +128,7 @@ class Checkpoints(RankCalls):
         self._require_training("load()")
         self._meet_at_center("load()")
         self._together(self._writer.settle)
-        loaded = self._together(lambda: _read(Path(path), self.rank))
+        loaded = self._together(lambda: read_part(Path(path), self.rank))
         self.load_state_dict(loaded["replica"])
         return loaded["extra"]
 
@@ -194,7 +194,7 @@ class Checkpoints(RankCalls):
         return made
 
 
-def _read(path: Path, rank: int) -> dict[str, Any]:
+def read_part(path: Path, rank: int) -> dict[str, Any]:
     """A rank's part of a checkpoint, every tensor verified."""
     content = CheckpointFile.read(path)
     number = rank % len(content.notes)

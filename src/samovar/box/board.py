@@ -23,7 +23,7 @@ _INCARNATION = struct.Struct("<Q")
 _ORIGIN = struct.Struct("<16sI")
 _POSTED_WORDS = 16
 _WORDS = struct.Struct(f"<{_POSTED_WORDS}Q")
-_FINISHED, _STOPPED, _AWAY = 1, 2, 4
+_FINISHED, _STOPPED, _AWAY, _FLAG_BITS = 1, 2, 4, 8
 PROGRESS_BYTES: Final = _PROGRESS.size
 
 
@@ -39,7 +39,8 @@ class Member:
 class MemberProgress:
     """A member's report. Losses are of its own weights; staleness counts updates of others.
 
-    The server sets `away` for a member of another host without a connection.
+    The server sets `away` for a member of another host without a connection. `num_meetings` counts the calls of this
+    member in which it waits for all others.
     """
 
     steps: int = 0
@@ -53,16 +54,18 @@ class MemberProgress:
     finished: bool = False
     stopped: bool = False
     away: bool = False
+    num_meetings: int = 0
 
     def pack(self) -> bytes:
-        *numbers, finished, stopped, away = astuple(self)
-        return _PROGRESS.pack(*numbers, _FINISHED * finished | _STOPPED * stopped | _AWAY * away)
+        *numbers, finished, stopped, away, num_meetings = astuple(self)
+        flags = _FINISHED * finished | _STOPPED * stopped | _AWAY * away
+        return _PROGRESS.pack(*numbers, flags | num_meetings << _FLAG_BITS)
 
     @classmethod
     def unpack(cls, data: bytes) -> "MemberProgress":
         steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, flags = _PROGRESS.unpack_from(data)
         ends = bool(flags & _FINISHED), bool(flags & _STOPPED), bool(flags & _AWAY)
-        return cls(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, *ends)
+        return cls(steps, samples, samples_per_s, loss, mean, largest, updates, wait_s, *ends, flags >> _FLAG_BITS)
 
 
 @dataclass(frozen=True, slots=True)

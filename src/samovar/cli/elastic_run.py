@@ -1,68 +1,104 @@
-"""The elastic job of `samovar run`: its quorum, if this launcher serves it, and the ends of its ranks."""
+"""The elastic job of `samovar run`: the door of this host, and the ends of its ranks."""
 
+import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from samovar.core.errors import InputError
-from samovar.launch.script import Hosts, ScriptEnd
+from samovar.launch.identity import ElasticJob
+from samovar.launch.script import ScriptEnd
 from samovar.membership.quorum import QuorumSize
-from samovar.membership.quorum_server import QuorumServer, address_of
+from samovar.membership.quorum_door import QuorumDoor, address_of
+from samovar.membership.quorum_relay import QuorumRelay
+from samovar.membership.quorum_server import Meeting, QuorumServer
 from samovar.report.script_output import end_sentence
+from samovar.transports.keys import make_key, read_key
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticFlags:
+    """The flags of `samovar run` for elastic jobs. With `port` the job is on several hosts, which meet there."""
+
+    elastic: str | None
+    join: str | None
+    min_workers: int | None
+    max_workers: int | None
+    num_ranks: int
+    address: str | None
+    port: int | None
+    key_file: Path | None
+
+    @property
+    def name(self) -> str | None:
+        return self.elastic if self.elastic is not None else self.join
+
+    def require_fitting(self, *, nodes: int, keep_going: bool) -> bool:
+        """Whether the job is elastic. Raises InputError if flags do not fit together."""
+        limits = {"--min-workers": self.min_workers, "--max-workers": self.max_workers}
+        given = [flag for flag, value in limits.items() if value is not None]
+        if self.elastic is None and given:
+            raise InputError(f"{given[0]} is for a job that begins: give it together with --elastic NAME")
+        if self.elastic is not None and self.join is not None:
+            raise InputError("--elastic begins a job, and --join comes to one; give one of them")
+        if self.name is None:
+            return False
+        flag = "--join" if self.elastic is None else "--elastic"
+        if keep_going:
+            raise InputError(
+                "--keep-going is for strategies at a center. An elastic job continues anyway; leave it out"
+            )
+        if nodes != 1:
+            raise InputError(
+                f"{flag}: hosts of an elastic job come and go, so leave --nodes out. Begin it on one host with "
+                "--master-addr, --master-port and --key-file, and give the same with --join on the others"
+            )
+        place = {"--master-addr": self.address, "--master-port": self.port}
+        missing = [name for name, value in place.items() if value is None]
+        if len(missing) == 1 or (not missing and self.key_file is None):
+            raise InputError(
+                f"{flag}: an elastic job on several hosts needs {', '.join(missing or ['--key-file'])} too; the same "
+                "on every host"
+            )
+        return True
+
+    def meeting(self) -> Meeting | None:
+        """Where hosts meet; None for a job on this one alone. The host that begins makes the key if it is missing."""
+        if self.address is None or self.port is None or self.key_file is None:
+            return None
+        if self.elastic is not None and not self.key_file.exists():
+            make_key(self.key_file)
+        return Meeting(self.address, self.port, read_key(self.key_file), socket.gethostname())
+
+    def size(self) -> QuorumSize:
+        most = {} if self.max_workers is None else {"max_workers": self.max_workers}
+        return QuorumSize(self.num_ranks, 1 if self.min_workers is None else self.min_workers, **most)
 
 
 class ElasticRun:
-    """A job that this launcher begins, with the quorum's `size`, or joins (None). Use it as a context.
+    """A job that this launcher begins or joins. Use it as a context.
 
     It is the launch's `Keeper`; `say` gets a sentence about each rank that fails and does not come back.
     """
 
     files: tuple[int, ...] = ()
 
-    def __init__(self, job: str, size: QuorumSize | None, say: Callable[[str], None]) -> None:
-        self._job = job
-        self._size = size
-        self._say = say
+    def __init__(self, flags: ElasticFlags, say: Callable[[str], None]) -> None:
+        assert flags.name is not None
+        address_of(flags.name)
+        if flags.elastic is not None:
+            flags.size()
+        self._name, self._flags, self._say = flags.name, flags, say
         self._closing = ExitStack()
-        self._server: QuorumServer | None = None
-        address_of(job)
-
-    @classmethod
-    def of(
-        cls,
-        elastic: str | None,
-        join: str | None,
-        min_workers: int | None,
-        max_workers: int | None,
-        num_ranks: int,
-        hosts: Hosts | None,
-        say: Callable[[str], None],
-        *,
-        keep_going: bool,
-    ) -> Self | None:
-        """The job of these flags; None without any. Raises InputError if they do not fit together."""
-        limits = {"--min-workers": min_workers, "--max-workers": max_workers}
-        given = {"--elastic": elastic, "--join": join, **limits}
-        flags = [flag for flag, value in given.items() if value is not None]
-        if elastic is None and (given_limits := [flag for flag in flags if flag in limits]):
-            raise InputError(f"{given_limits[0]} is for a job that begins: give it together with --elastic NAME")
-        if elastic is not None and join is not None:
-            raise InputError("--elastic begins a job, and --join comes to one; give one of them")
-        if flags and keep_going:
-            raise InputError(
-                "--keep-going is for strategies at a center. An elastic job continues anyway; leave it out"
-            )
-        if flags and hosts is not None:
-            raise InputError(f"{flags[0]}: an elastic job is on one host; leave --nodes out")
-        if elastic is not None:
-            most = {} if max_workers is None else {"max_workers": max_workers}
-            return cls(elastic, QuorumSize(num_ranks, 1 if min_workers is None else min_workers, **most), say)
-        return None if join is None else cls(join, None, say)
+        self._door: QuorumDoor | None = None
+        self._job = ElasticJob(self._name, 0, joins=flags.elastic is None)
 
     @property
     def variables(self) -> Mapping[str, str]:
-        return {"SAMOVAR_ELASTIC": self._job} | ({"SAMOVAR_ELASTIC_JOINS": "1"} if self._size is None else {})
+        return self._job.variables
 
     def is_filled(self) -> bool:
         """Whether others continue without a rank that failed: always."""
@@ -70,21 +106,34 @@ class ElasticRun:
 
     def ended(self, end: ScriptEnd) -> None:
         """A rank has ended for good. If it had not come yet, the first round does not wait for it."""
-        if self._server is not None:
-            self._server.rank_ended(end.process_id)
+        if self._door is not None:
+            self._door.rank_ended(end.process_id)
         if end.return_code:
             self._say(f"samovar: warning: {end_sentence(end, [], socket.gethostname(), ())}; the others continue")
 
     def __enter__(self) -> Self:
-        if self._size is not None:
-            try:
-                self._server = self._closing.enter_context(QuorumServer(self._job, self._size))
-            except InputError as error:
-                raise InputError(
-                    f"--elastic {self._job}: {error}; does such a job run already? Choose another name, or "
-                    f"--join {self._job}"
-                ) from error
+        meeting = self._flags.meeting()
+        if self._flags.elastic is not None:
+            self._begin(meeting)
+        elif meeting is not None:
+            relay = QuorumRelay(self._name, str(os.getpid()), meeting)
+            self._door = self._closing.enter_context(relay)
+            self._job = ElasticJob(self._name, 0, True, str(os.getpid()), relay.address)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._closing.close()
+
+    def _begin(self, meeting: Meeting | None) -> None:
+        try:
+            server = QuorumServer(self._name, self._flags.size(), meeting)
+        except InputError as error:
+            raise InputError(
+                f"--elastic {self._name}: {error}; does such a job run already? Choose another name, or "
+                f"--join {self._name}"
+            ) from error
+        self._door = self._closing.enter_context(server)
+        if meeting is not None and server.address is not None:
+            self._job = ElasticJob(self._name, 0, False, "", server.address[0])
+            flags = f"--master-addr {meeting.address} --master-port {meeting.port} --key-file {self._flags.key_file}"
+            self._say(f"samovar: other hosts join by: samovar run --join {self._name} {flags} SCRIPT")

@@ -5,14 +5,14 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from samovar.cli import flags
-from samovar.cli.elastic_run import ElasticRun
+from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
@@ -36,7 +36,7 @@ _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDE
 _TRACE = "Record these steps as a timeline, into the folder of --metrics."
 _ALL_LINES = "Show equal lines of several ranks, too."
 _ELASTIC = "A job that ranks may join and leave."
-_JOIN = "Join the elastic job NAME on this host."
+_JOIN = "Join the elastic job NAME."
 _MIN = "Least number of ranks that train together."
 _MAX = "Most ranks that train together; others wait."
 
@@ -69,18 +69,22 @@ def run_script(
     A rank finds the others by torchrun's variables. Each line of output has its rank in front.
     """
     _require_script(command[0], module)
-    num_ranks = _num_ranks(workers)
-    require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
-    hosts = Hosts.of(nodes, node_rank, master_addr, master_port)
+    num_ranks = _num_ranks(workers, oversubscribe)
+    chosen = ElasticFlags(elastic, join, min_workers, max_workers, num_ranks, master_addr, master_port, key_file)
+    is_elastic = chosen.require_fitting(nodes=nodes, keep_going=keep_going)
+    hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
     most = _most_restarts(max_restarts, keep_going, hosts)
     settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
     output = ScriptOutput(with_doubles=all_lines)
-    job = ElasticRun.of(elastic, join, min_workers, max_workers, num_ranks, hosts, output.say, keep_going=keep_going)
-    with job or (KeptMemory(num_ranks) if keep_going else nullcontext()) as kept:
+    with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
         launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, most, kept)
         _introduce(output, launch, num_ranks, hosts)
         ends = launch.run()
-    raise typer.Exit(_finish(output, launch, ends, is_elastic=job is not None))
+    raise typer.Exit(_finish(output, launch, ends, is_elastic=is_elastic))
+
+
+def _center(num_ranks: int, keep_going: bool) -> AbstractContextManager[KeptMemory | None]:
+    return KeptMemory(num_ranks) if keep_going else nullcontext()
 
 
 def _launch(
@@ -134,12 +138,14 @@ def _require_script(script: str, module: bool) -> None:
         raise InputError(f"{script}: no such file; give a Python script, or -m and the name of a module")
 
 
-def _num_ranks(workers: str) -> int:
-    if workers == AUTO:
-        return num_available_cpus()
-    if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-        raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
-    return int(workers)
+def _num_ranks(workers: str, oversubscribe: bool) -> int:
+    num_ranks = num_available_cpus()
+    if workers != AUTO:
+        if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
+            raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
+        num_ranks = int(workers)
+    require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
+    return num_ranks
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:

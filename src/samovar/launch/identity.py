@@ -50,17 +50,35 @@ def own_identity() -> Identity:
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """This process in the elastic job `name`: its number at its launcher, which began the job, or `joins` it."""
+    """This process in the elastic job `name`: its number at its launcher, which began the job, or `joins` it.
+
+    `door` names that launcher's socket. In a job on several hosts `address` is this host's, and `key_file` has the key.
+    """
 
     name: str
     place: int
     joins: bool
+    door: str = ""
+    address: str | None = None
+    key_file: Path | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that `elastic_job` reads. The launcher sets the number and the key elsewhere."""
+        joins = {"SAMOVAR_ELASTIC_JOINS": "1"} if self.joins else {}
+        address = {} if self.address is None else {"SAMOVAR_ELASTIC_ADDRESS": self.address}
+        return {"SAMOVAR_ELASTIC": self.name, "SAMOVAR_ELASTIC_DOOR": self.door, **joins, **address}
 
 
 def elastic_job() -> ElasticJob | None:
     """The elastic job that this process belongs to; None outside of one."""
     name = os.environ.get("SAMOVAR_ELASTIC")
-    return ElasticJob(name, _number(os.environ, "RANK", 0), "SAMOVAR_ELASTIC_JOINS" in os.environ) if name else None
+    if not name:
+        return None
+    door, address = os.environ.get("SAMOVAR_ELASTIC_DOOR", ""), os.environ.get("SAMOVAR_ELASTIC_ADDRESS")
+    key_file = os.environ.get("SAMOVAR_KEY_FILE")
+    joins = "SAMOVAR_ELASTIC_JOINS" in os.environ
+    return ElasticJob(name, _number(os.environ, "RANK", 0), joins, door, address, Path(key_file) if key_file else None)
 
 
 def identity_in_group(rank: int, world_size: int, address: str | None) -> Identity:

@@ -336,8 +336,9 @@ def _unignored(numbers: Sequence[int]) -> list[int]:
 
 def _environment() -> dict[str, str]:
     """This process's own, without what another launcher has told it about itself."""
-    own = ("SAMOVAR_LISTEN_FD", "SAMOVAR_PORT", "SAMOVAR_BOARD_FD", "SAMOVAR_CENTER_FD", "SAMOVAR_LIFE")
-    return {name: value for name, value in os.environ.items() if not name.startswith((*own, "TORCHELASTIC_"))}
+    own = ("LISTEN_FD", "PORT", "BOARD_FD", "CENTER_FD", "LIFE", "ELASTIC")
+    told = ("TORCHELASTIC_", *(f"SAMOVAR_{name}" for name in own))
+    return {name: value for name, value in os.environ.items() if not name.startswith(told)}
 
 
 def describe_route(address: str, port: int, is_own: bool) -> str:

@@ -176,9 +176,10 @@ class BoxMembers:
         return time.monotonic() - self._posted_s >= self._every_s
 
     def post(self, progress: MemberProgress) -> None:
-        """Post as often as the board is read; post the end immediately."""
+        """Post as often as the board is read; post the end, and a meeting, immediately."""
+        is_news = progress.finished or progress.num_meetings > self._own.num_meetings
         self._own = progress
-        if progress.finished or self.is_due:
+        if is_news or self.is_due:
             self._board.post(self._member, progress)
             self._posted_s = time.monotonic()
 

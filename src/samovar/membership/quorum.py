@@ -17,10 +17,12 @@ from samovar.membership.quorum_messages import (
     Go,
     Hello,
     Last,
+    Lost,
     Refused,
     Reply,
     StillWaiting,
 )
+from samovar.transports.secure import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class _Member:
     is_ready: bool = False
     vote: bool | None = None
     is_busy: bool = False
+    address: Address | None = None  # where it listens for the next generation
+    origin: str = ""
 
 
 class _Phase(Enum):
@@ -96,8 +100,8 @@ class Quorum:
 
     def came(self, number: int, hello: Hello, now_s: float) -> None:
         """A worker is at the door."""
-        process = hello.mark.partition("/")[0]
-        self._workers[number] = _Member(hello, f"worker {number} (process {process})", now_s, self.round)
+        place = f"process {hello.mark.partition('/')[0]}{hello.host and f' on {hello.host}'}"
+        self._workers[number] = _Member(hello, f"worker {number} ({place})", now_s, self.round)
         others = [self._workers[other] for other in (*self._members, *self._door)]
         if self._phase is _Phase.OVER:
             self._refuse(number, "the job has ended; there is nothing to join")
@@ -126,16 +130,28 @@ class Quorum:
             self._giver = None
             self._coming.clear()
 
-    def ready(self, number: int, num_steps: int, last: Last, now_s: float) -> None:
-        """A member has come to an exchange, after `num_steps` steps since the last one."""
+    def ready(
+        self,
+        number: int,
+        num_steps: int,
+        last: Last,
+        now_s: float,
+        address: Address | None = None,
+        origin: str = "",
+    ) -> None:
+        """A member has come to an exchange, after `num_steps` steps since the last one.
+
+        To the first exchange all must come from one `origin`, the state with which they began.
+        """
         if (worker := self._workers.get(number)) is not None:
             worker.is_ready, worker.num_steps, worker.last, worker.since_s = True, num_steps, last, now_s
+            worker.address, worker.origin = address, origin
             self._go_on(now_s)
 
-    def voted(self, number: int, is_done: bool, now_s: float) -> None:
+    def voted(self, number: int, is_done: bool, now_s: float, address: Address | None = None) -> None:
         """A member has the result of the exchange, or cannot have it."""
         if (worker := self._workers.get(number)) is not None:
-            worker.vote, worker.since_s = is_done, now_s
+            worker.vote, worker.since_s, worker.address = is_done, now_s, address
             self._go_on(now_s)
 
     def busy(self, number: int, is_busy: bool) -> None:
@@ -191,6 +207,17 @@ class Quorum:
                 self._refuse(member, "it was silent for so long that the others continued without it")
                 self.gone(member, now_s)
 
+    def _expel_strangers(self, now_s: float) -> bool:
+        """Whether members were given up, because they began with another state than the first one."""
+        origin = self._workers[self._members[0]].origin
+        strangers = [] if self.round else [one for one in self._members if self._workers[one].origin != origin]
+        for member in strangers:
+            why = "it began with another checkpoint than the first worker; let all load the same file"
+            self._refuse(member, why, is_input=True)
+        for member in strangers:
+            self.gone(member, now_s)
+        return bool(strangers)
+
     def _waiting(self) -> tuple[int, ...]:
         """The members that wait for others."""
         if self._phase is _Phase.TRAINING:
@@ -205,6 +232,9 @@ class Quorum:
     def _lose(self, number: int, worker: _Member) -> None:
         self._members.remove(number)
         self._gone.append(worker.name)
+        if self._phase is _Phase.EXCHANGE and self._grouped and number in self._grouped:
+            for member in self._members:
+                self.send(member, Lost(self._grouped.index(number), worker.name))
         if number in self._coming:
             self._coming.remove(number)
         if number == self._giver:  # those that wait for its state wait for the next round's
@@ -222,7 +252,8 @@ class Quorum:
         """Act where the last one that others wait for has come, or is gone."""
         workers = [self._workers[number] for number in self._members]
         if self._phase is _Phase.TRAINING and not self._coming and all(worker.is_ready for worker in workers):
-            self._go()
+            if not self._expel_strangers(now_s):
+                self._go()
         elif self._phase is _Phase.EXCHANGE and all(worker.vote is not None for worker in workers):
             if all(worker.vote for worker in workers):
                 self._commit(now_s)
@@ -257,7 +288,7 @@ class Quorum:
         self._phase = _Phase.TRAINING
         del self._door[:free]
         staying, self._coming = self._members, come
-        self._members = [*staying, *come]
+        self._members = self._by_host([*staying, *come])
         self._giver = staying[0] if come else None
         self._version += self._opened != self.members
         self._opened = self.members
@@ -271,6 +302,11 @@ class Quorum:
             else:
                 self.send(number, Decision(True, division, gives))
 
+    def _by_host(self, members: Sequence[int]) -> list[int]:
+        """`members` in an order in which those of a host follow each other. The first one stays the first."""
+        hosts = list(dict.fromkeys(self._workers[number].hello.host for number in members))
+        return sorted(members, key=lambda number: hosts.index(self._workers[number].hello.host))
+
     def _go(self) -> None:
         """Begin the exchange, in new windows if the members are others than the last time."""
         workers = [self._workers[number] for number in self._members]
@@ -281,11 +317,13 @@ class Quorum:
             self._grouped = self.members
         gone, self._gone = tuple(self._gone), []
         marks, names = tuple(one.hello.mark for one in workers), tuple(one.name for one in workers)
-        is_crowded = len(workers) > len({core for one in workers for core in one.hello.cores})
+        hosts, addresses = tuple(one.hello.host for one in workers), tuple(one.address for one in workers)
+        is_crowded = len(workers) > len({(one.hello.host, core) for one in workers for core in one.hello.cores})
         self._phase = _Phase.EXCHANGE
         for rank, (number, worker) in enumerate(zip(self._members, workers, strict=True)):
             worker.vote = None
-            self.send(number, Go(self.generation, rank, marks, names, is_crowded, ends, exchanges, gone))
+            place = (self.generation, rank, marks, names, is_crowded)
+            self.send(number, Go(*place, ends, exchanges, gone, hosts, addresses))
         if not exchanges:
             self._end("the job has ended; there is nothing to join")
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from samovar.transports.secure import Address
+
 
 class Last(StrEnum):
     """Whether an exchange is a worker's last one: it leaves the others, or all end together."""
@@ -18,7 +20,7 @@ class Hello:
     """A worker that comes. `place` is its number at its launcher, `mark` its process (see `transports.processes`).
 
     It `joins` unless the first round waits for it. `job` stands for all that must be equal: model and settings.
-    It waits at most `timeout_s` for others.
+    It waits at most `timeout_s` for others. `host` is "" in a job on one host.
     """
 
     place: int
@@ -27,6 +29,7 @@ class Hello:
     timeout_s: float
     cores: tuple[int, ...] = ()
     joins: bool = False
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """All have come: exchange now, as `rank` of the ranks with these `marks` and `names`.
+    """All have come: exchange now, as `rank` of the ranks with these `marks`, `names` and `hosts`.
 
-    A new `generation` needs new windows. `ends` says that all are at their last exchange. Without `exchanges` nobody
-    has stepped since the last one, and this call is the end. `gone` are workers that were lost since.
+    A new `generation` needs new windows; between hosts each rank listens at one of the `addresses`. `ends` says that
+    all are at their last exchange. Without `exchanges` nobody has stepped since the last one, and this call is the end.
+    `gone` are workers that were lost since.
     """
 
     generation: int
@@ -72,6 +76,16 @@ class Go:
     ends: bool = False
     exchanges: bool = True
     gone: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    addresses: tuple[Address | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """During an exchange: `rank` of the last Go, named `who`, is lost, and the exchange will be repeated without it."""
+
+    rank: int
+    who: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +113,4 @@ class Refused:
     is_input: bool = False
 
 
-Reply: TypeAlias = Admission | Go | Decision | StillWaiting | Refused
+Reply: TypeAlias = Admission | Go | Lost | Decision | StillWaiting | Refused

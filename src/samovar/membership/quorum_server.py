@@ -1,211 +1,189 @@
-"""The quorum of an elastic job in its launcher: a thread that workers of this user and host reach over a socket."""
+"""The quorum of an elastic job in the launcher that began it: workers of its host reach it, and launchers of others."""
 
 import dataclasses
-import os
-import selectors
-import socket
-import threading
+import secrets
 import time
 from contextlib import suppress
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
+from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.membership.quorum import Quorum, QuorumSize
-from samovar.membership.quorum_messages import Admission, Go, Hello, Last, Refused, Reply
-from samovar.transports.shm import create_segment
-from samovar.transports.unix_sockets import LocalMessage, listen, receive, send, user_process
+from samovar.membership.quorum_door import QuorumDoor
+from samovar.membership.quorum_messages import Admission, Hello, Last, Reply
+from samovar.membership.state_courier import Courier, StatePlace
+from samovar.transports.keys import Key
+from samovar.transports.links import HostLink, Inbox
+from samovar.transports.secure import Address
+from samovar.transports.tcp_listen import listen
 
-_LOOK_S = 1.0
-# A message that is there takes no time; to a worker that reads nothing for long nothing is sent any more.
-_MESSAGE_S = 0.05
-
-
-def address_of(job: str) -> str:
-    """The name of the socket. Raises InputError for a name that is none."""
-    if not job.replace("-", "").replace("_", "").isalnum() or not job.isascii():
-        raise InputError(f"elastic job {job!r}: a name is made of letters, digits, - and _")
-    return f"samovar-elastic-{os.getuid()}-{job}"
+# A launcher shows each second that it lives.
+SILENCE_S = 10.0
+_SEND_S = 2.0
 
 
-class _WorkerLink:
-    """A worker's socket, and its process if this one may watch it."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where launchers of other hosts reach the quorum, the job's key, and the name of this host."""
 
-    def __init__(self, number: int, link: socket.socket, process_id: int) -> None:
-        self.number = number
+    address: str
+    port: int
+    key: Key
+    host: str
+
+
+class _FarHost:
+    """The door on another host. `numbers` are its workers' numbers here."""
+
+    def __init__(self, name: str, link: HostLink) -> None:
+        self.name = name
         self.link = link
-        self.process_id = process_id
-        self.process: int | None = None
-        with suppress(OSError):
-            self.process = os.pidfd_open(process_id) if process_id else None
+        self.inbox = Inbox({0: link}, SILENCE_S)
+        self.numbers: dict[int, int] = {}
 
-    def close(self) -> None:
-        self.link.close()
-        if self.process is not None:
-            os.close(self.process)
+    def send(self, message: dict[str, Any]) -> bool:
+        try:
+            self.link.send(message, Deadline.after(_SEND_S))
+        except (SamovarError, DeadlineExceeded):  # the inbox will say that it is lost
+            return False
+        return True
 
 
-class QuorumServer:
-    """Serves the quorum of the elastic `job` until the end of its context.
+class QuorumServer(QuorumDoor):
+    """Serves the quorum of the elastic `job` until the end of its context; with a `meeting` to other hosts too.
 
-    Workers see its end as that of the job. It holds the segment of the present generation, and the state for those that
-    come. Raises InputError if another job has this name.
+    Raises InputError if another job has this name, or nobody can listen there.
     """
 
-    def __init__(self, job: str, size: QuorumSize) -> None:
+    def __init__(self, job: str, size: QuorumSize, meeting: Meeting | None = None) -> None:
+        self._job = job
+        self._host = "" if meeting is None else meeting.host
         self._quorum = Quorum(size, self._send)
-        self._selector = selectors.DefaultSelector()
-        self._listener = listen(address_of(job))
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._connections: dict[int, _WorkerLink] = {}
-        self._dead: list[int] = []
-        self._num_came = 0
-        self._came_from: set[int] = set()  # processes
-        self._ended: list[int] = []  # processes that the launcher saw end
-        self._segment = (0, -1)  # generation, descriptor
-        self._state: LocalMessage | None = None
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="samovar-quorum", daemon=True)
+        self._far: dict[int, _FarHost] = {}  # by the descriptor of its inbox
+        self._far_workers: dict[int, tuple[_FarHost, int]] = {}
+        self._place: StatePlace | None = None
+        courier = None
+        if meeting is not None:
+            courier = Courier(listen(meeting.address, meeting.port), meeting.key, self._on_host)
+        try:
+            super().__init__(job, "", courier)
+        except BaseException:
+            if courier is not None:
+                courier.close()
+            raise
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    @property
+    def address(self) -> Address | None:
+        """Where other hosts reach it, if they may."""
+        return None if self._courier is None else self._courier.address
 
-    def __exit__(self, *_error: object) -> None:
-        self._closing.set()
-        self._wake()
-        self._thread.join()
-        for connection in self._connections.values():
-            connection.close()
-        self._listener.close()
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        self._keep_segment(0, -1)
-        self._keep_state(None)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for far in self._far.values():
+            far.inbox.close()
 
     def rank_ended(self, process_id: int) -> None:
-        """A process that the launcher started has ended. If it had not come yet, nobody waits for it any more."""
-        self._ended.append(process_id)
-        self._wake()
+        """If it had not come yet, nobody waits for it any more."""
+        self.call(partial(self._note_ended, process_id))
 
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wake_write, b"\0")
+    def _note_ended(self, process_id: int) -> None:
+        if process_id not in self._came_from:
+            self._quorum.founder_ended(time.monotonic())
 
-    def _serve(self) -> None:
-        try:
-            self._answer()
-        finally:  # no worker waits for it any more
-            for connection in self._connections.values():
-                connection.link.close()
+    def _heard(self, number: int, content: dict[str, Any]) -> None:
+        self._act(number, content, self._host)
 
-    def _answer(self) -> None:
-        look_s = 0.0
-        while not self._closing.is_set():
-            for key, _ in self._selector.select(_LOOK_S):
-                self._take(key)
-            self._bury()
-            if time.monotonic() >= look_s:
-                look_s = time.monotonic() + _LOOK_S
-                self._quorum.look(time.monotonic())
-                self._bury()
-
-    def _take(self, key: selectors.SelectorKey) -> None:
-        if key.fileobj is self._listener:
-            self._accept()
-        elif key.fd == self._wake_read:
-            os.read(self._wake_read, 1 << 10)
-            self._note_ended()
-        elif isinstance(key.data, _WorkerLink) and key.data.number in self._connections:
-            if key.fd == key.data.process:
-                self._dead.append(key.data.number)
-            else:
-                self._hear(key.data)
-
-    def _note_ended(self) -> None:
-        while self._ended:
-            if self._ended.pop() not in self._came_from:
-                self._quorum.founder_ended(time.monotonic())
-
-    def _accept(self) -> None:
-        link, _ = self._listener.accept()
-        process_id = user_process(link)
-        if process_id is None:
-            link.close()
-            return
-        self._num_came += 1
-        self._came_from.add(process_id)
-        connection = _WorkerLink(self._num_came, link, process_id)
-        self._connections[connection.number] = connection
-        self._selector.register(link, selectors.EVENT_READ, connection)
-        if connection.process is not None:
-            self._selector.register(connection.process, selectors.EVENT_READ, connection)
-
-    def _hear(self, connection: _WorkerLink) -> None:
-        try:
-            message = receive(connection.link, Deadline.after(_MESSAGE_S))
-            self._act(connection.number, message, time.monotonic())
-        except (SamovarError, TypeError, ValueError, KeyError):  # it has closed, or speaks another version's language
-            self._dead.append(connection.number)
-
-    def _act(self, number: int, message: LocalMessage, now_s: float) -> None:
-        content: dict[str, Any] = message.content
+    def _act(self, number: int, content: dict[str, Any], host: str) -> None:
+        now_s = time.monotonic()
         match content.pop("kind"):
             case "hello":
-                self._quorum.came(number, Hello(**(content | {"cores": tuple(content["cores"])})), now_s)
+                about = {"cores": tuple(content["cores"]), "host": host}
+                self._quorum.came(number, Hello(**(content | about)), now_s)
             case "state":
-                self._keep_state(message)
+                self._place = StatePlace.from_json(content["state"])
                 self._quorum.gave(number, now_s)
             case "ready":
-                self._quorum.ready(number, int(content["num_steps"]), Last(content["last"]), now_s)
+                steps, last = int(content["num_steps"]), Last(content["last"])
+                self._quorum.ready(number, steps, last, now_s, _address(content), str(content["origin"]))
             case "busy":
                 self._quorum.busy(number, bool(content["is_busy"]))
             case "vote":
-                self._quorum.voted(number, bool(content["is_done"]), now_s)
+                self._quorum.voted(number, bool(content["is_done"]), now_s, _address(content))
 
-    def _bury(self) -> None:
-        """Tell the quorum of workers that are gone; which may tell others, of whom one may be gone too."""
-        while self._dead:
-            connection = self._connections.pop(self._dead.pop(), None)
-            if connection is not None:
-                self._selector.unregister(connection.link)
-                if connection.process is not None:
-                    self._selector.unregister(connection.process)
-                connection.close()
-                self._quorum.gone(connection.number, time.monotonic())
+    def _gone(self, number: int) -> None:
+        self._quorum.gone(number, time.monotonic())
+
+    def _look(self) -> None:
+        self._quorum.look(time.monotonic())
 
     def _send(self, number: int, reply: Reply) -> None:
-        connection = self._connections.get(number)
-        if connection is None:
-            return
         content: dict[str, Any] = {"kind": type(reply).__name__, **dataclasses.asdict(reply)}
-        descriptors: list[int] = []
-        if isinstance(reply, Go):
-            descriptors = [self._segment_of(reply.generation, len(reply.marks))]
-        elif isinstance(reply, Admission) and not reply.is_founder and self._state is not None:
-            content["state"] = self._state.content["state"]
-            descriptors = list(self._state.descriptors)
-        try:
-            send(connection.link, content, Deadline.after(_MESSAGE_S), descriptors)
-        except (SamovarError, DeadlineExceeded):
-            self._dead.append(number)
-        if isinstance(reply, Refused):
-            self._dead.append(number)
+        if isinstance(reply, Admission) and not reply.is_founder and self._place is not None:
+            content["state"] = self._place.to_json()
+        if number in self._far_workers:
+            far, its_number = self._far_workers[number]
+            far.send({"is": "reply", "worker": its_number, "content": content})
+        else:
+            self._tell(number, content)
 
-    def _segment_of(self, generation: int, world_size: int) -> int:
-        if self._segment[0] != generation:
-            self._keep_segment(generation, create_segment(world_size))
-        return self._segment[1]
+    def _on_host(self, link: HostLink, message: dict[str, Any]) -> None:
+        """A launcher of another host has come, to the courier's thread."""
+        if message.get("is") != "host" or message.get("job") != self._job:
+            with suppress(SamovarError):
+                link.send({"is": "refused", "why": f"the elastic job here is {self._job!r}"}, Deadline.after(_SEND_S))
+            link.close()
+            return
+        self.call(partial(self._take_in, link, str(message.get("name"))))
 
-    def _keep_segment(self, generation: int, descriptor: int) -> None:
-        if self._segment[1] >= 0:
-            os.close(self._segment[1])
-        self._segment = generation, descriptor
+    def _take_in(self, link: HostLink, name: str) -> None:
+        if self._closing.is_set():
+            link.close()
+            return
+        taken = {self._host, *(far.name for far in self._far.values())}
+        far = _FarHost(f"{name}#{secrets.token_hex(2)}" if name in taken else name, link)
+        self._far[far.inbox.fileno()] = far
+        self._register(far.inbox.fileno(), lambda: self._hear_far(far))
+        far.send({"is": "welcome"})
 
-    def _keep_state(self, message: LocalMessage | None) -> None:
-        if self._state is not None:
-            self._state.close()
-        self._state = message
+    def _hear_far(self, far: _FarHost) -> None:
+        for _, message, _ in far.inbox.take():
+            try:
+                self._act_far(far, message)
+            except (LookupError, TypeError, ValueError):  # it speaks another version's language
+                self._lose(far)
+                return
+
+    def _act_far(self, far: _FarHost, message: dict[str, Any]) -> None:
+        what = message["is"]
+        if what == "lost":
+            self._lose(far)
+            return
+        its_number = int(message["worker"])
+        if what == "worker":
+            self._act(self._number_of(far, its_number), message["content"], far.name)
+        elif (number := far.numbers.pop(its_number, None)) is not None:
+            del self._far_workers[number]
+            self._gone(number)
+
+    def _number_of(self, far: _FarHost, its_number: int) -> int:
+        if its_number not in far.numbers:
+            self._num_came += 1
+            far.numbers[its_number] = self._num_came
+            self._far_workers[self._num_came] = far, its_number
+        return far.numbers[its_number]
+
+    def _lose(self, far: _FarHost) -> None:
+        """The host, its launcher or its cable is gone, with all of its workers."""
+        self._unregister(far.inbox.fileno())
+        del self._far[far.inbox.fileno()]
+        far.inbox.close()
+        for number in far.numbers.values():
+            del self._far_workers[number]
+        for number in far.numbers.values():
+            self._gone(number)
+
+
+def _address(content: dict[str, Any]) -> Address | None:
+    found = content.get("address")
+    return None if found is None else (str(found[0]), int(found[1]))

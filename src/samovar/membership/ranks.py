@@ -2,20 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar.box.board import Member
-from samovar.collectives.engine import Collectives, RecordExchange
+from samovar.collectives.engine import Collectives
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.transports.base import Region, Transport
 
 _POLL_S = 0.02
-_LOOK_S = 0.1
 
 
 class Ranks(Protocol):
@@ -132,30 +129,12 @@ class JobRanks:
 
     def show(self, *row: float) -> npt.NDArray[np.float64]:
         """Show `row`, and return every rank's row, filled up with zeros."""
-        self._post(row)
+        self._records.post([*row, *(0.0,) * (self._NUM_FIELDS - len(row))])
         return self._records.collect(self.deadline())
-
-    def show_unless(self, require: Callable[[], None], *row: float) -> npt.NDArray[np.float64]:
-        """As `show`; while it waits it calls `require`, which raises if a rank will not come. With gloo it does not."""
-        self._post(row)
-        deadline = self.deadline()
-        while isinstance(self._records, RecordExchange) and deadline.remaining_s() > _LOOK_S:
-            with suppress(DeadlineExceeded):
-                return self._records.collect(Deadline.after(_LOOK_S))
-            try:
-                require()
-            except SamovarError:
-                with suppress(DeadlineExceeded):  # it had come before it went
-                    return self._records.collect(Deadline.after(0.0))
-                raise
-        return self._records.collect(deadline)
 
     def bytes_of_first(self) -> bytes:
         """The bytes that rank 0 shows as the record of a digest."""
         return np.array(self.show()[0], dtype=">u4").tobytes()
-
-    def _post(self, row: Sequence[float]) -> None:
-        self._records.post([*row, *(0.0,) * (self._NUM_FIELDS - len(row))])
 
     def begins_again(self) -> bool:
         return False

@@ -50,6 +50,10 @@ class HostsTransport:
     def reduce(self, destination: Array, sources: Sequence[Array]) -> None:
         _native.reduce(destination, sources)
 
+    def lose(self, rank: int, why: str) -> None:
+        """See `TcpTransport.lose`."""
+        self._tcp.lose(rank, why)
+
     def _lost_here(self, rank: int) -> str | None:
         place = self.places.get(rank)
         return None if place is None else self._local.lost(place)

@@ -156,6 +156,11 @@ class HostLink:
         self._channel.close()
 
 
+def sealed_link(channel: SecureChannel) -> HostLink:
+    """A connection whose other side has shown the key."""
+    return HostLink(_Sealed(channel), channel.peer, channel.own_address)
+
+
 def link_to(address: tuple[str, int], key: Key | None, who: str, deadline: Deadline) -> HostLink:
     """A connection to the listener at `address`, tried again until it connects.
 

@@ -280,10 +280,17 @@ class _Failing:
             raise ConnectionLost(f"{peer} is gone: connection {_reason(error)}; see its log") from error
 
 
-def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline) -> SecureChannel:
+def connect(
+    address: Address,
+    key: Key,
+    who: str,
+    peer: str,
+    deadline: Deadline,
+    lost: Callable[[], str | None] = lambda: None,
+) -> SecureChannel:
     """A channel to the listener at `address`, tried again until it connects; `who` and `peer` name the two sides.
 
-    Raises InputError if the other side has another key, DeadlineExceeded.
+    Raises InputError if the other side has another key, DeadlineExceeded, and RankFailed once `lost` says why.
     """
     waiting_s, reason = deadline.remaining_s(), "no time was given"
     where, place = f"{address[0]}:{address[1]}", peer.removeprefix(f"{who}: ")
@@ -299,6 +306,8 @@ def connect(address: Address, key: Key, who: str, peer: str, deadline: Deadline)
             raise InputError(f"{who}: {address[0]!r} is not a known host ({error.strerror})") from error
         except OSError as error:
             reason = _reason(error)
+        if (why := lost()) is not None:
+            raise RankFailed(f"{who}: {place} cannot be reached ({reason}): {why}")
         time.sleep(min(_RETRY_S, deadline.remaining_s()))
     raise DeadlineExceeded(f"{who}: {place} cannot be reached within {waiting_s:.1f} s ({reason}); does it run?")
 

@@ -98,6 +98,13 @@ class TcpTransport(PeerTransport):
         self._listener.close()
         self._service.close()
 
+    def lose(self, peer: int, why: str) -> None:
+        """Expect nothing of a peer any more: requests to it that are under way fail, and waits for it end."""
+        self._service.lost.setdefault(peer, why)
+        if (channel := self._links[peer].channel) is not None:
+            channel.end()
+        self._windows.wake()
+
     def _lost_here(self, peer: int) -> str | None:
         return self._service.lost.get(peer)
 
@@ -123,7 +130,8 @@ class TcpTransport(PeerTransport):
             if self._is_closed:
                 raise SamovarError(f"{self.names[self.group.rank]}: the transport was closed before; join again")
             who = self.names[self.group.rank]
-            link.channel = connect(self._addresses[peer], self._key, who, f"{who}: {self.names[peer]}", deadline)
+            sides = (who, f"{who}: {self.names[peer]}")
+            link.channel = connect(self._addresses[peer], self._key, *sides, deadline, lambda: self.lost(peer))
             hello = PeerHello(self._config.job, self.group.rank, peer, self.group.world_size)
             link.channel.send(hello.pack(), None, deadline)
         if window.number not in link.windows:

@@ -4,7 +4,7 @@ import pytest
 
 from samovar.core.errors import InputError
 from samovar.membership.quorum import Quorum, QuorumSize
-from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Refused, Reply, StillWaiting
+from samovar.membership.quorum_messages import Admission, Decision, Go, Hello, Last, Lost, Refused, Reply, StillWaiting
 
 TIMEOUT_S = 10.0
 
@@ -17,7 +17,7 @@ class Played:
         self.quorum = Quorum(QuorumSize(num_founders, min_workers, max_workers), self._take)
 
     def _take(self, number: int, reply: Reply) -> None:
-        if not isinstance(reply, StillWaiting):
+        if not isinstance(reply, StillWaiting | Lost):
             self._got.setdefault(number, []).append(reply)
 
     def got(self, number: int) -> list[Reply]:

@@ -4,16 +4,20 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from samovar.core.clock import Deadline, polled
 from samovar.core.errors import InputError, RankFailed
 from samovar.membership.quorum import QuorumSize
 from samovar.membership.quorum_messages import Decision, Hello, Last
+from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_seat import QuorumSeat
-from samovar.membership.quorum_server import QuorumServer
+from samovar.membership.quorum_server import Meeting, QuorumServer
+from samovar.transports.keys import Key, make_key, read_key
 
 STATE = b"weights"
 
@@ -39,9 +43,22 @@ def unpacked(content: Any, descriptor: int) -> Any:
     return {**content, "read": os.pread(descriptor, 100, 0)}
 
 
-def seat(job: str, place: int, *, joins: bool = False, of: str = "a net") -> QuorumSeat:
+def seat(
+    job: str, place: int, *, joins: bool = False, of: str = "a net", door: str = "", address: str | None = None
+) -> QuorumSeat:
     hello = Hello(place, f"{os.getpid()}/0/{place}", of, 30.0, (place,), joins)
-    return QuorumSeat(job, hello, packed, unpacked)
+    return QuorumSeat(job, hello, packed, unpacked, door, address)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Key:
+    make_key(tmp_path / "key.pem")
+    return read_key(tmp_path / "key.pem")
+
+
+def relay_to(server: QuorumServer, job: str, key: Key, door: str) -> QuorumRelay:
+    assert server.address is not None
+    return QuorumRelay(job, door, Meeting(*server.address, key, "far"))
 
 
 def test_two_seats_exchange_and_a_third_comes_with_the_state(job: str, pool: ThreadPoolExecutor) -> None:
@@ -66,6 +83,46 @@ def test_two_seats_exchange_and_a_third_comes_with_the_state(job: str, pool: Thr
         assert [vote.result() for vote in votes] == [Decision(True), Decision(True)]
         first.close()
         second.close()
+
+
+def test_workers_of_other_hosts_come_by_relays_which_bring_their_state(
+    job: str, pool: ThreadPoolExecutor, key: Key
+) -> None:
+    """The founder is on the first host. It dies, and the first worker of the second host gives the state to the third.
+
+    A lost host is told to those that exchange, and its workers are out.
+    """
+    with QuorumServer(job, QuorumSize(1, min_workers=2), Meeting("127.0.0.1", 0, key, "near")) as server:
+        first = seat(job, 0, address="127.0.0.1")
+        entered = pool.submit(first.enter)
+        with relay_to(server, job, key, "two") as two, ExitStack() as third_host:
+            three = third_host.enter_context(relay_to(server, job, key, "three"))
+            second = seat(job, 0, joins=True, door="two", address=two.address)
+            admitted = pool.submit(second.enter)
+            assert entered.result()[0].is_founder
+            first.give({"step": 0})
+            assert admitted.result()[1] == {"step": 0, "read": STATE}
+            first.close()
+            third = seat(job, 0, joins=True, door="three", address=three.address)
+            admitted, waits = pool.submit(third.enter), pool.submit(second.ready, 4, Last.NO)
+            assert waits.result().hosts == ("far",)
+            decision = second.vote(True)
+            assert decision.gives
+            second.give({"step": 4})
+            assert admitted.result()[1] == {"step": 4, "read": STATE}
+            goes = [pool.submit(one.ready, 4, Last.NO).result for one in (second, third)]
+            go = goes[0]()
+            assert (len(set(go.hosts)), len(set(go.addresses)), None in go.addresses) == (2, 2, False)
+            lost: list[tuple[int, str]] = []
+            second.watch(lambda *what: lost.append(what))
+            third.watch(lambda *_what: None)
+            third_host.close()
+            assert polled(lambda: bool(lost), Deadline.after(20.0), 0.01)
+            assert (lost[0][0], "worker 3 (process" in lost[0][1]) == (1, True)
+            with pytest.raises(RankFailed, match="its launcher is gone"):
+                third.vote(False)
+            second.close()
+            third.close()
 
 
 def test_a_seat_whose_launcher_ends_says_so(job: str, pool: ThreadPoolExecutor) -> None:
