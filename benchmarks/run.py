@@ -7,6 +7,7 @@ benchmarks/out/NAME.json, and exits 1 if a bar does not hold.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ import data
 import elastic
 import faults
 import foreseen
+import host_faults
 import learning
 import learning_sim
 import lenet
@@ -48,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "crowded": crowded.run,
     "data": data.run,
     "faults": faults.run,
+    "faults-hosts": host_faults.run,
     "nets": nets.run,
     "remote": remote.run,
     "streaming": streaming.run,
@@ -86,6 +89,7 @@ def main() -> int:
     parser.add_argument("--cifar10", type=Path, help=f"the folder of CIFAR-10's files, for {', '.join(ON_CIFAR10)}")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that it runs; no bar, no file")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has made goes with it
     figures = figures_of(given.name, given.short, given.mnist, given.cifar10)
     show(given.name, figures)
     if given.short:

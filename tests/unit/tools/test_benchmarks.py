@@ -31,6 +31,7 @@ SLOW = (
 BETWEEN_HOSTS = (
     "elastic-plain",
     "elastic-turns",
+    "faults-hosts",
     "streaming",
     "streaming-loss",
     "two-hosts",
