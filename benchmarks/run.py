@@ -23,6 +23,7 @@ import elastic
 import faults
 import foreseen
 import host_faults
+import host_overlap
 import learning
 import learning_sim
 import lenet
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "two-hosts": two_hosts.run_speed,
     "two-hosts-box": two_hosts.run_box,
     "two-hosts-gradients": two_hosts.run_gradients,
+    "two-hosts-overlap": host_overlap.run,
 }
 ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     **{name: partial(convergence.run, name=name) for name in convergence.STUDIES},

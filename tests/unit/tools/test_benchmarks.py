@@ -38,6 +38,7 @@ BETWEEN_HOSTS = (
     "two-hosts-accuracy",
     "two-hosts-box",
     "two-hosts-gradients",
+    "two-hosts-overlap",
 )
 TIMEOUT_S = 600.0
 
