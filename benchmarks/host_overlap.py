@@ -78,6 +78,6 @@ def figures_of(case: Case, short: bool) -> list[Figure]:
 
 
 def bound(ranks: Ranks, case: Case, alone_s: float) -> float:
-    """Steps/s that nothing can exceed on these cores and this link, unless it sends fewer bytes or for less CPU time."""
+    """Steps/s that these cores and this link allow, unless less is sent, or for less CPU time."""
     sent, cpu_s = zip(*ranks.ask(f"exchange {case.num_bytes}"), strict=True)
     return 1 / max(8 * max(sent) / BITS_PER_S, alone_s + median(cpu_s))

@@ -42,7 +42,6 @@ from samovar.frontends.torch.parameters import layout_of
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 
-
 _PIECE_BYTES = 8 << 20
 _SOFT_INTERRUPTS = 7  # a column of /proc/stat, behind the core's name
 
