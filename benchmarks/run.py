@@ -24,6 +24,7 @@ import faults
 import foreseen
 import host_faults
 import host_overlap
+import host_train
 import learning
 import learning_sim
 import lenet
@@ -67,6 +68,10 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "two-hosts-box": two_hosts.run_box,
     "two-hosts-gradients": two_hosts.run_gradients,
     "two-hosts-overlap": host_overlap.run,
+    "two-hosts-scaling": host_train.run_scaling,
+    "two-hosts-train": host_train.run_ddp,
+    "two-hosts-train-easgd": host_train.run_easgd,
+    "two-hosts-train-sync": host_train.run_sync,
 }
 ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     **{name: partial(convergence.run, name=name) for name in convergence.STUDIES},

@@ -39,6 +39,8 @@ BETWEEN_HOSTS = (
     "two-hosts-box",
     "two-hosts-gradients",
     "two-hosts-overlap",
+    "two-hosts-scaling",
+    "two-hosts-train",
 )
 TIMEOUT_S = 600.0
 
