@@ -6,7 +6,9 @@ JOB is JSON: the net, the data, the sides with their settings, and the box, if a
 It answers when it is ready, and then to each line of its input. `SIDE STEPS` gives the seconds of its steps, and of
 their computing. `accuracy SIDE` gives the number of test images in its part that are right, and `loss SIDE` the loss on
 its part of held-out text. `traffic SIDE` gives the bytes that the host sent in the side's steps, and their peak.
-`verify SIDE` gives the weights' digest and counts. At the end of the input it leaves.
+`exchange BYTES` gives the bytes that the host sent in an all-reduce of
+so many by gloo, without a step, and the CPU seconds of its process and of the kernel's network on its core. `verify
+SIDE` gives the weights' digest and counts. At the end of the input it leaves.
 """
 
 import hashlib
@@ -21,6 +23,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +32,7 @@ from center_seat import open_seat, open_turns, shape_for
 from images import Images, random_images
 from texts import LENGTH, NUM_TOKENS, STDLIB, Texts
 from torch import nn
-from torch_nets import Transformer, alexnet, lenet
+from torch_nets import Transformer, alexnet, lenet, resnet18
 from torch_sides import TIMEOUT_S, AtCenter, Ddp, Replicated, Side
 from traffic import Meter, Traffic
 from turns import answer
@@ -38,6 +41,9 @@ from samovar import _native
 from samovar.frontends.torch.parameters import layout_of
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
+
+_PIECE_BYTES = 8 << 20
+_SOFT_INTERRUPTS = 7  # a column of /proc/stat, behind the core's name
 
 
 def language_model(width: int, layers: int) -> nn.Module:
@@ -48,9 +54,17 @@ def language_model(width: int, layers: int) -> nn.Module:
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "alexnet": (alexnet, (3, 227, 227), 1000),
     "lenet": (lenet, (1, 28, 28), 10),
+    "resnet18": (resnet18, (3, 224, 224), 1000),
     "transformer": (lambda: language_model(384, 6), (), 0),
     "small-transformer": (lambda: language_model(32, 2), (), 0),
 }
+
+
+def network_s() -> float:
+    """What the kernel's soft interrupts, which receive and send packets, have taken of this process's one core."""
+    (core,) = os.sched_getaffinity(0)
+    line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} "))
+    return int(line.split()[_SOFT_INTERRUPTS]) / os.sysconf("SC_CLK_TCK")
 
 
 class Rank:
@@ -75,6 +89,8 @@ class Rank:
             return asdict(self._traffic[argument])
         if what == "verify":
             return self._verified(self._sides[argument])
+        if what == "exchange":
+            return self._exchanged(int(argument))
         return self._block(what, int(argument))
 
     def _side(self, name: str, settings: dict[str, Any]) -> Side:
@@ -168,6 +184,18 @@ class Rank:
         dist.barrier()
         with side.evaluated():
             return self._texts.loss(side.net, self._number, self._world_size)
+
+    def _exchanged(self, num_bytes: int) -> list[float]:
+        pieces = torch.zeros(num_bytes // 4).split(_PIECE_BYTES // 4)
+        dist.barrier()
+        traffic = Traffic()
+        with Meter(self._job["interface"], traffic):
+            cpu_s = time.process_time() + network_s()
+            for work in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
+                work.wait()
+            dist.barrier()
+            cpu_s = time.process_time() + network_s() - cpu_s
+        return [traffic.num_bytes, cpu_s]
 
     def _verified(self, side: Side) -> dict[str, Any]:
         """A digest of the weights that count, and how many updates the center holds, by chunks, and of this rank."""

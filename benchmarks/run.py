@@ -7,6 +7,7 @@ benchmarks/out/NAME.json, and exits 1 if a bar does not hold.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,9 @@ import data
 import elastic
 import faults
 import foreseen
+import host_faults
+import host_overlap
+import host_train
 import learning
 import learning_sim
 import lenet
@@ -49,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "crowded": crowded.run,
     "data": data.run,
     "faults": faults.run,
+    "faults-hosts": host_faults.run,
     "nets": nets.run,
     "predicted": predicted.run,
     "remote": remote.run,
@@ -64,6 +69,11 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "two-hosts": two_hosts.run_speed,
     "two-hosts-box": two_hosts.run_box,
     "two-hosts-gradients": two_hosts.run_gradients,
+    "two-hosts-overlap": host_overlap.run,
+    "two-hosts-scaling": host_train.run_scaling,
+    "two-hosts-train": host_train.run_ddp,
+    "two-hosts-train-easgd": host_train.run_easgd,
+    "two-hosts-train-sync": host_train.run_sync,
 }
 ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     **{name: partial(convergence.run, name=name) for name in convergence.STUDIES},
@@ -88,6 +98,7 @@ def main() -> int:
     parser.add_argument("--cifar10", type=Path, help=f"the folder of CIFAR-10's files, for {', '.join(ON_CIFAR10)}")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that it runs; no bar, no file")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has made goes with it
     figures = figures_of(given.name, given.short, given.mnist, given.cifar10)
     show(given.name, figures)
     if given.short:

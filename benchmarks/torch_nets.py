@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
-from ddp_nets import Transformer, resnet20
+from ddp_nets import Residual, Transformer, resnet20
 
-__all__ = ["Transformer", "alexnet", "cifar10_full", "lenet", "resnet20"]
+__all__ = ["Transformer", "alexnet", "cifar10_full", "lenet", "resnet18", "resnet20"]
 
 
 def alexnet() -> nn.Sequential:
@@ -40,3 +40,12 @@ def cifar10_full() -> nn.Sequential:
         nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True),
         nn.Flatten(), nn.Linear(1024, 10),
     )  # fmt: skip
+
+
+def resnet18(classes: int = 1000) -> nn.Sequential:
+    """He et al.'s 18 layers for ImageNet, with shortcuts that pad: 11.5 M parameters."""
+    blocks: list[nn.Module] = [Residual(64, 64, 1), Residual(64, 64, 1)]
+    for width in (128, 256, 512):
+        blocks += [Residual(width // 2, width, 2), Residual(width, width, 1)]
+    stem = (nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))

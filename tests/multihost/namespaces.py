@@ -5,12 +5,14 @@
     with switched_hosts(4) as network:
         network.set_rate("100mbit")
 
+Names hold the process id of their owner. What a killed owner has left goes when the next one makes hosts.
 Imported by benchmarks by its path, so it needs nothing but the standard library.
 """
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +26,8 @@ INTERFACE = "eth0"
 HEADER_BYTES = 14 + 20 + 32
 LARGEST_MTU = 65_535
 _BURST_BYTES, _LATENCY = 64 * 1024, "50ms"
+# `ip netns exec` puts files of the second folder in place of those in /etc.
+_RUN, _FILES = Path("/run/netns"), Path("/etc/netns")
 _numbers = count()
 
 
@@ -172,6 +176,7 @@ def switched_hosts(count: int, mtu: int = LARGEST_MTU) -> Iterator[Network]:
 
 def _namespaces(count: int, number: int, cleaning: ExitStack) -> tuple[NamespaceHost, ...]:
     """Hosts without a cable, which go when `cleaning` does."""
+    remove_abandoned()
     network = f"10.{os.getpid() % 200 + 20}.{number % 256}"
     hosts = tuple(
         NamespaceHost(f"samovar-{os.getpid()}-{number}-{'abcdefgh'[k]}", f"{network}.{k + 1}") for k in range(count)
@@ -202,7 +207,7 @@ def named(hosts: Sequence[NamespaceHost], names: Sequence[str]) -> Iterator[list
     call_it = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')
     with ExitStack() as cleaning:
         for host in hosts:
-            folder = Path("/etc/netns", host.name)  # `ip netns exec` puts its files in place of those in /etc
+            folder = _FILES / host.name
             folder.mkdir(parents=True)
             cleaning.callback(shutil.rmtree, folder)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{text}")
@@ -211,8 +216,21 @@ def named(hosts: Sequence[NamespaceHost], names: Sequence[str]) -> Iterator[list
 
 def left_over() -> list[str]:
     """Namespaces of this process that are still there."""
-    folder = Path("/run/netns")
-    return sorted(path.name for path in folder.glob(f"samovar-{os.getpid()}-*"))
+    return sorted(path.name for path in _RUN.glob(f"samovar-{os.getpid()}-*"))
+
+
+def remove_abandoned() -> None:
+    """Remove the namespaces, their processes and files of owners that were killed before they could."""
+    for name in sorted({path.name for folder in (_RUN, _FILES) for path in folder.glob("samovar-*-*")}):
+        owner = name.split("-")[1]
+        if not owner.isdecimal() or Path("/proc", owner).exists():
+            continue
+        inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for process_id in inside.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process_id), signal.SIGKILL)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)  # another test may be faster
+        shutil.rmtree(_FILES / name, ignore_errors=True)
 
 
 def _ip(*arguments: str) -> str:

@@ -32,12 +32,16 @@ SLOW = (
 BETWEEN_HOSTS = (
     "elastic-plain",
     "elastic-turns",
+    "faults-hosts",
     "streaming",
     "streaming-loss",
     "two-hosts",
     "two-hosts-accuracy",
     "two-hosts-box",
     "two-hosts-gradients",
+    "two-hosts-overlap",
+    "two-hosts-scaling",
+    "two-hosts-train",
 )
 TIMEOUT_S = 600.0
 
