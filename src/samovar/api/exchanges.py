@@ -330,10 +330,9 @@ class WeightExchange:
 
     def _finish(self, step: int, apply: Apply) -> None:
         apply()
-        with torch.no_grad():
-            self._weights.gather()
+        uses = self._strategy.uses_weights_after(step)
+        with self._weights.in_buffer() if uses else nullcontext():
             self._strategy.updated(step)
-            self._weights.scatter()
         self._strategy.begin_step(step + 1)
 
     def evaluated(self) -> AbstractContextManager[None]:

@@ -155,6 +155,13 @@ class Strategy:
         """Whether the step waits for other ranks: the same on all ranks."""
         return True
 
+    def uses_weights_after(self, _step: int, /) -> bool:
+        """Whether `updated` of this step, or `begin_step` of the next, reads or changes the weights.
+
+        Where it does not, weights on a device stay there. Always, unless a strategy knows better.
+        """
+        return True
+
     def drain(self) -> None:
         """Complete all exchanges under way, and find the weights that `center` gives. Training keeps its bits.
 

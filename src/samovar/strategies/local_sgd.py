@@ -36,6 +36,9 @@ class LocalSteps(Strategy):
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
 
+    def uses_weights_after(self, step: int) -> bool:
+        return self.exchanges_at(step)
+
     def reduced(self, _step: int) -> Reduced:
         """All buckets: each worker steps with its own gradients."""
         yield from ((bucket, 1.0) for bucket in self._buckets)
