@@ -36,7 +36,7 @@ class Task:
 class FakeEvent:
     """As `torch.Event`."""
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, _device: Any = None) -> None:
         self._device = here()
         self._task: Task | None = None
 

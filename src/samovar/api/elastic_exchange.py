@@ -10,7 +10,6 @@ import torch
 from samovar.api.connect import shared_memory
 from samovar.api.exchanges import Apply, NoExchange, Parameters
 from samovar.collectives.engine import Collectives, PlannedCollectives
-from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
 from samovar.core.stateful import State
@@ -126,7 +125,7 @@ class ElasticExchange(NoExchange):
         return self._around(self._weights.given())
 
     def _hold(self, region: Region) -> FlatWeights:
-        self._flat = FlatWeights(self._parameters, FlatBuffer(self._layout, region.array))
+        self._flat = FlatWeights(self._parameters, self._layout, region.array)
         return self._flat
 
     def _collectives_of(self, go: Go) -> Collectives:

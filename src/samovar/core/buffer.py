@@ -96,7 +96,7 @@ class StagedBuffer:
     Memory: N floats on the device. Cost: 4 bytes read and written for each element of a copy.
     """
 
-    def __init__(self, host: FlatBuffer, device: torch.device | None = None) -> None:
+    def __init__(self, host: FlatTensor, device: torch.device | None = None) -> None:
         self.host = host
         self.near: FlatTensor = host
         self.is_apart = device is not None

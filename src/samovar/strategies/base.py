@@ -102,6 +102,14 @@ class Strategy:
         """Raises InputError if settings do not fit together; each one is in its range already."""
 
     @classmethod
+    def computes_near(cls, _chosen: StrategyConfig, /) -> bool:
+        """Whether its arrays may be on a device (`samovar.core.near`), and sums are all that it asks collectives for.
+
+        Otherwise models on a device are copied to the host's memory at an exchange. Never, unless a strategy says so.
+        """
+        return False
+
+    @classmethod
     def settled(cls, chosen: StrategyConfig, _world_size: int, /) -> StrategyConfig:
         """`chosen`, with all defaults, for `world_size` workers. Raises InputError if it does not fit their number."""
         return chosen

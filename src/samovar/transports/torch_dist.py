@@ -6,7 +6,7 @@ The only file below the rooms of training that imports torch.
 import ctypes
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -18,7 +18,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import Work
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import RankFailed
+from samovar.core.errors import DeadlineExceeded, RankFailed
+from samovar.core.near import NearArray, NearRegion
 from samovar.transports.base import Array
 from samovar.transports.leaders import Operation
 from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
@@ -277,6 +278,92 @@ class Nccl(StagedCopy):
 def _keep(thing: object) -> None:
     """Have it go with the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+class NearCollectives:
+    """Sums and broadcasts of `samovar.core.near` memory where it lies, by a process group of PyTorch's.
+
+    On a device nothing here waits: what the device computes next waits there for the operation. NCCL runs it on a
+    stream of its own, behind what the caller's stream was given before. Records travel by `host`, as without a device,
+    and tell which ranks are gone. On the CPU, with gloo, `finish` waits.
+
+    Cost: that of the library; a ring's bytes are counted.
+    """
+
+    def __init__(self, group: _Group, host: Any, device: torch.device) -> None:
+        self.group = host.group
+        self.device = device
+        self.records = host.records
+        self._host = host
+        self._process_group = group
+        self._num_bytes = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return int(self._host.bytes_sent) + self._num_bytes
+
+    def region(self, _name: str, num_bytes: int) -> NearRegion:
+        return NearRegion(NearArray(torch.zeros(num_bytes // 4, dtype=torch.float32, device=self.device)))
+
+    def all_reduce(self, name: str, buffer: NearRegion) -> "_NearRun":
+        tensor = buffer.array.tensor_N
+        return _NearRun(self, f"all-reduce {name!r}", lambda group: group.allreduce([tensor]), 2 * tensor.nbytes)
+
+    def broadcast(self, name: str, buffer: NearRegion) -> "_NearRun":
+        tensor = buffer.array.tensor_N
+        return _NearRun(self, f"broadcast {name!r}", lambda group: group.broadcast(tensor, 0), tensor.nbytes)
+
+    def begin(self, run: "_NearRun", num_bytes: int) -> Work | None:
+        """The operation, which is under way; None for a single rank."""
+        world_size = self.group.world_size
+        if world_size == 1:
+            return None
+        self._num_bytes += num_bytes * (world_size - 1) // world_size
+        try:
+            return run.call(self._process_group)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
+
+    def close(self) -> None:
+        """End the connections. What hangs is called off; a call that does not return stays with the process."""
+        group, self._process_group = self._process_group, None
+        if hasattr(group, "abort"):
+            with suppress(RuntimeError):
+                try:
+                    within(group.abort, Deadline.after(_CLOSING_S))
+                except TimeoutError:
+                    _keep(group)
+
+
+class _NearRun:
+    """See `samovar.collectives.execute.PlanRunner`."""
+
+    last_steps = 0
+
+    def __init__(self, owner: NearCollectives, what: str, call: Callable[[_Group], Work], num_bytes: int) -> None:
+        self.what, self.call = what, call
+        self._owner, self._num_bytes = owner, num_bytes
+        self._work: Work | None = None
+
+    def run(self, deadline: Deadline) -> None:
+        self.start()
+        self.finish(deadline)
+
+    def start(self) -> None:
+        self._work = self._owner.begin(self, self._num_bytes)
+
+    def finish(self, deadline: Deadline) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        if self._owner.device.type != "cpu":
+            work.block_current_stream()
+            return
+        try:
+            work.wait(timedelta(seconds=max(deadline.remaining_s(), 0.001)))
+        except RuntimeError as error:
+            failed = DeadlineExceeded if deadline.passed() else RankFailed
+            raise failed(f"rank {self._owner.group.rank}: {self.what}: {first_line(error)}") from error
 
 
 def nccl_card(device: torch.device | None) -> tuple[str, str]:
