@@ -157,41 +157,46 @@ def _on_device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], giv
         known = by_inner.get(id(value))  # an operator in place gives what it was given
         return Away(value) if known is None else known
 
-    device = here()
-    inner_args, inner_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
-    if device.is_idle or _is_view(function):
-        return tree_map(wrapped, function(*inner_args, **inner_kwargs))
+    args, kwargs = tree_map(_inner, (args, kwargs))
+    if here().is_idle or _is_view(function):
+        return tree_map(wrapped, function(*args, **kwargs))
+    return tree_map(wrapped, _queued(function, args, kwargs))
+
+
+def _queued(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results, whose values come when the work is done."""
     metas: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}  # by their meta's
 
     def as_meta(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return AWAY if isinstance(value, torch.device) else value
         if id(value) not in metas:
-            metas[id(value)] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=AWAY)
+            meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=AWAY)
+            metas[id(value)], tensors[id(meta)] = meta, value
         return metas[id(value)]
 
-    shapes = function(*tree_map(as_meta, inner_args), **tree_map(as_meta, inner_kwargs))
-    of_meta = {id(meta): number for number, meta in metas.items()}
-    tensors = {id(leaf): leaf for leaf in tree_flatten((inner_args, inner_kwargs))[0]}
-
-    def made(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) in of_meta:
-            return tensors[of_meta[id(value)]]
-        empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        return empty.fill_(math.nan) if value.dtype.is_floating_point else empty.fill_(77 % 2)
-
-    results = tree_map(made, shapes)
+    results = tree_map(
+        lambda value: tensors[id(value)] if id(value) in tensors else _unset(value),
+        function(*tree_map(as_meta, args), **tree_map(as_meta, kwargs)),
+    )
 
     def run() -> None:
-        found = function(*inner_args, **inner_kwargs)
+        found = function(*args, **kwargs)
         for place, value in zip(tree_flatten(results)[0], tree_flatten(found)[0], strict=True):
             if isinstance(place, torch.Tensor) and place is not value:
                 place.copy_(value)
 
-    device.current.add(run)
-    return tree_map(wrapped, results)
+    here().current.add(run)
+    return results
+
+
+def _unset(value: Any) -> Any:
+    """New memory, which holds anything."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return empty.fill_(math.nan if value.dtype.is_floating_point else 1)
 
 
 def _is_view(function: Any) -> bool:

@@ -153,8 +153,8 @@ def _do_one(devices: list[FakeDevice], random: Random | None) -> bool:
         return False
     stream = ready[0]
     if random is not None:
-        if random.random() < 0.05:  # a stream that was fast is slow from now on
-            random.choice(ready).rate = 10 ** random.uniform(-2, 2)
+        if random.random() < 0.02:  # a stream that was fast is slow from now on
+            random.choice(ready).rate = 10 ** random.uniform(-3, 3)
         stream = random.choices(ready, [each.rate for each in ready])[0]
     task = stream.queue.popleft()
     with _disable_current_modes(), torch.no_grad():

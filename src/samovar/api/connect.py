@@ -10,8 +10,15 @@ from pathlib import Path
 
 import torch
 
-from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.connect_hosts import (
+    connected_by_mpi,
+    connected_by_tcp,
+    connected_leaders,
+    connected_near,
+    host_addresses,
+)
 from samovar.api.heartbeats import Heartbeats
+from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -37,7 +44,8 @@ class Joined:
     """The ranks that train together. This process takes part in their collectives until `close`.
 
     They exchange between `hosts`. If `is_one_host`, they may do so as if each had a host of its own. `home` is the
-    place for a center of theirs. `heartbeats` says which waits continue.
+    place for a center of theirs. `heartbeats` says which waits continue. `connect_near` connects the devices of all
+    ranks; None if they cannot be.
     """
 
     group: Group
@@ -46,7 +54,8 @@ class Joined:
     collectives: Collectives
     home: Home
     heartbeats: Heartbeats
-    _closing: ExitStack = field(repr=False)
+    connect_near: ConnectNear | None = None
+    _closing: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @property
     def host(self) -> Host:
@@ -150,7 +159,7 @@ def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
         "waits for other ranks is impossible; leave it out under samovar run --keep-going"
     )
     collectives, home = PlannedCollectives(transport, choose), Home(tuple(range(world_size)), kept=_kept(identity))
-    return Joined(Group(rank, world_size), hosts, True, collectives, home, Heartbeats(), closing)
+    return Joined(Group(rank, world_size), hosts, True, collectives, home, Heartbeats())
 
 
 def _kept(identity: Identity) -> KeptCenter | None:
@@ -196,7 +205,8 @@ def _together(
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
         home = Home(hosts[0].ranks, addresses[0], choice.key_file)
-    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, closing)
+    near = connected_near(gathering, choice.device, timeout_s) if choice.transport in (AUTO, "nccl") else None
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, near)
 
 
 def _inside(

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from samovar.api.heartbeats import Heartbeats
+from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
-from samovar.collectives.engine import PlannedCollectives
-from samovar.core.errors import InputError
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group, Host, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity
@@ -25,11 +27,19 @@ from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.rendezvous import address_of, addresses_towards, interface_of, is_loopback
+from samovar.transports.rendezvous import (
+    address_of,
+    addresses_towards,
+    first_line,
+    interface_of,
+    is_loopback,
+    within,
+)
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
+from samovar.transports.torch_dist import NearCollectives
 
 # Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
 _GLOO_LIMIT_S = 86_400.0
@@ -73,6 +83,30 @@ def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
         if others:
             return f"{host} computes on the same GPU as {others[0]}, and NCCL takes one rank on each"
     return ""
+
+
+def connected_near(gathering: Gathering, device: torch.device | None, timeout_s: float) -> ConnectNear | None:
+    """What connects the devices of all ranks by NCCL; None unless each rank has one of its own, and NCCL."""
+    hellos, identity = gathering.hellos, gathering.identity
+    ranks = [Host(f"rank {rank} on {hello.name}", (rank,)) for rank, hello in enumerate(hellos)]
+    if device is None or lacks_nccl(ranks, hellos):
+        return None
+    store, prefix, who = gathering.store, f"{gathering.prefix}/near", gathering.who
+
+    def connect(collectives: Collectives) -> NearCollectives:
+        def make() -> NearCollectives:
+            group = store.near(prefix, identity.rank, identity.world_size, device, timeout_s)
+            return NearCollectives(group, collectives, device)
+
+        try:
+            return within(make, Deadline.after(timeout_s))
+        except (TimeoutError, RuntimeError) as error:
+            raise RankFailed(
+                f"{who}: NCCL does not connect the GPUs: {first_line(error) or 'not in time'}; name the interface with "
+                "NCCL_SOCKET_IFNAME, or give transport gloo (shm on one host), which copies through the host's memory"
+            ) from error
+
+    return connect
 
 
 def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str) -> LeaderCollectives:

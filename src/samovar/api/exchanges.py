@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -14,15 +14,17 @@ from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import Collectives, PlannedCollectives, float32_region
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.hierarchical import HierarchicalCollectives
+from samovar.core.buffer import pinned
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket
+from samovar.core.near import NearRegion
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors, matrices, own_arithmetic, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import layout_of
+from samovar.frontends.torch.parameters import device_of, layout_of
 from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
@@ -31,6 +33,7 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
+from samovar.transports.base import Region
 from samovar.transports.torch_dist import NearCollectives
 
 # If nothing travels. For smaller matrices the copy costs less than a search of the loss's graph.
@@ -292,7 +295,10 @@ class WeightExchange:
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
-        region = float32_region(collectives, "weights", layout.num_elements)
+        if center is not None and device_of(parameters) is not None:
+            region = cast(Region, NearRegion(pinned(layout.num_elements)))  # no other rank reads it
+        else:
+            region = float32_region(collectives, "weights", layout.num_elements)
         self._weights = FlatWeights(parameters, layout, region.array)
         closing.callback(self._weights.release)
         self._announcer = announcer

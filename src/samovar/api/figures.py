@@ -73,6 +73,7 @@ class ReplicaFigures:
         self._num_steps = self._num_samples_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._has_met = self._is_open = self._has_passed = False
+        self._loss_that_came = math.nan
         self._waits = False  # whether an exchange waits for a device
         self._late: tuple[LateCopy, int, int] | None = None  # losses on their way, their number, and that of steps
         self._num_fetched = 0
@@ -210,8 +211,9 @@ class ReplicaFigures:
 
     @property
     def loss(self) -> float:
-        """The last loss; NaN before the first backward pass, and if it is not one number."""
-        return math.nan if self._last_loss is None else _number(self._last_loss)
+        """The last loss, on a device the last that came; NaN before the first one, and if it is not one number."""
+        last = self._last_loss
+        return self._loss_that_came if last is None or last.device.type != "cpu" else _number(last)
 
     def samples_per_s(self) -> float:
         """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
@@ -308,8 +310,9 @@ class ReplicaFigures:
         copy, number, num_steps = self._late
         if not copy.has_come():
             return None
-        self._losses, self._late = losses[number:], None
-        return copy.values(), num_steps
+        self._losses, self._late, values = losses[number:], None, copy.values()
+        self._loss_that_came = values[-1]
+        return values, num_steps
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())

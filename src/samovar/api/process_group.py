@@ -23,7 +23,6 @@ from samovar.transports.base import PeerTransport
 from samovar.transports.hosts import HostsTransport
 from samovar.transports.torch_dist import NearCollectives
 
-
 ConnectNear: TypeAlias = Callable[[Collectives], NearCollectives]
 
 

@@ -77,9 +77,9 @@ class NearArray:
 
 @dataclass(frozen=True, slots=True)
 class NearRegion:
-    """As `samovar.transports.base.Region`, of memory on a device; no window reaches it."""
+    """As `samovar.transports.base.Region`, of memory that no window reaches: a `NearArray`, or private NumPy memory."""
 
-    array: NearArray
+    array: Any
     window: Any = None
     offset: int = 0
 

@@ -121,6 +121,22 @@ class JobStore:
         group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), number, num_hosts, options)
         return Nccl(group, device, timeout_s)
 
+    def near(self, prefix: str, rank: int, world_size: int, device: torch.device, timeout_s: float) -> _Group:
+        """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
+
+        Nothing waits for its operations: where one hangs for `timeout_s`, PyTorch's watchdog ends the process. Raises
+        RuntimeError. Never run: machines with a GPU were not at hand (ADR 23).
+        """
+        library: Any = distributed
+        options = library.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), rank, world_size, options)
+        ones = torch.ones(1, device=device)
+        group.allreduce([ones]).wait()
+        if int(ones.item()) != world_size:
+            raise RuntimeError(f"NCCL added {world_size} ones and found {ones.item()}")
+        return group
+
 
 class Gloo:
     """See `samovar.transports.leaders.Library`: gloo moves the arrays themselves, around a ring.

@@ -14,7 +14,8 @@ from samovar.frontends.torch.optimizers import Optimizers
 
 # The flat buffers are float32. These types are copied into them, which rounds nothing, and back.
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
-DEVICE_TYPES = ("cpu", "cuda")
+_ACCELERATOR = torch.accelerator.current_accelerator()
+DEVICE_TYPES = ("cpu", "cuda", *({_ACCELERATOR.type} - {"cuda"} if _ACCELERATOR else ()))
 _MARK = "samovar_replica"
 
 
