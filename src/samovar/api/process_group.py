@@ -77,7 +77,7 @@ class ProcessGroup:
         return self.collectives.group
 
     def collectives_for(self, config: StrategyConfig, device: torch.device | None) -> Collectives:
-        """Those of models on `device` (None: the CPU): where they lie, if ranks can, and the strategy too.
+        """Collectives for models on `device` (None: the CPU): of its own memory if ranks and strategy allow it.
 
         The first call connects the devices: all ranks make it together.
         """

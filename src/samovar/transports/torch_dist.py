@@ -125,7 +125,7 @@ class JobStore:
         """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
 
         Nothing waits for its operations: where one hangs for `timeout_s`, PyTorch's watchdog ends the process. Raises
-        RuntimeError. Never run: machines with a GPU were not at hand (ADR 23).
+        RuntimeError. Never run: machines with a GPU were not at hand (decision 29).
         """
         library: Any = distributed
         options = library.ProcessGroupNCCL.Options()
@@ -297,7 +297,7 @@ def _keep(thing: object) -> None:
 
 
 class NearCollectives:
-    """Sums and broadcasts of `samovar.core.near` memory where it lies, by a process group of PyTorch's.
+    """Sums and broadcasts of `samovar.core.near` memory where it is, by a process group of PyTorch's.
 
     On a device nothing here waits: what the device computes next waits there for the operation. NCCL runs it on a
     stream of its own, behind what the caller's stream was given before. Records travel by `host`, as without a device,
