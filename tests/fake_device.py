@@ -1,7 +1,7 @@
 """A stand-in for a GPU that computes: tensors away from the CPU, whose values the CPU works out unseen.
 
 To the code under test they are on a device of another type (torch's "meta"): `.numpy()` and `data_ptr()` fail, native
-kernels for the CPU's memory do not take them, autograd keeps them there. An operator that is given tensors of both
+kernels for the CPU's memory do not take them. Autograd keeps them there. An operator that is given tensors of both
 places fails, as on a GPU, where it does not copy or take a single number. Inside `away_mode()` "meta" is that device.
 
 It counts the bytes that cross the bus and the host's waits. With a seed its streams run late, in a drawn order

@@ -147,7 +147,7 @@ class FakeDevice:
 
 
 def _do_one(devices: list[FakeDevice], random: Random | None) -> bool:
-    """Do the first work of one stream, whichever; whether there was any."""
+    """Do the first work of a stream, and say whether there was any."""
     ready = [stream for device in devices for stream in device.streams if stream.queue and stream.queue[0].is_ready()]
     if not ready:
         return False

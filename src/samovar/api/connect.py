@@ -94,9 +94,10 @@ def join_group(
 ) -> Joined:
     """Meet the other ranks. All ranks call this equally often, and it returns when all have come.
 
-    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. `nccl` goes
-    through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
-    exchange as if each had a host of its own. `mpi` is for ranks that MPI started.
+    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. With `auto`
+    ranks whose models are on GPUs of their own may exchange there by NCCL. `nccl` demands it. `device` is the model's
+    (None: the CPU). With `gloo` and `tcp` the ranks of a single host exchange as if each had a host of its own. `mpi`
+    is for ranks that MPI started.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
@@ -120,7 +121,9 @@ def join_group(
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)
+            near = connected_near(gathering, choice.transport, device, timeout_s)
             joined = _together(gathering, processes, choice, timeout_s, closing)
+            joined.connect_near = near
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
@@ -196,7 +199,7 @@ def _together(
         if choice.transport == "mpi":
             collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
         elif len(hosts) > 1:
-            between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
+            between = connected_leaders(gathering, addresses)
             collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
             closing.callback(collectives.close)
             if between is not None:
@@ -205,8 +208,7 @@ def _together(
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
         home = Home(hosts[0].ranks, addresses[0], choice.key_file)
-    near = connected_near(gathering, choice.device, timeout_s) if choice.transport in (AUTO, "nccl") else None
-    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, near)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
 
 
 def _inside(

@@ -75,7 +75,7 @@ class ReplicaFigures:
         self._has_met = self._is_open = self._has_passed = False
         self._loss_that_came = math.nan
         self._waits = False  # whether an exchange waits for a device
-        self._late: tuple[LateCopy, int, int] | None = None  # losses on their way, their number, and that of steps
+        self._late: tuple[LateCopy, int, int] | None = None  # losses under way, their number, and that of steps
         self._num_fetched = 0
         self._told_s = -math.inf
         self._steps_told = 0
@@ -310,9 +310,8 @@ class ReplicaFigures:
         copy, number, num_steps = self._late
         if not copy.has_come():
             return None
-        self._losses, self._late, values = losses[number:], None, copy.values()
-        self._loss_that_came = values[-1]
-        return values, num_steps
+        self._losses, self._late, self._loss_that_came = losses[number:], None, copy.values()[-1]
+        return copy.values(), num_steps
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())

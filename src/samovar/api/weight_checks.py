@@ -50,7 +50,7 @@ class WeightChecks:
             self._refuse(name, step, figures)
 
     def _look_later(self, step: int, figures: ReplicaFigures) -> None:
-        """Nothing waits for the device: what one look finds is told by the next."""
+        """Look without a wait for the device: each look raises what the one before found."""
         if self._is_async:
             return
         if self._looked is not None:

@@ -1,6 +1,6 @@
 """Flat float32 arrays that strategies compute with, in the host's memory or on a device, by the same rules.
 
-Strategies know no torch. What NumPy's operators do not say, the functions here do.
+Strategies know no torch. They use NumPy's operators, and these functions for the rest.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,10 @@ class NearArray:
     """
 
     __array_ufunc__ = None  # NumPy's numbers leave operators to this class
-    dtype = np.dtype(np.float32)
 
     def __init__(self, tensor_N: Any) -> None:
         self.tensor_N = tensor_N
         self.shape: tuple[int, ...] = tuple(tensor_N.shape)
-        self.nbytes = 4 * self.shape[0]
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -86,18 +84,6 @@ class NearRegion:
     def part(self, start: int, stop: int) -> "NearRegion":
         """Elements [start, stop) of this region."""
         return NearRegion(self.array[start:stop])
-
-
-def zeros_like(array: Floats) -> Floats:
-    """An array of zeros in the same place."""
-    if isinstance(array, NearArray):
-        return NearArray(array.tensor_N.new_zeros(array.shape))  # type: ignore[unreachable]
-    return np.zeros_like(array)
-
-
-def saved(array: Floats) -> Floats:
-    """A copy in NumPy's memory, for a state."""
-    return np.array(array)
 
 
 def add(sums: Floats, values: Floats) -> None:

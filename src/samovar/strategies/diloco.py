@@ -120,7 +120,8 @@ class DiLoCo(LocalSteps):
         super().__init__(place)
         self._outer = place.chosen["outer_rate"], place.chosen["outer_momentum"]
         self._center = self._weights.copy()
-        self._velocity = near.zeros_like(self._center)
+        self._velocity = self._weights.copy()
+        self._velocity[:] = 0.0
         self._is_common = True  # x_i = c
         self._ahead: Array | None = None  # c as an exchange now would make it
 
@@ -186,8 +187,8 @@ class DiLoCo(LocalSteps):
 
     def state_dict(self) -> State:
         return {
-            "center": near.saved(self._center),
-            "velocity": near.saved(self._velocity),
+            "center": np.array(self._center),
+            "velocity": np.array(self._velocity),
             "is_common": int(self._is_common),
         }
 

@@ -209,7 +209,7 @@ class SyncEasgd(LocalSteps):
     def state_dict(self) -> State:
         """`residual` is this rank's own: every rank must save its state and load it again."""
         self.drain()
-        kept: State = {"center": near.saved(self._center)}
+        kept: State = {"center": np.array(self._center)}
         if self.is_compressed and self._codec is not None:
             kept |= {"codec": self._codec, "residual": self._residual.copy()}
         return kept

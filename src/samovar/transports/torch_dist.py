@@ -4,14 +4,11 @@ The only file below the rooms of training that imports torch.
 """
 
 import ctypes
-import math
-import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
@@ -110,17 +107,6 @@ class JobStore:
         ]
         return Gloo(group(PrefixStore(prefix, self._store), number, len(addresses), options))
 
-    def nccl(self, prefix: str, number: int, num_hosts: int, device: torch.device, timeout_s: float) -> "Nccl":
-        """As `gloo`, with NCCL, through the GPU `device`. Never run: machines with a GPU were not at hand (ADR 19).
-
-        The caller has seen to it that its process groups raise errors (`samovar.launch.script`).
-        """
-        library: Any = distributed
-        options = library.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), number, num_hosts, options)
-        return Nccl(group, device, timeout_s)
-
     def near(self, prefix: str, rank: int, world_size: int, device: torch.device, timeout_s: float) -> _Group:
         """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
 
@@ -143,8 +129,6 @@ class Gloo:
 
     Each chunk is added up once, on one rank.
     """
-
-    quiet_s = math.inf
 
     def __init__(self, group: _Group) -> None:
         self._group = group
@@ -178,117 +162,6 @@ class _InPlace:
 
     def wait(self, limit_s: float) -> None:
         self._work.wait(timedelta(seconds=limit_s))
-
-
-class StagedCopy:
-    """See `samovar.transports.leaders.Library`: the group moves copies of the arrays on `device`.
-
-    A call copies its array there, and the wait for the operation copies the result back. Progress inside an operation
-    cannot be seen, so none may take longer than `quiet_s` after the one before. After one failed, all fail. The first
-    one runs here, because NCCL connects in it.
-
-    Memory: on `device`, as much as is under way. Cost: each byte twice over the bus.
-    """
-
-    def __init__(self, group: _Group, device: torch.device, quiet_s: float) -> None:
-        self.quiet_s = quiet_s
-        self._group = group
-        self._side = _DeviceSide(device)
-        self.all_reduce(np.zeros(1, np.float32)).wait(quiet_s)
-
-    def all_reduce(self, array: Array) -> "_Copied":
-        with self._side.here():
-            near = self._side.copy_of(array)
-            return _Copied(self._group.allreduce([near]), near, array, self._side)
-
-    def broadcast(self, array: Array) -> "_Copied":
-        with self._side.here():
-            near = self._side.copy_of(array)
-            return _Copied(self._group.broadcast(near, 0), near, array, self._side)
-
-    def all_gather(self, own: Array, gathered: Array) -> "_Copied":
-        with self._side.here():
-            near = torch.empty_like(torch.from_numpy(gathered), device=self._side.device)
-            work = self._group.allgather([list(near)], [self._side.copy_of(own)])
-            return _Copied(work, near, gathered, self._side)
-
-    def close(self, left: Sequence[Operation]) -> None:
-        if left:
-            self._side.failure = "closed before it was over"
-        self._let_go(self._group, bool(left))
-        del self._group
-
-    def _let_go(self, group: _Group, hangs: bool) -> None:
-        if hangs:
-            _keep(group)
-
-
-class _DeviceSide:
-    """The device of copies, and the failure after which no result counts.
-
-    On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.failure = ""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def here(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def copy_of(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, copy=True)
-
-
-class _Copied:
-    """See `samovar.transports.leaders.Operation`: `near` is copied to `array`.
-
-    A limited wait of NCCL breaks the connections when it gives up, so this asks until the operation is over.
-    """
-
-    def __init__(self, work: Work, near: torch.Tensor, array: Array, side: _DeviceSide) -> None:
-        self._work = work
-        self._near: torch.Tensor | None = near
-        self._array = array
-        self._side = side
-
-    def is_over(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def wait(self, limit_s: float) -> None:
-        limit, pause_s = Deadline.after(limit_s), _FIRST_POLL_S
-        while not self.is_over() and not self._side.failure:
-            if limit.passed():
-                raise RuntimeError(f"not over after {limit_s:.3f} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
-        self._take_back()
-
-    def _take_back(self) -> None:
-        if self._side.failure:  # NCCL calls off the other operations then, and says that they are done
-            raise RuntimeError(self._side.failure)
-        with self._side.here():
-            try:
-                self._work.wait()  # for nothing any more, but says what went wrong
-            except RuntimeError as error:
-                self._side.failure = str(error)
-                raise
-            if self._near is not None:
-                torch.from_numpy(self._array).copy_(self._near)
-                self._near = None
-
-
-class Nccl(StagedCopy):
-    """NCCL, between GPUs of which each host's first rank has one."""
-
-    def _let_go(self, group: _Group, hangs: bool) -> None:
-        """Cancel operations that hang; otherwise wait a few seconds until the last message has arrived."""
-        with suppress(RuntimeError):  # what is closed cannot fail any more
-            try:
-                within(group.abort if hangs else group.shutdown, Deadline.after(_CLOSING_S))
-            except TimeoutError:
-                _keep(group)  # its destructor would wait on
 
 
 def _keep(thing: object) -> None:
@@ -341,7 +214,7 @@ class NearCollectives:
             raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
 
     def close(self) -> None:
-        """End the connections. What hangs is called off; a call that does not return stays with the process."""
+        """End the connections, and operations that hang; a call that does not return stays with the process."""
         group, self._process_group = self._process_group, None
         if hasattr(group, "abort"):
             with suppress(RuntimeError):
