@@ -32,7 +32,7 @@ from samovar.launch.identity import Identity, checked_transport, identity_in_gro
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, require_choice
 from samovar.transports.keys import make_key
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
@@ -94,22 +94,20 @@ def join_group(
 ) -> Joined:
     """Meet the other ranks. All ranks call this equally often, and it returns when all have come.
 
-    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. With `auto`
-    ranks whose models are on GPUs of their own may exchange there by NCCL. `nccl` demands it. `device` is the model's
-    (None: the CPU). With `gloo` and `tcp` the ranks of a single host exchange as if each had a host of its own. `mpi`
-    is for ranks that MPI started.
+    `transport` `auto` is `shm` on one host and `gloo` between several; `shm` is refused between hosts. Ranks with their
+    own GPUs may exchange there by NCCL, which `nccl` demands. `device` is the model's (None: the CPU).
+    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
     all-reduce (AUTO: the best for each buffer by nominal figures). Between hosts only `tcp` uses it. Arguments that are
-    left out come from the environment. A single process needs no store and no socket. If the program has opened a
-    process group of torch.distributed, its ranks are those of that group, and they meet in its store.
+    left out come from the environment. If the program has opened a process group of torch.distributed, its ranks are
+    those of that group, and they meet in its store.
 
     Raises InputError if ranks do not fit together, RankFailed, and after `timeout_s` DeadlineExceeded with the missing
     ranks.
     """
-    if collective not in COLLECTIVES:
-        raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
+    require_choice("collective", collective, COLLECTIVES)
     identity, store = (identity, None) if identity is not None else _found()
     choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
@@ -121,9 +119,8 @@ def join_group(
                 make_key(choice.key_file)
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)
-            near = connected_near(gathering, choice.transport, device, timeout_s)
             joined = _together(gathering, processes, choice, timeout_s, closing)
-            joined.connect_near = near
+            joined.connect_near = connected_near(gathering, choice.transport, device, timeout_s)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined

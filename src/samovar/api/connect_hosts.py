@@ -83,7 +83,6 @@ def connected_near(
     """
     lacking = lacks_nccl(gathering.hellos)
     if transport == "nccl" and lacking:
-        gathering.close()  # all ranks come here: the store stays until the last has heard what it says
         raise InputError(f"{gathering.who}: transport 'nccl' is impossible: {lacking}; give auto, shm or gloo")
     if lacking or device is None or transport not in (AUTO, "nccl"):
         return None

@@ -57,9 +57,8 @@ class WeightChecks:
             looked_step, flags = self._looked
             if not flags.has_come():
                 return
-            for name, is_finite in zip(self._parameters, flags.values(), strict=True):
-                if not is_finite:
-                    self._refuse(name, looked_step, figures)
+            if not all(flags.values()):
+                self._refuse(list(self._parameters)[flags.values().index(False)], looked_step, figures)
         self._looked = step, LateCopy(finite_flags(self._parameters))
 
     def _refuse(self, name: str, step: int, figures: ReplicaFigures) -> None:

@@ -1,7 +1,4 @@
-"""Flat float32 arrays that strategies compute with, in the host's memory or on a device, by the same rules.
-
-Strategies know no torch. They use NumPy's operators, and these functions for the rest.
-"""
+"""Flat float32 arrays on a device, for strategies, which know no torch: NumPy's operators, and functions for both."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +49,6 @@ class NearArray:
 
     def __rmul__(self, factor: np.float32) -> "NearArray":
         return NearArray(self.tensor_N * float(factor))
-
-    def __truediv__(self, divisor: np.float32) -> "NearArray":
-        return NearArray(self.tensor_N / float(divisor))
 
     def __iadd__(self, other: "NearArray") -> "NearArray":
         self.tensor_N.add_(other.tensor_N)
@@ -120,7 +114,8 @@ def outer_step(
     if not isinstance(weights, NearArray):
         _native.outer_step(weights, center, velocity, summed, count, rate, momentum)
         return
-    delta = center - summed / np.float32(count)  # type: ignore[unreachable]
+    summed /= np.float32(count)  # type: ignore[unreachable]
+    delta = center - summed
     velocity *= np.float32(momentum)
     velocity += delta
     delta += np.float32(momentum) * velocity

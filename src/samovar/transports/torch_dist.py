@@ -22,7 +22,6 @@ from samovar.transports.leaders import Operation
 from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
-_FIRST_POLL_S, _LAST_POLL_S = 20e-6, 0.001
 # How long NCCL may take to close, for which it may wait for other hosts.
 _CLOSING_S = 5.0
 

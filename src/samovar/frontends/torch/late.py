@@ -20,5 +20,4 @@ class LateCopy:
 
     def values(self) -> list[Any]:
         assert self.has_come()
-        values: list[Any] = self._host.tolist()
-        return values
+        return list(self._host.tolist())
