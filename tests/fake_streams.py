@@ -23,7 +23,7 @@ _devices: list["FakeDevice"] = []
 
 def here() -> "FakeDevice":
     """The device of this thread's rank."""
-    return _local.device  # type: ignore[no-any-return]
+    return _local.device
 
 
 class Task:

@@ -7,7 +7,7 @@ import torch
 
 import samovar
 from samovar import _native
-from samovar.api import process_group, rendezvous, replica, replicate
+from samovar.api import rendezvous, replica, replicate
 from samovar.transports.torch_dist import JobStore, NearCollectives
 
 DEVICE = torch.device("cpu")
@@ -16,9 +16,8 @@ DEVICE = torch.device("cpu")
 def main() -> None:
     _native.die_with_parent()
     torch.manual_seed(1)
-    rendezvous.nccl_card = lambda _device: (f"2.27.3/GPU of rank {os.environ['RANK']}", "")  # type: ignore[attr-defined]
-    JobStore.near = near  # type: ignore[method-assign]
-    replica.device_of = lambda _parameters: DEVICE  # type: ignore[attr-defined]
+    for place, name, made in ((rendezvous, "nccl_card", card), (JobStore, "near", near), (replica, "device_of", there)):
+        setattr(place, name, made)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with samovar.replicate(model, optimizer, "sync", timeout_s=20.0) as member:
@@ -27,9 +26,18 @@ def main() -> None:
             optimizer.zero_grad()
             member.backward(model(x).sum())
             member.step()
-        team: process_group.ProcessGroup = replicate._process._team  # type: ignore[assignment]
+        team = replicate._process._team
+        assert team is not None
         assert isinstance(team._near, NearCollectives)
         print(team._near.bytes_sent > 0, model.weight.tolist(), flush=True)
+
+
+def card(_device: torch.device | None) -> tuple[str, str]:
+    return f"2.27.3/GPU of rank {os.environ['RANK']}", ""
+
+
+def there(_parameters: object) -> torch.device:
+    return DEVICE
 
 
 def near(store: JobStore, prefix: str, rank: int, world_size: int, _device: torch.device, timeout_s: float) -> Any:

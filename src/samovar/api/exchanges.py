@@ -63,7 +63,7 @@ def factoring_of(
     return Factoring(collectives, config.factors or NONE, _links(collectives), own_arithmetic(), deadline, tell)
 
 
-def _links(collectives: Collectives) -> Links:
+def _links(collectives: Collectives | NearCollectives) -> Links:
     world_size = collectives.group.world_size
     if isinstance(collectives, HierarchicalCollectives):
         num_ranks = max(len(host.ranks) for host in collectives.hosts)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -101,9 +101,9 @@ class WindowCollectives(Collectives, Protocol):
 
 def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
     """Zeroed float32 (num_elements,) on every rank, which the collectives of this object may use."""
-    memory = collectives.region(name, 4 * num_elements)
+    memory: Any = collectives.region(name, 4 * num_elements)
     if isinstance(memory, NearRegion):
-        return memory  # type: ignore[unreachable]
+        return cast(Region, memory)
     return Region(memory.window, memory.offset, memory.array.view(np.float32))
 
 

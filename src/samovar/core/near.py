@@ -1,14 +1,14 @@
 """Flat float32 arrays on a device, for strategies, which know no torch: NumPy's operators, and functions for both."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from samovar import _native
 
-Floats = npt.NDArray[np.float32]
+Flat: TypeAlias = Any  # float32 (N,): an array of NumPy's, or a NearArray
 
 
 class NearArray:
@@ -20,7 +20,7 @@ class NearArray:
     __array_ufunc__ = None  # NumPy's numbers leave operators to this class
 
     def __init__(self, tensor_N: Any) -> None:
-        self.tensor_N = tensor_N
+        self.tensor_N: Any = tensor_N
         self.shape: tuple[int, ...] = tuple(tensor_N.shape)
 
     def __len__(self) -> int:
@@ -80,41 +80,41 @@ class NearRegion:
         return NearRegion(self.array[start:stop])
 
 
-def add(sums: Floats, values: Floats) -> None:
+def add(sums: Flat, values: Flat) -> None:
     """sums = sums + values"""
     if isinstance(sums, NearArray):
-        sums += values  # type: ignore[unreachable]
+        sums += values
     else:
         _native.reduce(sums, [sums, values])
 
 
-def elastic_pull(weights: Floats, center: Floats, differences: Floats, rate: float) -> None:
+def elastic_pull(weights: Flat, center: Flat, differences: Flat, rate: float) -> None:
     """differences = rate * (weights - center);  weights = weights - differences"""
     if isinstance(weights, NearArray):
-        differences[:] = weights - center  # type: ignore[unreachable]
+        differences[:] = weights - center
         differences *= np.float32(rate)
         weights -= differences
     else:
         _native.elastic_pull(weights, center, differences, rate)
 
 
-def elastic_exchange(weights: Floats, center: Floats, differences: Floats, rate: float) -> None:
+def elastic_exchange(weights: Flat, center: Flat, differences: Flat, rate: float) -> None:
     """center = center + differences;  then as `elastic_pull`"""
     if isinstance(weights, NearArray):
-        center += differences  # type: ignore[unreachable]
+        center += differences
         elastic_pull(weights, center, differences, rate)
     else:
         _native.elastic_exchange(weights, center, differences, rate)
 
 
 def outer_step(
-    weights: Floats, center: Floats, velocity: Floats, summed: Floats, count: int, rate: float, momentum: float
+    weights: Flat, center: Flat, velocity: Flat, summed: Flat, count: int, rate: float, momentum: float
 ) -> None:
     """A step of SGD with Nesterov's momentum from `center`, by center - summed / count; weights = center."""
     if not isinstance(weights, NearArray):
         _native.outer_step(weights, center, velocity, summed, count, rate, momentum)
         return
-    summed /= np.float32(count)  # type: ignore[unreachable]
+    summed /= np.float32(count)
     delta = center - summed
     velocity *= np.float32(momentum)
     velocity += delta

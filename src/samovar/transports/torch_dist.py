@@ -208,7 +208,7 @@ class NearCollectives:
             return None
         self._num_bytes += num_bytes * (world_size - 1) // world_size
         try:
-            return run.call(self._process_group)  # type: ignore[no-any-return]
+            return run.call(self._process_group)
         except RuntimeError as error:
             raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
 

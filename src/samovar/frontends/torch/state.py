@@ -97,17 +97,18 @@ class FlatWeights:
         self.scatter()
 
 
-def tensor_of(array: Array) -> torch.Tensor:
+def tensor_of(array: Array | NearArray) -> torch.Tensor:
     """The same memory as a torch tensor, in the host's memory or on a device."""
     if isinstance(array, NearArray):
-        return array.tensor_N  # type: ignore[unreachable]
+        near: torch.Tensor = array.tensor_N
+        return near
     return torch.from_numpy(array)
 
 
-def staged(parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array) -> StagedBuffer:
+def staged(parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array | NearArray) -> StagedBuffer:
     """A buffer in `array`, float32 (N,), with a copy near the parameters if they are on a device and it is not."""
     if isinstance(array, NearArray):
-        return StagedBuffer(FlatTensor(layout, tensor_of(array)))  # type: ignore[unreachable]
+        return StagedBuffer(FlatTensor(layout, tensor_of(array)))
     return StagedBuffer(FlatBuffer(layout, array), device_of(parameters))
 
 
