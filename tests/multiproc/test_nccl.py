@@ -11,7 +11,7 @@ from samovar.api.rendezvous import RankHello
 from samovar.launch.identity import Identity
 from samovar.transports.torch_dist import nccl_card
 from tests.multiproc.ports import reserved_port
-from tests.multiproc.test_join import PROGRAM, failed, started, variables_of
+from tests.multiproc.test_join import END_S, PROGRAM, failed, started, variables_of
 
 ONE_EACH = ", and NCCL takes one rank on each"
 
@@ -32,7 +32,7 @@ def test_ranks_with_gpus_of_their_own_exchange_there() -> None:
     """With the group of another library; `samovar.replicate` and the meeting of ranks are the real ones."""
     program = (sys.executable, Path(__file__).with_name("near_program.py"))
     with reserved_port() as port, started([(program, variables_of(rank, 2, port), ()) for rank in range(2)]) as ranks:
-        ended = [process.communicate(timeout=60.0) for process in ranks]
+        ended = [process.communicate(timeout=END_S) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], ended
     assert ended[0][0].startswith("True [["), ended
     assert ended[0][0] == ended[1][0]
