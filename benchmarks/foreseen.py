@@ -38,6 +38,7 @@ from samovar.predict.runs import Workplace
 from samovar.predict.work import Segment, Work
 from samovar.solver.flat import Multipliers, build_solver
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import MomentumShares
 from samovar.training import build
 from samovar.transports.base import Array
 
@@ -90,14 +91,15 @@ class CaffeSubject:
         for name, parameter in self._parameters.items():
             FlatBuffer(self.layout, weights).view(name).copy_(parameter.detach())
 
-    def learner(self, place: Workplace, momentum: float, rate: float, seed: int) -> Learner:
+    def learner(self, place: Workplace, shares: MomentumShares, rate: float, seed: int) -> Learner:
         reader = build.open_reader(self._definition, "TRAIN", self._config, seed)
         portions = batch_portions(place.transport.group, reader.batch_size)
         stream = self._stack.enter_context(BatchStream(reader, portions, 0))
         net = build.net_for(self._definition, reader, seed, self._config)
         settings = solver_config(self._caffe)
         policy = replace(settings.policy, base_lr=settings.policy.base_lr * rate)
-        return CaffeLearner(net, stream, place, replace(settings, momentum=momentum, policy=policy))
+        form = "Nesterov" if shares.is_nesterov else settings.type
+        return CaffeLearner(net, stream, place, replace(settings, type=form, momentum=shares.worker, policy=policy))
 
     def tested(self, weights: Array) -> tuple[float, float]:
         with torch.no_grad():

@@ -134,7 +134,7 @@ def _default(kind: Any, setting: Any) -> str:
     if recipe is None or setting.name not in recipe.settings:
         return str(setting.default_words)
     value = recipe.settings[setting.name](StrategyConfig(kind.traits.name), _FEW_WORKERS)
-    return f"{setting.default_words}; {value:g} by its recipe"
+    return f"{setting.default_words}; {'on' if value is True else f'{value:g}'} by its recipe"
 
 
 def _values(setting: Any) -> str:

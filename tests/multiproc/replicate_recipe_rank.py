@@ -10,6 +10,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.core.errors import InputError
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.defaults import by_recipe
 from samovar.strategies.recipe import Recipe
 from tests.multiproc.replicate_nets import TIMEOUT_S, perceptron, sgd
 from tests.multiproc.replicate_ranks import serve_rank
@@ -56,7 +57,19 @@ def only_one_has_it(process_group: ProcessGroup) -> str:
     return refused(lambda: Replica(model, sgd(model), process_group, DILOCO, TIMEOUT_S, recipe=recipe))
 
 
-SCENARIOS = {function.__name__: function for function in (averaging, with_scheduler, odd_batch, only_one_has_it)}
+def with_momentum_ahead(process_group: ProcessGroup) -> Any:
+    model, given = perceptron(), by_recipe(StrategyConfig("async-sgd"), process_group.group.world_size)
+
+    def replicated(nesterov: bool) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=nesterov)
+        Replica(model, optimizer, process_group, given, TIMEOUT_S, recipe=given.traits.recipe)
+        return optimizer
+
+    return {"plain": refused(lambda: replicated(False)), "rate": replicated(True).param_groups[0]["lr"]}
+
+
+PROGRAMS = (averaging, with_scheduler, odd_batch, only_one_has_it, with_momentum_ahead)
+SCENARIOS = {function.__name__: function for function in PROGRAMS}
 
 if __name__ == "__main__":
     serve_rank(SCENARIOS)

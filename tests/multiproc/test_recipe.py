@@ -72,3 +72,6 @@ def test_replicate_divides_batches_and_scales_rates() -> None:
         assert "one of 7 samples has no equal parts for 2 ranks; give a multiple of 2" in result
     for result in succeeded(ranks, "only_one_has_it"):
         assert "differ from rank 0 in their settings" in result
+    for result in succeeded(ranks, "with_momentum_ahead"):
+        assert "make the optimizer with nesterov=True" in result["plain"]
+        assert result["rate"] == pytest.approx(0.1 / 2)

@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from samovar.core.errors import InputError
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import description, layout_of
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import shared_momentum
+from samovar.strategies.defaults import MomentumShares, shared_momentum
 from samovar.strategies.recipe import Recipe
 
 _COMPARED = ("model (its tensors' names, shapes, types or order, or which of them train)", "settings")
@@ -52,26 +53,25 @@ def require_agreement(
     return float(rows[0, 0])
 
 
-def with_momentum(
-    config: StrategyConfig, optimizers: Optimizers, num_workers: int
-) -> tuple[StrategyConfig, tuple[str, ...]]:
-    """The unresolved `config` with the center's share of the momentum, and notices for the user.
+def with_momentum(config: StrategyConfig, optimizers: Optimizers, num_workers: int) -> MomentumShares:
+    """The places of momentum, with the unresolved `config` and notices for the user.
 
     Raises InputError if the strategy forbids an optimizer's momentum, or needs one.
     """
     momentum = max((float(group.get("momentum", 0.0)) for group in optimizers.param_groups), default=0.0)
     first_moment = max((_first_moment(group) for group in optimizers.param_groups), default=0.0)
     if config.traits.needs_momentum:
-        return shared_momentum(config, momentum or first_moment, num_workers).config, ()
+        return shared_momentum(config, momentum or first_moment, num_workers)
     shares = shared_momentum(config, momentum, num_workers)
-    if shares.worker != momentum:
+    if shares.worker != momentum or (shares.is_nesterov and not optimizers.looks_ahead):
         raise InputError(f"replicate: {shares.refusal}")
     if config.traits.adds_steps and first_moment:
-        return shares.config, (
+        notice = (
             f"{config.name}: {optimizers.title} averages gradients over steps (betas). At a center that adds up steps, "
-            f"this acts as a momentum of each worker; betas=(0.0, ...) leaves it out",
+            f"this acts as a momentum of each worker; betas=(0.0, ...) leaves it out"
         )
-    return shares.config, ()
+        return replace(shares, notices=(notice,))
+    return shares
 
 
 def _first_moment(group: Mapping[str, Any]) -> float:

@@ -49,7 +49,8 @@ class Replica(Checkpoints, FigureCalls):
     another rank is longer than `timeout_s`; then DeadlineExceeded names the ranks that are missing.
 
     `config` is the strategy with every setting. `num_workers` are all ranks, and those of other jobs that share the box
-    at the start. `notices` are sentences for the user. `recipe` is None if there is none.
+    at the start. `notices` are sentences for the user. `recipe` is None if there is none;
+    `rate_factor` is that of the learning rates by it.
     """
 
     def __init__(
@@ -67,14 +68,14 @@ class Replica(Checkpoints, FigureCalls):
     ) -> None:
         self._optimizers = optimizers = Optimizers(optimizer)
         self._parameters = trained_parameters(model, optimizers)
-        config, self.notices = with_momentum(config, optimizers, processes.group.world_size)
         self.num_workers = processes.group.world_size
+        shares = with_momentum(config, optimizers, self.num_workers)
+        self.notices, config = shares.notices, shares.config
         self.config = resolved(config, self.num_workers)
-        optimizers.scale_rates(recipe.rate(self.config, self.num_workers) if recipe else 1.0)
+        self.rate_factor = self._scaled_rates(shares.rate_factor, recipe)
         if not self.config.exchanges_weights or self.config.traits.in_groups:
             require_dense_gradients(model)
-        self._model, self.recipe = model, recipe
-        self._step_group = step_group_of(processes, self.config)
+        self._model, self.recipe, self._step_group = model, recipe, step_group_of(processes, self.config)
         self._announcer = self._step_group.announcer(self, timeout_s)
         super().__init__(processes, self._announcer.among(processes))
         wanted = (wanted or FiguresWanted()).of_replica(self._announcer.number)
@@ -295,6 +296,11 @@ class Replica(Checkpoints, FigureCalls):
         self._figures.go_to(self._step)
         self._shards.load_state_dict(state, has_same_ranks=state["world_size"] == self.world_size)
         self._checks.show_digest()
+
+    def _scaled_rates(self, factor: float, recipe: Recipe | None) -> float:
+        factor = factor * recipe.rate(self.config, self.num_workers) if recipe else 1.0
+        self._optimizers.scale_rates(factor)
+        return factor
 
     def shadow(self, call: Call) -> None:
         """Take part, without data, in a call of the other ranks."""

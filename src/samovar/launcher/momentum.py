@@ -26,7 +26,8 @@ def with_momentum(
     notices = shares.notices
     if factor != 1.0:
         notices = (*notices, _other_rate(strategy, solver, policy.base_lr, num_workers))
-    return shares.config, replace(solver, momentum=shares.worker, policy=policy), notices
+    form = "Nesterov" if shares.is_nesterov else solver.type
+    return shares.config, replace(solver, type=form, momentum=shares.worker, policy=policy), notices
 
 
 def _other_rate(strategy: StrategyConfig, solver: SolverConfig, rate: float, num_workers: int) -> str:

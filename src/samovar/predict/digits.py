@@ -10,6 +10,7 @@ from samovar.core.layout import Layout, ParameterSpec
 from samovar.data.digits import NUM_TEST, load
 from samovar.predict.learning import Learner
 from samovar.predict.runs import Workplace
+from samovar.strategies.defaults import MomentumShares
 from samovar.transports.base import Array
 
 NUM_HIDDEN, NUM_CLASSES, NUM_PIXELS = 64, 10, 64
@@ -44,8 +45,8 @@ class Digits:
         for matrix in _matrices(weights):
             matrix[:-1] = draw.standard_normal(matrix[:-1].shape) * math.sqrt(2 / (len(matrix) - 1))
 
-    def learner(self, place: Workplace, momentum: float, rate: float, seed: int) -> Learner:
-        return _DigitsLearner(place, self.batch_size, momentum, RATE * rate, seed)
+    def learner(self, place: Workplace, shares: MomentumShares, rate: float, seed: int) -> Learner:
+        return _DigitsLearner(place, self.batch_size, shares, RATE * rate, seed)
 
     def tested(self, weights: Array) -> tuple[float, float]:
         images, labels = _digits()[2:]
@@ -58,9 +59,9 @@ class Digits:
 
 
 class _DigitsLearner:
-    """A worker's samples, and SGD with momentum."""
+    """A worker's samples, and SGD with its share of the momentum."""
 
-    def __init__(self, place: Workplace, batch_size: int, momentum: float, rate: float, seed: int) -> None:
+    def __init__(self, place: Workplace, batch_size: int, shares: MomentumShares, rate: float, seed: int) -> None:
         group = place.transport.group
         images, labels = _digits()[:2]
         self._batch = batch_size // group.world_size
@@ -68,7 +69,7 @@ class _DigitsLearner:
         self._order = np.random.default_rng([seed, group.rank])
         self._place, self._history = place, np.zeros_like(place.weights)
         self._left: list[int] = []
-        self._momentum, self._rate = np.float32(momentum), rate
+        self._momentum, self._rate, self._looks_ahead = np.float32(shares.worker), rate, shares.is_nesterov
 
     def backward(self) -> None:
         if len(self._left) < self._batch:
@@ -79,8 +80,9 @@ class _DigitsLearner:
     def update(self, scale: float) -> None:
         with np.errstate(all="ignore"):
             self._history *= self._momentum
-            self._history += np.float32(self._rate * scale) * self._place.gradients
-            self._place.weights -= self._history
+            step = np.float32(self._rate * scale) * self._place.gradients
+            self._history += step
+            self._place.weights -= self._momentum * self._history + step if self._looks_ahead else self._history
 
 
 _MOST_IN_A_STEP = 1_024  # of 1,437

@@ -16,7 +16,7 @@ from samovar.predict.runs import Scaled, SimulatedWorker, Workplace, server_host
 from samovar.predict.simulated import simulated
 from samovar.predict.work import Work
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import resolved, shared_momentum
+from samovar.strategies.defaults import MomentumShares, resolved, shared_momentum
 from samovar.strategies.settings import OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.transports.base import Array
@@ -51,8 +51,8 @@ class Subject(Protocol):
     def start(self, weights: Array, seed: int) -> None:
         """The first weights of every worker."""
 
-    def learner(self, place: Workplace, momentum: float, rate: float, seed: int) -> Learner:
-        """A worker that has this momentum, and `rate` times the solver's learning rate."""
+    def learner(self, place: Workplace, shares: MomentumShares, rate: float, seed: int) -> Learner:
+        """A worker that keeps its share of the momentum, and has `rate` times the solver's learning rate."""
 
     def tested(self, weights: Array) -> tuple[float, float]:
         """The mean loss and the accuracy on samples that nobody learns from."""
@@ -107,7 +107,7 @@ def learned(lesson: Lesson, subject: Subject, num_points: int = NUM_POINTS) -> L
     if settled.needs_center:
         servers = servers_of(lesson.cluster, lesson.num_workers, lesson.work)
         servers.learn(size)
-    solver = (shares.worker, lesson.rate * shares.rate_factor)
+    solver = (shares, lesson.rate * shares.rate_factor)
     collective = plans_for(lesson.cluster, lesson.num_workers).fastest
     course = _Course(subject, servers, num_points, lesson.num_workers)
     program = partial(_learn, lesson, course, settled, solver, collective, scaled)
@@ -165,7 +165,7 @@ def _learn(
     lesson: Lesson,
     course: _Course,
     settled: StrategyConfig,
-    solver: tuple[float, float],
+    solver: tuple[MomentumShares, float],
     collective: Callable[[int], str],
     scaled: Scaled,
     transport: SimTransport,

@@ -9,11 +9,22 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.local_sgd import take_array
-from samovar.strategies.recipe import Recipe
+from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import MAX_REFUSED, MAX_STALENESS, SYNC_PERIOD
 from samovar.strategies.traits import Setting
 from samovar.transports.base import Array
 
+KEEP_MOMENTUM = Setting(
+    "keep_momentum",
+    bool,
+    "Workers keep the solver's momentum, in Nesterov's form.",
+    default=False,
+    default_words="off",
+    words=lambda is_kept, _: "each worker's momentum looks ahead" if is_kept else "",
+    source="Hakimi et al. 2019 (DANA)",
+    is_advanced=True,
+)
+_RECIPE = Recipe(settings={KEEP_MOMENTUM.name: always(True)})
 _SETTINGS = (SYNC_PERIOD.by_default(1), MAX_STALENESS, MAX_REFUSED)
 WORKERS_MOMENTUM = 0.9  # of a solver that says nothing
 
@@ -44,9 +55,9 @@ CENTER_MOMENTUM = Setting(
     "async-sgd",
     exchange="the change that its steps made; it then takes the center's weights",
     waits_for="locks of the center's chunks",
-    settings=_SETTINGS,
+    settings=(_SETTINGS[0], KEEP_MOMENTUM, *_SETTINGS[1:]),
     is_replayable=True,
-    recipe=Recipe(),
+    recipe=_RECIPE,
 )
 class AsyncSgd(CenterSteps):
     """A worker steps from the center's weights as it pulled them, c_pulled. Every `sync_period_steps` steps:
@@ -55,15 +66,22 @@ class AsyncSgd(CenterSteps):
         c = c + d               (first come, first served)
         x = c_pulled = c        (read again)
 
-    Any solver without momentum of its own makes the step. A worker waits for the chunks' locks, for no other worker.
-    With `max_staleness_steps` S it reads c before it pushes. If others have made more than S updates since it pulled,
-    its d is set aside. It then continues from the center that it has just read.
+    Any solver without momentum of its own makes the step, or with `keep_momentum` one with Nesterov's: each of P
+    workers then has its own velocity and pushes
+
+        v = mu v + g,    d = -eta / P (mu v + g)
+
+    So d looks one step of all workers ahead, about as far as they have moved c since it was pulled.
+
+    A worker waits for the chunks' locks, for no other worker. With `max_staleness_steps` S it reads c before it pushes.
+    If others have made more than S updates since it pulled, its d is set aside. It then continues from the center that
+    it has just read.
 
     Cost: 2N floats of memory in addition to weights and gradients. An exchange writes and reads N floats, and reads N
     more with a bound.
 
     Source: Dean et al. 2012 (Downpour SGD); You, Buluc and Demmel 2017 (Async SGD), where every elastic method beats it
-    in time to accuracy.
+    in time to accuracy. The momentum is that of Hakimi, Barkai, Gabel and Schuster 2019 (DANA-Slim).
     """
 
     def __init__(self, place: Place) -> None:
@@ -159,7 +177,7 @@ class AsyncMsgd(AsyncSgd):
     waits_for="no other worker",
     has_locks=False,
     is_replayable=False,
-    recipe=Recipe(),
+    recipe=_RECIPE,
 )
 class HogwildSgd(AsyncSgd):
     """`AsyncSgd` at a center without locks: of two updates of one element at the same time one may be lost.

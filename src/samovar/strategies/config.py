@@ -42,6 +42,7 @@ class StrategyConfig:
     max_refused_pushes: int | None = None
     group_size: int | None = None
     read_first: bool | None = None
+    keep_momentum: bool | None = None
     center_momentum: float | None = None
     compress: str | None = None
     always_compresses: bool = False

@@ -57,12 +57,14 @@ def described(config: StrategyConfig) -> str:
 class MomentumShares:
     """Where momentum is kept: at the center as `config` says, and a worker's solver, at `rate_factor` times its rate.
 
-    `notices` are for the user, `refusal` for an optimizer whose momentum is not `worker` and cannot be changed.
+    `is_nesterov`: in Nesterov's form. `notices` are for the user, `refusal` for an optimizer whose momentum is not
+    this one and cannot be changed.
     """
 
     config: StrategyConfig
     worker: float
     rate_factor: float = 1.0
+    is_nesterov: bool = False
     notices: tuple[str, ...] = ()
     refusal: str = ""
 
@@ -75,7 +77,8 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
 
         f P eta / (1 - mu_c) = eta / (1 - mu)
 
-    mu_c is the momentum that the center keeps; f = 1 if mu_c is given. Raises InputError if the strategy needs momentum
+    mu_c is the momentum that the center keeps; f = 1 if mu_c is given. With `keep_momentum` each worker keeps mu, and
+    f = 1 / P. Raises InputError if the strategy needs momentum
     and the solver has none.
     """
     if config.traits.needs_momentum and momentum == 0:
@@ -94,8 +97,14 @@ def shared_momentum(config: StrategyConfig, momentum: float, num_workers: int = 
         return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), refusal=refusal)
     if not momentum:
         return MomentumShares(config, 0.0, refusal=refusal)
+    if config.keep_momentum:
+        refusal = (
+            f"{config.name}: with keep_momentum (which its recipe sets) a worker's momentum must look ahead; make the "
+            "optimizer with nesterov=True, or give keep_momentum=False and momentum=0"
+        )
+        return MomentumShares(config, momentum, round(1.0 / num_workers, 6), is_nesterov=True, refusal=refusal)
     notice = f"{config.name}: the solver's momentum {momentum:g} is off; choose async-msgd to have it at the center"
-    return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), (notice,), refusal)
+    return MomentumShares(config, 0.0, _rate_factor(config, momentum, num_workers), notices=(notice,), refusal=refusal)
 
 
 def _rate_factor(config: StrategyConfig, momentum: float, num_workers: int) -> float:

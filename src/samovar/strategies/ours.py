@@ -69,6 +69,7 @@ class Settings(TypedDict, total=False):
     mixing: float | None
     moving_rate: float | None
     variant: str | None
+    keep_momentum: bool | None
     max_staleness_steps: int | None
     max_staleness: int | None
     max_refused_pushes: int | None

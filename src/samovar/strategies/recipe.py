@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-# Of the strategy's settings, by name, and of the number of workers.
+# Of the strategy's settings, by name, and of the number of workers; a switch is a setting, too.
 Rule: TypeAlias = Callable[[Any, int], float]
 
 
@@ -38,4 +38,6 @@ class Change:
     after: float
 
     def __str__(self) -> str:
+        if isinstance(self.after, bool):
+            return f"{self.name} {'off' if self.after else 'on'} -> {'on' if self.after else 'off'}"
         return f"{self.name} {self.before:,.4g} -> {self.after:,.4g}"

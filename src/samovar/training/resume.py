@@ -1,7 +1,7 @@
 """The start of a run: weights in files, one of Samovar's snapshots, or a pair of files by Caffe."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,11 @@ class ResumePoint:
 
 def resume_from(path: Path, net: CaffeNet, config: RunConfig, rank: int) -> ResumePoint:
     """Read a snapshot folder or a `.solverstate`; InputError if it is damaged or of another net."""
-    return _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net, config.by_caffe)
+    point = _from_folder(path, config, rank) if path.is_dir() else _from_caffe(path, net, config.by_caffe)
+    if not (config.strategy.keep_momentum and point.momentum):
+        return point
+    notice = f"{path}: its momentum is of one solver; each worker of {config.strategy.name} starts its own from zero"
+    return replace(point, momentum={}, notices=(*point.notices, notice))
 
 
 def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:

@@ -8,6 +8,8 @@ import pytest
 
 from samovar.config import RunConfig
 from samovar.core.errors import InputError
+from samovar.launcher.momentum import with_momentum
+from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares, described, resolved, shared_momentum, warnings
@@ -191,6 +193,35 @@ def test_steps_that_add_up_move_the_center_as_fast_as_one_worker_with_momentum(n
     assert center == pytest.approx(1 / (1 - 0.9), rel=1e-5)
     assert shared_momentum(StrategyConfig(name), 0.0, num_workers).rate_factor == 1.0
     assert shared_momentum(StrategyConfig("async-msgd", center_momentum=0.5), 0.9, num_workers).rate_factor == 1.0
+
+
+@pytest.mark.parametrize("name", ["async-sgd", "hogwild-sgd"])
+def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name: str) -> None:
+    shares = shared_momentum(StrategyConfig(name, keep_momentum=True), 0.9, 4)
+    assert (shares.worker, shares.rate_factor, shares.is_nesterov, shares.notices) == (0.9, 0.25, True, ())
+    assert not shared_momentum(StrategyConfig(name, keep_momentum=True), 0.0, 4).is_nesterov
+    sgd = SolverConfig("SGD", PolicyConfig("fixed", 0.1), momentum=0.9)
+    _, solver, (notice,) = with_momentum(StrategyConfig(name, keep_momentum=True), sgd, 4)
+    assert (solver.type, solver.momentum, solver.policy.base_lr) == ("Nesterov", 0.9, 0.025)
+    assert "a worker's base_lr is 0.025 instead of 0.1" in notice
+
+
+def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverge() -> None:
+    """f(c) = k c^2 / 2, each step made from the center of P - 1 steps before."""
+    num_workers, rate = 4, 0.04
+    assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=True)) < 1e-3
+    assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=None)) > 1e3
+
+
+def _late_descent(name: str, num_workers: int, rate: float, keep_momentum: bool | None) -> float:
+    shares = shared_momentum(StrategyConfig(name, keep_momentum=keep_momentum), 0.9, num_workers)
+    centers, velocities = [1.0] * num_workers, [0.0] * num_workers
+    for step in range(2_000):
+        worker, gradient = step % num_workers, 6.0 * centers[-num_workers]
+        velocity = velocities[worker] = shares.worker * velocities[worker] + gradient
+        move = shares.worker * velocity + gradient if shares.is_nesterov else velocity
+        centers.append(centers[-1] - rate * shares.rate_factor * move)
+    return centers[-1]
 
 
 def test_which_strategies_need_what_of_a_center() -> None:

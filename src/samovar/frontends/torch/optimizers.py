@@ -51,6 +51,11 @@ class Optimizers:
         return float(self.param_groups[0].get("lr", math.nan))
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether all momentum is in Nesterov's form."""
+        return all(group.get("nesterov") for group in self.param_groups if group.get("momentum"))
+
+    @property
     def title(self) -> str:
         return " and ".join(type(optimizer).__name__ for optimizer in self.all)
 
