@@ -221,11 +221,6 @@ class FakeNccl:
     def broadcast(self, tensor: Any, root: int) -> "FakeWork":
         return self._begin(tensor, partial(_send, root=root))
 
-    def abort(self) -> None:
-        self._stream.queue.clear()
-
-    shutdown = abort
-
     def _begin(self, tensor: Any, combine: Callable[..., None]) -> "FakeWork":
         self._stream.wait_stream(self._stream.owner.current)
         there = partial(self._meetings.arrive, self._number, self._rank, tensor.inner, combine)

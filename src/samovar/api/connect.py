@@ -62,6 +62,9 @@ class Joined:
         """The host that this rank runs on."""
         return next(host for host in self.hosts if self.group.rank in host.ranks)
 
+    def at_close(self, call: Callable[[], None]) -> None:
+        self._closing.callback(call)
+
     def close(self) -> None:
         """End background work, and release sockets and shared memory. Never waits for other ranks.
 
@@ -120,7 +123,7 @@ def join_group(
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)
             joined = _together(gathering, processes, choice, timeout_s, closing)
-            joined.connect_near = connected_near(gathering, choice.transport, device, timeout_s)
+            joined.connect_near = connected_near(gathering, choice.transport, device, timeout_s, joined.at_close)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined

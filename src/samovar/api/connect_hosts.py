@@ -3,7 +3,7 @@
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -75,7 +75,11 @@ def lacks_nccl(hellos: Sequence[RankHello]) -> str:
 
 
 def connected_near(
-    gathering: Gathering, transport: str, device: torch.device | None, timeout_s: float
+    gathering: Gathering,
+    transport: str,
+    device: torch.device | None,
+    timeout_s: float,
+    at_close: Callable[[Callable[[], None]], None],
 ) -> ConnectNear | None:
     """A function that connects the devices of all ranks by NCCL; None if it is lacking or another transport named.
 
@@ -97,12 +101,14 @@ def connected_near(
             return NearCollectives(group, collectives, device)
 
         try:
-            return within(make, Deadline.after(timeout_s))
+            near = within(make, Deadline.after(timeout_s))
         except (TimeoutError, RuntimeError) as error:
             raise RankFailed(
                 f"{who}: NCCL does not connect the GPUs: {first_line(error) or 'not in time'}; name the interface with "
                 "NCCL_SOCKET_IFNAME, or give transport gloo (shm on one host), which copies through the host's memory"
             ) from error
+        at_close(near.close)
+        return near
 
     return connect
 

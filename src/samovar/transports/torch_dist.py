@@ -213,14 +213,13 @@ class NearCollectives:
             raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
 
     def close(self) -> None:
-        """End the connections, and operations that hang; a call that does not return stays with the process."""
+        """End the connections when the last operations are over; if these hang, they stay with the process."""
         group, self._process_group = self._process_group, None
-        if hasattr(group, "abort"):
-            with suppress(RuntimeError):
-                try:
-                    within(group.abort, Deadline.after(_CLOSING_S))
-                except TimeoutError:
-                    _keep(group)
+        with suppress(RuntimeError):  # gloo has nothing to shut down
+            try:
+                within(group.shutdown, Deadline.after(_CLOSING_S))
+            except TimeoutError:
+                _keep(group)
 
 
 class _NearRun:
