@@ -115,7 +115,7 @@ def require_near(name: str, num_steps: int, seed: int, plain: list[Any]) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_step_nothing_crosses_the_bus_and_the_host_never_waits(name: str) -> None:
-    require_near(name, 12, 7, on_all(name, 12, None, away=False))
+    require_near(name, 8, 7, on_all(name, 8, None, away=False))
 
 
 @pytest.mark.slow
