@@ -24,7 +24,8 @@ from two_hosts import THEIRS, WORLD_SIZE, verify
 
 sys.path.insert(0, str(FOLDER.parent))
 from tests.multihost.train_run import started
-from tests.multiproc.command import metrics_of, result_of, run as run_command
+from tests.multiproc.command import metrics_of, result_of
+from tests.multiproc.command import run as run_command
 
 PERIOD = 8
 _DATA = re.compile(r'^layer \{\n  name: "[a-z]+" type: "Data".*?^\}\n', re.MULTILINE | re.DOTALL)

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import samovar
 from samovar.collectives.engine import Collectives, float32_region
-from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.layout import Bucket
 from samovar.frontends.torch.parameters import layout_of
@@ -127,7 +126,7 @@ class AtCenter(Side):
         parameters = dict(net.named_parameters())
         layout = layout_of(parameters)
         region = float32_region(collectives, "weights", layout.num_elements)
-        self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        self._weights = FlatWeights(parameters, layout, region.array)
         buffers = Buffers(region, region.part(0, 0))
         self.strategy: Any = build_strategy(shares.config, collectives, layout.buckets(), buffers, in_time, seat)
         self._step = 0

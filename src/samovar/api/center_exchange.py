@@ -13,7 +13,6 @@ from samovar.api.exchanges import Apply, GradientExchange, Parameters, WeightExc
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import WindowCollectives, float32_region
-from samovar.core.buffer import FlatBuffer
 from samovar.core.errors import InputError, NotFinite, SamovarError
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.optimizers import Optimizers
@@ -98,7 +97,7 @@ class HybridExchange(GradientExchange):
         group = step_group.collectives
         layout = layout_of(parameters)
         region = float32_region(group, "weights", layout.num_elements)
-        self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        self._weights = FlatWeights(parameters, layout, region.array)
         closing.callback(self._weights.release)
         inside = StrategyConfig(collective=config.collective, factors=config.factors)
         super().__init__(parameters, optimizers, group, inside, announcer, closing)

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import torch
 
-from samovar.api.connect_hosts import connected_by_mpi, connected_by_tcp, connected_leaders, host_addresses
+from samovar.api.connect_hosts import (
+    connected_by_mpi,
+    connected_by_tcp,
+    connected_leaders,
+    connected_near,
+    host_addresses,
+)
 from samovar.api.heartbeats import Heartbeats
+from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -25,7 +32,7 @@ from samovar.launch.identity import Identity, checked_transport, identity_in_gro
 from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
-from samovar.strategies.traits import AUTO
+from samovar.strategies.traits import AUTO, require_choice
 from samovar.transports.keys import make_key
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
@@ -37,7 +44,8 @@ class Joined:
     """The ranks that train together. This process takes part in their collectives until `close`.
 
     They exchange between `hosts`. If `is_one_host`, they may do so as if each had a host of its own. `home` is the
-    place for a center of theirs. `heartbeats` says which waits continue.
+    place for a center of theirs. `heartbeats` says which waits continue. `connect_near` connects the devices of all
+    ranks; None if they cannot be.
     """
 
     group: Group
@@ -46,12 +54,16 @@ class Joined:
     collectives: Collectives
     home: Home
     heartbeats: Heartbeats
-    _closing: ExitStack = field(repr=False)
+    connect_near: ConnectNear | None = None
+    _closing: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @property
     def host(self) -> Host:
         """The host that this rank runs on."""
         return next(host for host in self.hosts if self.group.rank in host.ranks)
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        self._closing.callback(call)
 
     def close(self) -> None:
         """End background work, and release sockets and shared memory. Never waits for other ranks.
@@ -85,21 +97,20 @@ def join_group(
 ) -> Joined:
     """Meet the other ranks. All ranks call this equally often, and it returns when all have come.
 
-    `transport` `auto` is `shm` on one host, and `gloo` between several; `shm` is refused between hosts. `nccl` goes
-    through `device`, where the model is (None: the CPU). With `gloo`, `nccl` and `tcp` the ranks of a single host
-    exchange as if each had a host of its own. `mpi` is for ranks that MPI started.
+    `transport` `auto` is `shm` on one host and `gloo` between several; `shm` is refused between hosts. Ranks with their
+    own GPUs may exchange there by NCCL, which `nccl` demands. `device` is the model's (None: the CPU).
+    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
     all-reduce (AUTO: the best for each buffer by nominal figures). Between hosts only `tcp` uses it. Arguments that are
-    left out come from the environment. A single process needs no store and no socket. If the program has opened a
-    process group of torch.distributed, its ranks are those of that group, and they meet in its store.
+    left out come from the environment. If the program has opened a process group of torch.distributed, its ranks are
+    those of that group, and they meet in its store.
 
     Raises InputError if ranks do not fit together, RankFailed, and after `timeout_s` DeadlineExceeded with the missing
     ranks.
     """
-    if collective not in COLLECTIVES:
-        raise InputError(f"collective: got {collective!r}; choose one of: {', '.join(COLLECTIVES)}")
+    require_choice("collective", collective, COLLECTIVES)
     identity, store = (identity, None) if identity is not None else _found()
     choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
@@ -112,6 +123,7 @@ def join_group(
             gathering = Gathering(identity, choice.collective, choice.transport, device, timeout_s, deadline, store)
             processes = gathering.take_processes(closing)
             joined = _together(gathering, processes, choice, timeout_s, closing)
+            joined.connect_near = connected_near(gathering, choice.transport, device, timeout_s, joined.at_close)
         joined._closing = closing.pop_all()
     atexit.register(joined.close)
     return joined
@@ -150,7 +162,7 @@ def _alone(identity: Identity, choice: Choice, closing: ExitStack) -> Joined:
         "waits for other ranks is impossible; leave it out under samovar run --keep-going"
     )
     collectives, home = PlannedCollectives(transport, choose), Home(tuple(range(world_size)), kept=_kept(identity))
-    return Joined(Group(rank, world_size), hosts, True, collectives, home, Heartbeats(), closing)
+    return Joined(Group(rank, world_size), hosts, True, collectives, home, Heartbeats())
 
 
 def _kept(identity: Identity) -> KeptCenter | None:
@@ -187,7 +199,7 @@ def _together(
         if choice.transport == "mpi":
             collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
         elif len(hosts) > 1:
-            between = connected_leaders(gathering, choice.transport, addresses, choice.device, timeout_s)
+            between = connected_leaders(gathering, addresses)
             collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
             closing.callback(collectives.close)
             if between is not None:
@@ -196,7 +208,7 @@ def _together(
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
         home = Home(hosts[0].ranks, addresses[0], choice.key_file)
-    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, closing)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
 
 
 def _inside(

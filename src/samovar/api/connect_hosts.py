@@ -1,9 +1,9 @@
-"""Connects ranks of several hosts that have met: hosts' first ranks by gloo or NCCL, or all by TCP or MPI."""
+"""Connects ranks of several hosts that have met: hosts' first ranks by gloo, or all by NCCL, TCP or MPI."""
 
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -13,72 +13,44 @@ from typing import Any
 import torch
 
 from samovar.api.heartbeats import Heartbeats
+from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
-from samovar.collectives.engine import PlannedCollectives
-from samovar.core.errors import InputError
-from samovar.core.group import Group, Host, JobHosts, consecutive_sizes, rank_names
+from samovar.collectives.engine import Collectives, PlannedCollectives
+from samovar.core.clock import Deadline
+from samovar.core.errors import InputError, RankFailed
+from samovar.core.group import Group, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
 from samovar.launch.identity import Identity
-from samovar.launch.script import raised_nccl_errors
 from samovar.strategies.traits import AUTO
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
-from samovar.transports.rendezvous import address_of, addresses_towards, interface_of, is_loopback
+from samovar.transports.rendezvous import (
+    address_of,
+    addresses_towards,
+    first_line,
+    interface_of,
+    is_loopback,
+    within,
+)
 from samovar.transports.shm import ShmTransport
 from samovar.transports.tcp import meet
 from samovar.transports.tcp_listen import address_of as listening_address
 from samovar.transports.tcp_listen import listen
+from samovar.transports.torch_dist import NearCollectives
 
 # Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
 _GLOO_LIMIT_S = 86_400.0
 
 
-def connected_leaders(
-    gathering: Gathering, transport: str, addresses: Sequence[str], device: torch.device | None, timeout_s: float
-) -> LeaderCollectives | None:
-    """The collectives of the hosts' first ranks; None on the others. `addresses` are the hosts', `device` the model's.
-
-    They use NCCL if `transport` says so, else gloo. With NCCL, raises InputError on all ranks unless each first rank
-    has it and a GPU of its own.
-    """
-    lacking = lacks_nccl(gathering.hosts, gathering.hellos)
-    if transport == "nccl" and lacking:
-        gathering.close()  # all ranks come here: the store stays until the last has heard what it says
-        raise InputError(f"{gathering.who}: transport 'nccl' between hosts is impossible: {lacking}; give auto or gloo")
-    if gathering.identity.rank != gathering.host.ranks[0]:
+def connected_leaders(gathering: Gathering, addresses: Sequence[str]) -> LeaderCollectives | None:
+    """The collectives of the hosts' first ranks, by gloo; None on the others. `addresses` are the hosts'."""
+    identity, number = gathering.identity, gathering.host_number
+    if identity.rank != gathering.host.ranks[0]:
         return None
     leaders = [Leader(host, of) for host, of in zip(gathering.hosts, addresses, strict=True)]
-    if transport == "nccl":
-        assert device is not None
-        return _by_nccl(gathering, leaders, device, timeout_s)
-    # NCCL has never run on a GPU, so gloo is the default.
-    is_news = transport == "auto" and not lacking
-    means = "gloo (transport nccl is possible too; it has never run on a GPU)" if is_news else "gloo"
-    return _by_gloo(gathering, leaders, means)
-
-
-def lacks_nccl(hosts: Sequence[Host], hellos: Sequence[RankHello]) -> str:
-    """Why the first ranks of `hosts` cannot exchange by NCCL, from what ranks reported; "" if they can."""
-    firsts = [hellos[host.ranks[0]] for host in hosts]
-    for host, hello in zip(hosts, firsts, strict=True):
-        if not hello.card:
-            return f"{host}: {hello.no_card}"
-    versions = sorted({hello.card.partition("/")[0] for hello in firsts})
-    if len(versions) > 1:
-        return f"hosts have different versions of it, {' and '.join(versions)}"
-    for host, hello in zip(hosts, firsts, strict=True):
-        others = [other for other, of in zip(hosts, firsts, strict=True) if of.card == hello.card and other != host]
-        if others:
-            return f"{host} computes on the same GPU as {others[0]}, and NCCL takes one rank on each"
-    return ""
-
-
-def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str) -> LeaderCollectives:
-    identity, number = gathering.identity, gathering.host_number
-    addresses = [leader.address for leader in leaders]
-    _announce(gathering, means, _from(identity, addresses[0]))
+    _announce(gathering, "gloo", _from(identity, addresses[0]))
 
     def make() -> Library:
         return gathering.store.gloo(f"{gathering.prefix}/gloo", number, addresses, identity.interfaces, _GLOO_LIMIT_S)
@@ -87,19 +59,58 @@ def _by_gloo(gathering: Gathering, leaders: Sequence[Leader], means: str) -> Lea
     return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
 
 
-def _by_nccl(
-    gathering: Gathering, leaders: Sequence[Leader], device: torch.device, timeout_s: float
-) -> LeaderCollectives:
-    number = gathering.host_number
-    means = "nccl through each one's GPU, tested without GPUs"
-    _announce(gathering, means, "an interface of NCCL's choice or NCCL_SOCKET_IFNAME's (transport gloo is proven)")
+def lacks_nccl(hellos: Sequence[RankHello]) -> str:
+    """Why ranks cannot exchange by NCCL, from their own reports; "" if they can."""
+    for rank, hello in enumerate(hellos):
+        if not hello.card:
+            return f"rank {rank} on {hello.name}: {hello.no_card}"
+    versions = sorted({hello.card.partition("/")[0] for hello in hellos})
+    if len(versions) > 1:
+        return f"ranks have different versions of it, {' and '.join(versions)}"
+    cards = [hello.card for hello in hellos]
+    for rank, card in enumerate(cards):
+        if (first := cards.index(card)) != rank:
+            return f"ranks {first} and {rank} compute on the same GPU, and NCCL takes one rank on each"
+    return ""
 
-    def make() -> Library:
-        return gathering.store.nccl(f"{gathering.prefix}/nccl", number, len(leaders), device, timeout_s)
 
-    advice = "name the interface with NCCL_SOCKET_IFNAME, or give transport gloo"
-    with raised_nccl_errors():
-        return LeaderCollectives.connect(make, number, leaders, advice, gathering.deadline)
+def connected_near(
+    gathering: Gathering,
+    transport: str,
+    device: torch.device | None,
+    timeout_s: float,
+    at_close: Callable[[Callable[[], None]], None],
+) -> ConnectNear | None:
+    """A function that connects the devices of all ranks by NCCL; None if it is lacking or another transport named.
+
+    Raises InputError if NCCL is named and a rank lacks it.
+    """
+    lacking = lacks_nccl(gathering.hellos)
+    if transport == "nccl" and lacking:
+        raise InputError(f"{gathering.who}: transport 'nccl' is impossible: {lacking}; give auto, shm or gloo")
+    if lacking or device is None or transport not in (AUTO, "nccl"):
+        return None
+    identity = gathering.identity
+    store, prefix, who = gathering.store, f"{gathering.prefix}/near", gathering.who
+
+    def connect(collectives: Collectives) -> NearCollectives:
+        _announce(gathering, "nccl between their GPUs, tested without GPUs")
+
+        def make() -> NearCollectives:
+            group = store.near(prefix, identity.rank, identity.world_size, device, timeout_s)
+            return NearCollectives(group, collectives, device)
+
+        try:
+            near = within(make, Deadline.after(timeout_s))
+        except (TimeoutError, RuntimeError) as error:
+            raise RankFailed(
+                f"{who}: NCCL does not connect the GPUs: {first_line(error) or 'not in time'}; name the interface with "
+                "NCCL_SOCKET_IFNAME, or give transport gloo (shm on one host), which copies through the host's memory"
+            ) from error
+        at_close(near.close)
+        return near
+
+    return connect
 
 
 def connected_by_tcp(

@@ -8,7 +8,6 @@ import torch
 
 from samovar.api.exchanges import Apply, NoExchange, Parameters
 from samovar.collectives.engine import Collectives
-from samovar.core.buffer import FlatBuffer
 from samovar.core.clock import Deadline
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.parameters import layout_of
@@ -134,7 +133,7 @@ class ElasticExchange(NoExchange):
         return self._around(self._weights.given())
 
     def _hold(self, region: Region) -> FlatWeights:
-        self._flat = FlatWeights(self._parameters, FlatBuffer(self._layout, region.array))
+        self._flat = FlatWeights(self._parameters, self._layout, region.array)
         return self._flat
 
     def _collectives_of(self, go: Go) -> Collectives:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -14,17 +14,18 @@ from samovar.api.uneven_inputs import Event
 from samovar.collectives.engine import Collectives, PlannedCollectives, float32_region
 from samovar.collectives.execute import PlanRunner
 from samovar.collectives.hierarchical import HierarchicalCollectives
-from samovar.core.buffer import FlatBuffer, StagedBuffer
+from samovar.core.buffer import pinned
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
 from samovar.core.layout import Bucket
+from samovar.core.near import NearRegion
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.frontends.torch.factors import Factors, matrices, own_arithmetic, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of
-from samovar.frontends.torch.state import FlatWeights, OptimizerState
+from samovar.frontends.torch.state import FlatWeights, OptimizerState, staged
 from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
@@ -32,6 +33,8 @@ from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
+from samovar.transports.base import Region
+from samovar.transports.torch_dist import NearCollectives
 
 # If nothing travels. For smaller matrices the copy costs less than a search of the loss's graph.
 LEAST_IN_PLACE_BYTES = 12 << 20
@@ -60,11 +63,13 @@ def factoring_of(
     return Factoring(collectives, config.factors or NONE, _links(collectives), own_arithmetic(), deadline, tell)
 
 
-def _links(collectives: Collectives) -> Links:
+def _links(collectives: Collectives | NearCollectives) -> Links:
     world_size = collectives.group.world_size
     if isinstance(collectives, HierarchicalCollectives):
         num_ranks = max(len(host.ranks) for host in collectives.hosts)
         return Links(len(collectives.hosts), (len(collectives.hosts) - 1) * num_ranks)
+    if isinstance(collectives, NearCollectives):
+        return Links(1, world_size - 1)
     assert isinstance(collectives, PlannedCollectives), collectives
     return Links(collectives.num_hosts, world_size - 1)
 
@@ -165,8 +170,8 @@ class GradientExchange(NoExchange):
         counts_apart = config.codec is not None
         buckets = gradient_buckets(layout, config.bucket_size_bytes, counts_apart=counts_apart, num_apart=len(apart))
         region = float32_region(collectives, "gradients", layout.num_elements)
-        self._flat = FlatBuffer(layout, region.array)
-        self._staged = StagedBuffer(self._flat, device_of(parameters))
+        self._staged = staged(parameters, layout, region.array)
+        self._flat = self._staged.host
         self._group, self._announcer = collectives.group, announcer
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
         self._factoring = factoring_of(collectives, config, announcer.deadline, tell)
@@ -290,8 +295,11 @@ class WeightExchange:
         center: CenterSeat | None = None,
     ) -> None:
         layout = layout_of(parameters)
-        region = float32_region(collectives, "weights", layout.num_elements)
-        self._weights = FlatWeights(parameters, FlatBuffer(layout, region.array))
+        if center is not None and device_of(parameters) is not None:
+            region = cast(Region, NearRegion(pinned(layout.num_elements)))  # no other rank reads it
+        else:
+            region = float32_region(collectives, "weights", layout.num_elements)
+        self._weights = FlatWeights(parameters, layout, region.array)
         closing.callback(self._weights.release)
         self._announcer = announcer
         buffers = Buffers(region, region.part(0, 0))
@@ -330,10 +338,9 @@ class WeightExchange:
 
     def _finish(self, step: int, apply: Apply) -> None:
         apply()
-        with torch.no_grad():
-            self._weights.gather()
+        uses = self._strategy.uses_weights_after(step)
+        with self._weights.in_buffer() if uses else nullcontext():
             self._strategy.updated(step)
-            self._weights.scatter()
         self._strategy.begin_step(step + 1)
 
     def evaluated(self) -> AbstractContextManager[None]:

@@ -23,6 +23,7 @@ from samovar.core.clock import Pace
 from samovar.core.errors import SamovarError
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
+from samovar.frontends.torch.late import LateCopy
 from samovar.model.layer_spans import LayerSpans
 from samovar.report.run_figures import Figures, RunFigures
 from samovar.report.sinks.base import Sink
@@ -31,6 +32,7 @@ from samovar.report.steps import Laps, StepDone, StepTimes, last_to_arrive
 from samovar.report.time_spent import Advice
 from samovar.report.tracing import Tracing, Voice
 from samovar.strategies.config import StrategyConfig
+from samovar.transports.torch_dist import NearCollectives
 
 _ALONE_EVERY_S: Final = 1.0  # reading a loss from a device waits for it
 _WORKERS_EVERY_S: Final = 1.0
@@ -75,6 +77,9 @@ class ReplicaFigures:
         self._num_steps = self._num_samples_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._has_met = self._is_open = self._has_passed = False
+        self._loss_that_came = math.nan
+        self._waits = False  # whether an exchange waits for a device
+        self._late: tuple[LateCopy, int, int] | None = None  # losses under way, their number, and that of steps
         self._num_fetched = 0
         self._told_s = -math.inf
         self._steps_told = 0
@@ -83,6 +88,7 @@ class ReplicaFigures:
 
     def traced(self, collectives: Collectives) -> Collectives:
         """The collectives of the exchange, whose runs show in the trace if there is one."""
+        self._waits = not isinstance(collectives, NearCollectives)
         window, folder = self._wanted.trace, self._wanted.folder
         if window is None or folder is None:
             return collectives
@@ -112,7 +118,7 @@ class ReplicaFigures:
         if self._file is not None:
             self._file.go_to(step)
         self._steps_told, self._num_steps, self._posted = step, 0, None
-        self._times, self._losses = StepTimes(), []
+        self._times, self._losses, self._late = StepTimes(), [], None
         if self._tracing is not None and self._layers is not None and not self._tracing.has_part:
             self._laps = self._tracing.laps(self._layers, step)
         self._laps.start()
@@ -145,8 +151,6 @@ class ReplicaFigures:
             rest.run()
         else:
             self._profile.backward(rest.run, self._num_fetched)
-        if self._reduces_gradients and self._announcer.uneven.has_others:
-            _await_device(rest.loss)
         self._laps.lap("backward_s")
         self._laps.arrive()
         self._is_open = self._has_passed = True
@@ -170,7 +174,7 @@ class ReplicaFigures:
             laps.lap("exchange_s")
             start_s = time.monotonic()
             result = apply()
-            if self._has_met and self._last_loss is not None:
+            if self._waits and self._has_met and self._last_loss is not None:
                 _await_device(self._last_loss)
             laps.lap("update_s")
             if trace is not None:
@@ -211,8 +215,9 @@ class ReplicaFigures:
 
     @property
     def loss(self) -> float:
-        """The last loss; NaN before the first backward pass, and if it is not one number."""
-        return math.nan if self._last_loss is None else _number(self._last_loss)
+        """The last loss, on a device the last that came; NaN before the first one, and if it is not one number."""
+        last = self._last_loss
+        return self._loss_that_came if last is None or last.device.type != "cpu" else _number(last)
 
     def samples_per_s(self) -> float:
         """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
@@ -286,16 +291,34 @@ class ReplicaFigures:
         return on_cpu or time.monotonic() - self._told_s >= _ALONE_EVERY_S
 
     def _post(self, steps_done: int) -> None:
-        losses = [_number(loss) for loss in self._losses]
-        loss = sum(losses) / self._num_steps if losses else math.nan
+        found = self._read_losses()
+        if found is None:
+            return
+        losses, num_steps_of_losses = found
+        loss = sum(losses) / num_steps_of_losses if losses else math.nan
         samples = self.num_samples - self._num_samples_told
         times = self._times
         arrived_s = times.arrived_s if self._has_one_clock else -times.exchange_s
         num_steps = self._num_steps
         self._posted, self._times = (steps_done, times), StepTimes()
-        self._losses, self._num_steps, self._num_samples_told = [], 0, self.num_samples
+        self._num_steps, self._num_samples_told = 0, self.num_samples
         self._has_met, self._told_s = False, time.monotonic()
         self._announcer.show_figures((num_steps, samples, loss, arrived_s))
+
+    def _read_losses(self) -> tuple[list[float], int] | None:
+        """Losses that were not told yet, and of how many steps they are; None while a device has not sent them."""
+        losses = self._losses
+        if not losses or losses[-1].device.type == "cpu":
+            self._losses = []
+            return [_number(loss) for loss in losses], self._num_steps
+        if self._late is None:
+            flat = [loss.reshape(-1) if loss.numel() == 1 else loss.new_full((1,), math.nan) for loss in losses]
+            self._late = LateCopy(torch.cat(flat)), len(losses), self._num_steps
+        copy, number, num_steps = self._late
+        if not copy.has_come():
+            return None
+        self._losses, self._late, self._loss_that_came = losses[number:], None, copy.values()[-1]
+        return copy.values(), num_steps
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast
+
+import torch
 
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.uneven_inputs import Call, Event, Leaving, Rows, UnevenInputs
@@ -14,10 +16,14 @@ from samovar.core.errors import InputError, ReplicasDiffer
 from samovar.core.group import Group
 from samovar.frontends.torch.state import Broadcast
 from samovar.membership.job_center import Home
+from samovar.strategies.base import kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.hybrid_easgd import GroupCollectives
 from samovar.transports.base import PeerTransport
 from samovar.transports.hosts import HostsTransport
+from samovar.transports.torch_dist import NearCollectives
+
+ConnectNear: TypeAlias = Callable[[Collectives], NearCollectives]
 
 
 class UnevenReplica(Protocol):
@@ -36,7 +42,8 @@ class ProcessGroup:
     """A group of ranks, beginning with `first_rank`. Every rank makes one, and its replicas in the same order.
 
     `home` is the place for centers of the job's own; None if all ranks share a host. `local_rank` is this rank's number
-    on its host. `heartbeats` says which waits continue after `timeout_s`.
+    on its host. `heartbeats` says which waits continue after `timeout_s`. `connect_near` connects
+    the devices of all ranks, if each has one that can be reached.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class ProcessGroup:
         home: Home | None = None,
         local_rank: int | None = None,
         heartbeats: Heartbeats | None = None,
+        connect_near: ConnectNear | None = None,
     ) -> None:
         self.collectives = collectives
         self.timeout_s = timeout_s
@@ -56,6 +64,8 @@ class ProcessGroup:
         self.heartbeats = heartbeats or Heartbeats()
         self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
+        self._connect_near = connect_near
+        self._near: NearCollectives | None = None
         self._deadline = partial(self.heartbeats.deadline, timeout_s)
         self._members: dict[int, UnevenReplica] = {}
         self._num_members = 0  # so far
@@ -65,6 +75,17 @@ class ProcessGroup:
     @property
     def group(self) -> Group:
         return self.collectives.group
+
+    def collectives_for(self, config: StrategyConfig, device: torch.device | None) -> Collectives:
+        """Collectives for models on `device` (None: the CPU): of its own memory if ranks and strategy allow it.
+
+        The first call connects the devices: all ranks make it together.
+        """
+        if device is None or self._connect_near is None or not kind_of(config.name).computes_near(config):
+            return self.collectives
+        if self._near is None:
+            self._near = self._connect_near(self.collectives)
+        return cast(Collectives, self._near)
 
     @property
     def is_back(self) -> bool:

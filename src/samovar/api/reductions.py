@@ -164,7 +164,7 @@ class RankCalls:
 
         Their waits continue beyond `timeout_s` as long as this process sends a heartbeat each second. They end if the
         heartbeats stop for `timeout_s`, or as soon as this rank dies. Code that holds Python's lock stops heartbeats.
-        Inside, do not call what waits for other ranks. With NCCL an operation still ends after `timeout_s`.
+        Inside, do not call what waits for other ranks. NCCL still ends the process if an operation takes `timeout_s`.
         """
         return self._team.heartbeats.busy()
 

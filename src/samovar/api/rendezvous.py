@@ -29,7 +29,7 @@ _LOOPBACK = "127.0.0.1"
 # A wait that takes longer than this looks whether the ranks of this host still live.
 _LOOK_S = 0.2
 # With these, ranks of a single host meet as if each had a host of its own.
-_BETWEEN_HOSTS = ("gloo", "nccl", "tcp")
+_BETWEEN_HOSTS = ("gloo", "tcp")
 _gatherings = count()
 
 

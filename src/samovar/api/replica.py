@@ -30,6 +30,7 @@ from samovar.frontends.torch.neighbours import keep_alone, let_go
 from samovar.frontends.torch.optimizers import Given, Optimizers
 from samovar.frontends.torch.parameters import (
     claim,
+    device_of,
     digest_of,
     layout_of,
     release,
@@ -343,7 +344,7 @@ class Replica(Checkpoints, FigureCalls):
         self._figures.begin(self._announcer, model)
 
     def _in_step(self, parameters: Mapping[str, nn.Parameter], closing: ExitStack) -> Exchange:
-        collectives = self._figures.traced(self._team.collectives)
+        collectives = self._figures.traced(self._team.collectives_for(self.config, device_of(parameters)))
         made = (self._optimizers, collectives, self.config, self._announcer, closing)
         return exchange_in_step(parameters, *made)
 

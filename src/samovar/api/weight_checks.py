@@ -9,8 +9,9 @@ from samovar.api.figures import ReplicaFigures
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.core.errors import NotFinite
 from samovar.core.layout import LOOK_EVERY_STEPS
+from samovar.frontends.torch.late import LateCopy
 from samovar.frontends.torch.optimizers import Optimizers
-from samovar.frontends.torch.parameters import digest_of, first_not_finite, unclaimed
+from samovar.frontends.torch.parameters import device_of, digest_of, finite_flags, first_not_finite, unclaimed
 from samovar.strategies.config import StrategyConfig
 
 
@@ -31,18 +32,36 @@ class WeightChecks:
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center and processes.group.world_size > 1
         self._compare_steps = compare_steps
+        self._looked: tuple[int, LateCopy] | None = None  # after which step, on a device
 
     def stepped(self, step: int, figures: ReplicaFigures) -> None:
         """After each step: look at the weights if it is time."""
         if step % LOOK_EVERY_STEPS == 0:
-            self.require_finite(step, figures)
+            if device_of(self._parameters) is None:
+                self.require_finite(step, figures)
+            else:
+                self._look_later(step, figures)
         if self._compare_steps and step % self._compare_steps == 0:
             self.show_digest()
 
     def require_finite(self, step: int, figures: ReplicaFigures) -> None:
         """Raise NotFinite if ranks train in step and a weight is infinite or NaN; a center looks by itself."""
-        if self._is_async or not (name := first_not_finite(self._parameters)):
+        if not self._is_async and (name := first_not_finite(self._parameters)):
+            self._refuse(name, step, figures)
+
+    def _look_later(self, step: int, figures: ReplicaFigures) -> None:
+        """Look without a wait for the device: each look raises what the one before found."""
+        if self._is_async:
             return
+        if self._looked is not None:
+            looked_step, flags = self._looked
+            if not flags.has_come():
+                return
+            if not all(flags.values()):
+                self._refuse(list(self._parameters)[flags.values().index(False)], looked_step, figures)
+        self._looked = step, LateCopy(finite_flags(self._parameters))
+
+    def _refuse(self, name: str, step: int, figures: ReplicaFigures) -> None:
         rates = sorted({float(group["lr"]) for group in self._optimizers.param_groups if "lr" in group})
         raise NotFinite(
             f"rank {self._rank}: the weights of {name} are not finite after step {step} (loss {figures.loss:.4g}, "

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from samovar.collectives.plans import REDUCE_SCATTERS, HostSizes, all_reduce, ga
 from samovar.collectives.tree import tree_broadcast, tree_reduce
 from samovar.core.clock import Deadline
 from samovar.core.group import Group
+from samovar.core.near import NearRegion
 from samovar.core.trace import Span, Trace
 from samovar.transports.base import Array, Notification, Region, Transport
 
@@ -105,7 +106,9 @@ class WindowCollectives(Collectives, Protocol):
 
 def float32_region(collectives: Collectives, name: str, num_elements: int) -> Region:
     """Zeroed float32 (num_elements,) on every rank, which the collectives of this object may use."""
-    memory = collectives.region(name, 4 * num_elements)
+    memory: Any = collectives.region(name, 4 * num_elements)
+    if isinstance(memory, NearRegion):
+        return cast(Region, memory)
     return Region(memory.window, memory.offset, memory.array.view(np.float32))
 
 

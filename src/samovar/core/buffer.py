@@ -90,13 +90,14 @@ def view_of(tensor_N: torch.Tensor, entry: Entry) -> torch.Tensor:
 class StagedBuffer:
     """Ranks share and solvers update `host`; layers read and write `near`, on `device`.
 
-    Between steps the host's copy is the truth: `fetch` before the device computes with it, `store` the device's result.
-    Both wait until the copy is done. With `device` None the two are the same memory, and nothing is copied.
+    Where they are in use, the host's copy is the truth: `fetch` before the device computes with it, `store` the
+    device's result. `store` waits until the copy is done. `fetch` does not from memory of `pinned`, which the host may
+    write again after the next `store`. With `device` None the two are the same memory, and nothing is copied.
 
     Memory: N floats on the device. Cost: 4 bytes read and written for each element of a copy.
     """
 
-    def __init__(self, host: FlatBuffer, device: torch.device | None = None) -> None:
+    def __init__(self, host: FlatTensor, device: torch.device | None = None) -> None:
         self.host = host
         self.near: FlatTensor = host
         self.is_apart = device is not None
@@ -104,13 +105,19 @@ class StagedBuffer:
             self.near = FlatTensor(host.layout, host.tensor_N.to(device, copy=True))
         # Apart for autograd, which would take the copy of one part for a change of what all layers have saved.
         self._near = self.near.tensor_N.data
+        self._is_pinned = self.is_apart and host.tensor_N.is_pinned()
 
     def fetch(self, start: int = 0, stop: int | None = None) -> None:
         """near = host, from element `start` to `stop`."""
         if self.is_apart:
-            self._near[start:stop].copy_(self.host.tensor_N[start:stop])
+            self._near[start:stop].copy_(self.host.tensor_N[start:stop], non_blocking=self._is_pinned)
 
     def store(self, start: int = 0, stop: int | None = None) -> None:
         """host = near, from element `start` to `stop`."""
         if self.is_apart:
             self.host.tensor_N[start:stop].copy_(self._near[start:stop])
+
+
+def pinned(num_elements: int) -> npt.NDArray[np.float32]:
+    """Zeroed memory of the host that an accelerator copies from and to by itself."""
+    return torch.zeros(num_elements, dtype=torch.float32, pin_memory=True).numpy()

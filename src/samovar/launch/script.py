@@ -354,24 +354,3 @@ def describe_route(address: str, port: int, is_own: bool) -> str:
         return f"{meeting}, which is not this host's own address (that towards it is {own})"
     name = interface_of(own)
     return f"{meeting}, reached from {own}" + (f" (interface {name})" if name else "")
-
-
-_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
-
-
-@contextmanager
-def raised_nccl_errors() -> Iterator[None]:
-    """Groups made inside raise an operation's error at its wait, instead of ending the process.
-
-    A group reads this variable when it is made, and has no option for it. Groups that a script makes before or after
-    stay as they are. Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; see ADR 19.
-    """
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before

@@ -102,6 +102,14 @@ class Strategy:
         """Raises InputError if settings do not fit together; each one is in its range already."""
 
     @classmethod
+    def computes_near(cls, _chosen: StrategyConfig, /) -> bool:
+        """Whether its arrays may be on a device (`samovar.core.near`), and sums are all that it asks collectives for.
+
+        Otherwise models on a device are copied to the host's memory at an exchange. Never, unless a strategy says so.
+        """
+        return False
+
+    @classmethod
     def settled(cls, chosen: StrategyConfig, _world_size: int, /) -> StrategyConfig:
         """`chosen`, with all defaults, for `world_size` workers. Raises InputError if it does not fit their number."""
         return chosen
@@ -153,6 +161,13 @@ class Strategy:
 
     def exchanges_at(self, _step: int, /) -> bool:
         """Whether the step waits for other ranks: the same on all ranks."""
+        return True
+
+    def uses_weights_after(self, _step: int, /) -> bool:
+        """Whether `updated` of this step, or `begin_step` of the next, reads or changes the weights.
+
+        Where it does not, weights on a device stay there. Always, unless a strategy knows better.
+        """
         return True
 
     def drain(self) -> None:

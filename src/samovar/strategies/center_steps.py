@@ -129,6 +129,9 @@ class CenterSteps(Strategy):
         """Whether the step ends with an exchange with the center."""
         return (step + 1) % self._sync_period_steps == 0
 
+    def uses_weights_after(self, step: int) -> bool:
+        return self.is_due(step)
+
     def reduced(self, _step: int) -> Reduced:
         """All buckets: each worker steps with its own gradients."""
         yield from ((bucket, 1.0) for bucket in self._buckets)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from samovar import _native
 from samovar.collectives.encoded import Codec, Floats
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
+from samovar.core import near
 from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
@@ -120,7 +120,8 @@ class DiLoCo(LocalSteps):
         super().__init__(place)
         self._outer = place.chosen["outer_rate"], place.chosen["outer_momentum"]
         self._center = self._weights.copy()
-        self._velocity = np.zeros_like(self._center)
+        self._velocity = self._weights.copy()
+        self._velocity[:] = 0.0
         self._is_common = True  # x_i = c
         self._ahead: Array | None = None  # c as an exchange now would make it
 
@@ -128,6 +129,10 @@ class DiLoCo(LocalSteps):
     def of(cls, place: Place) -> "DiLoCo":
         """This class, or `StreamingDiLoCo` by the settings."""
         return StreamingDiLoCo(place) if _streams(place.chosen) else cls(place)
+
+    @classmethod
+    def computes_near(cls, chosen: StrategyConfig) -> bool:
+        return not _streams(chosen)
 
     @classmethod
     def settled(cls, chosen: StrategyConfig, _world_size: int) -> StrategyConfig:
@@ -167,7 +172,7 @@ class DiLoCo(LocalSteps):
         self._all_reduce.run(self._deadline())
 
     def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
-        _native.outer_step(weights, center, velocity, self._shared, self._world_size, *self._outer)
+        near.outer_step(weights, center, velocity, self._shared, self._world_size, *self._outer)
 
     def drain(self) -> None:
         """Find what an exchange would make of c now, for `center`; c and the workers' weights do not change."""
@@ -182,8 +187,8 @@ class DiLoCo(LocalSteps):
 
     def state_dict(self) -> State:
         return {
-            "center": self._center.copy(),
-            "velocity": self._velocity.copy(),
+            "center": np.array(self._center),
+            "velocity": np.array(self._velocity),
             "is_common": int(self._is_common),
         }
 

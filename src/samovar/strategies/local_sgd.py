@@ -9,6 +9,7 @@ from samovar.collectives.execute import PlanRunner
 from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, Reduced, Strategy, strategy
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.settings import SYNC_PERIOD
 from samovar.strategies.traits import SYNC_PERIOD_STEPS
@@ -35,6 +36,9 @@ class LocalSteps(Strategy):
 
     def exchanges_at(self, step: int) -> bool:
         return (step + 1) % self._sync_period_steps == 0
+
+    def uses_weights_after(self, step: int) -> bool:
+        return self.exchanges_at(step)
 
     def reduced(self, _step: int) -> Reduced:
         """All buckets: each worker steps with its own gradients."""
@@ -101,6 +105,10 @@ class LocalSgd(LocalSteps):
     Source: McMahan et al. 2017 (federated averaging); Stich 2019 (local SGD).
     """
 
+    @classmethod
+    def computes_near(cls, _chosen: StrategyConfig) -> bool:
+        return True
+
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._is_common = True  # x_i is the same on all ranks
@@ -117,7 +125,8 @@ class LocalSgd(LocalSteps):
     def _mean_of_weights(self) -> Array:
         self._shared[:] = self._weights
         self._all_reduce.run(self._deadline())
-        return np.divide(self._shared, np.float32(self._world_size), out=self._shared)
+        self._shared /= np.float32(self._world_size)
+        return self._shared
 
     def drain(self) -> None:
         """Take the mean of the weights as they are, for `center`; the workers' own do not change."""

@@ -39,7 +39,8 @@ class SlowMo(DiLoCo):
 
     def _outer_step(self, weights: Array, center: Array, velocity: Array) -> None:
         rate, momentum = (np.float32(value) for value in self._outer)
-        delta = center - self._shared / np.float32(self._world_size)
+        self._shared /= np.float32(self._world_size)
+        delta = center - self._shared
         velocity *= momentum
         velocity += delta
         center -= rate * velocity

@@ -159,6 +159,10 @@ class Sync(Strategy):
                 "and factors to all; choose --overlap backward or --owner all, or leave factors out"
             )
 
+    @classmethod
+    def computes_near(cls, chosen: StrategyConfig) -> bool:
+        return chosen.codec is None and not chosen.takes_factors and not chosen.divides_updates
+
     def gradient_final(self, bucket: Bucket) -> None:
         """Start exchanges in the order of buckets, behind what is left of the backward pass."""
         self._final.add(bucket.index)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from samovar import _native
 from samovar.collectives.encoded import Codec, Floats
 from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
+from samovar.core import near
 from samovar.core.errors import InputError
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Place, strategy
@@ -124,6 +124,10 @@ class SyncEasgd(LocalSteps):
             )
 
     @classmethod
+    def computes_near(cls, chosen: StrategyConfig) -> bool:
+        return chosen.variant != "broadcast" and chosen.codec is None
+
+    @classmethod
     def settled(cls, chosen: StrategyConfig, world_size: int) -> StrategyConfig:
         """With P workers the distance between c and their mean is multiplied by 1 - alpha (P + 1) at an exchange."""
         rate = chosen.moving_rate
@@ -176,9 +180,9 @@ class SyncEasgd(LocalSteps):
         differences, alpha = self._shared, self._moving_rate
         if self._is_under_way:
             self._all_reduce.finish(self._deadline())
-            _native.elastic_exchange(self._weights, self._center, differences, alpha)
+            near.elastic_exchange(self._weights, self._center, differences, alpha)
         else:
-            _native.elastic_pull(self._weights, self._center, differences, alpha)
+            near.elastic_pull(self._weights, self._center, differences, alpha)
         self._is_under_way = self._overlap != "none"
         if self._is_under_way:
             self._all_reduce.start()
@@ -188,7 +192,7 @@ class SyncEasgd(LocalSteps):
 
     def _settle(self) -> None:
         """c = c + sum_i d_i"""
-        _native.reduce(self._center, [self._center, self._shared])
+        near.add(self._center, self._shared)
 
     def drain(self) -> None:
         """Complete the exchange that is under way, which all ranks have begun."""
@@ -205,7 +209,7 @@ class SyncEasgd(LocalSteps):
     def state_dict(self) -> State:
         """`residual` is this rank's own: every rank must save its state and load it again."""
         self.drain()
-        kept: State = {"center": self._center.copy()}
+        kept: State = {"center": np.array(self._center)}
         if self.is_compressed and self._codec is not None:
             kept |= {"codec": self._codec, "residual": self._residual.copy()}
         return kept
@@ -252,7 +256,7 @@ class BroadcastEasgd(LocalSteps):
         self._shared[:] = self._weights
         self._broadcast.run(deadline)
         self._all_reduce.run(deadline)
-        _native.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
+        near.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
         pull = self._shared - np.float32(self._world_size) * self._center
         self._center += np.float32(self._moving_rate) * pull
 

@@ -45,13 +45,7 @@ class Operation(Protocol):
 
 
 class Library(Protocol):
-    """Collectives of a connected library. A call never waits for other ranks; operations run in the order of calls.
-
-    `quiet_s` is the longest time between two ends of operations. It is infinite if the library gives up by itself when
-    nothing moves.
-    """
-
-    quiet_s: float
+    """Collectives of a connected library. A call never waits for other ranks; operations run in the order of calls."""
 
     def all_reduce(self, array: Array) -> Operation: ...
     def broadcast(self, array: Array) -> Operation: ...
@@ -132,10 +126,7 @@ class LeaderCollectives:
         except RuntimeError as error:
             raise RankFailed(f"{who}: it cannot begin ({_reason(error)}); see the logs of {_any_of(others)}") from error
         self._under_way.add(operation)
-        return _Pending(who, others, operation, self._is_called_off)
-
-    def _is_called_off(self) -> bool:
-        return self._closing.is_set() or self._under_way.quiet_s() > self._library.quiet_s
+        return _Pending(who, others, operation, self._closing.is_set)
 
 
 class _UnderWay:
@@ -144,13 +135,10 @@ class _UnderWay:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._operations: list[Operation] = []
-        self._moved_s = time.monotonic()
 
     def add(self, operation: Operation) -> None:
         with self._lock:
             self._forget_those_over()
-            if not self._operations:
-                self._moved_s = time.monotonic()
             self._operations.append(operation)
 
     def given_up(self) -> list[Operation]:
@@ -160,17 +148,8 @@ class _UnderWay:
             left, self._operations = self._operations, []
             return left
 
-    def quiet_s(self) -> float:
-        """How long ago one was seen to end, or the first of these was begun."""
-        with self._lock:
-            self._forget_those_over()
-            return time.monotonic() - self._moved_s
-
     def _forget_those_over(self) -> None:
-        left = [operation for operation in self._operations if not operation.is_over()]
-        if len(left) < len(self._operations):
-            self._moved_s = time.monotonic()
-        self._operations = left
+        self._operations = [operation for operation in self._operations if not operation.is_over()]
 
 
 class _Pending:

@@ -4,27 +4,24 @@ The only file below the rooms of training that imports torch.
 """
 
 import ctypes
-import math
-import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import Work
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import RankFailed
+from samovar.core.errors import DeadlineExceeded, RankFailed
+from samovar.core.near import NearArray, NearRegion
 from samovar.transports.base import Array
 from samovar.transports.leaders import Operation
 from samovar.transports.rendezvous import Rendezvous, await_server, first_line, listen_at, within
 
 _Group: TypeAlias = Any  # torch gives its process groups no types, and builds without CUDA have none for NCCL
-_FIRST_POLL_S, _LAST_POLL_S = 20e-6, 0.001
 # How long NCCL may take to close, for which it may wait for other hosts.
 _CLOSING_S = 5.0
 
@@ -109,16 +106,21 @@ class JobStore:
         ]
         return Gloo(group(PrefixStore(prefix, self._store), number, len(addresses), options))
 
-    def nccl(self, prefix: str, number: int, num_hosts: int, device: torch.device, timeout_s: float) -> "Nccl":
-        """As `gloo`, with NCCL, through the GPU `device`. Never run: machines with a GPU were not at hand (ADR 19).
+    def near(self, prefix: str, rank: int, world_size: int, device: torch.device, timeout_s: float) -> _Group:
+        """A process group of NCCL among all ranks, each with a GPU of its own; connected when this returns.
 
-        The caller has seen to it that its process groups raise errors (`samovar.launch.script`).
+        Nothing waits for its operations: where one hangs for `timeout_s`, PyTorch's watchdog ends the process. Raises
+        RuntimeError. Never run: machines with a GPU were not at hand (decision 29).
         """
         library: Any = distributed
         options = library.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), number, num_hosts, options)
-        return Nccl(group, device, timeout_s)
+        group = library.ProcessGroupNCCL(PrefixStore(prefix, self._store), rank, world_size, options)
+        ones = torch.ones(1, device=device)
+        group.allreduce([ones]).wait()
+        if int(ones.item()) != world_size:
+            raise RuntimeError(f"NCCL added {world_size} ones and found {ones.item()}")
+        return group
 
 
 class Gloo:
@@ -126,8 +128,6 @@ class Gloo:
 
     Each chunk is added up once, on one rank.
     """
-
-    quiet_s = math.inf
 
     def __init__(self, group: _Group) -> None:
         self._group = group
@@ -163,120 +163,94 @@ class _InPlace:
         self._work.wait(timedelta(seconds=limit_s))
 
 
-class StagedCopy:
-    """See `samovar.transports.leaders.Library`: the group moves copies of the arrays on `device`.
-
-    A call copies its array there, and the wait for the operation copies the result back. Progress inside an operation
-    cannot be seen, so none may take longer than `quiet_s` after the one before. After one failed, all fail. The first
-    one runs here, because NCCL connects in it.
-
-    Memory: on `device`, as much as is under way. Cost: each byte twice over the bus.
-    """
-
-    def __init__(self, group: _Group, device: torch.device, quiet_s: float) -> None:
-        self.quiet_s = quiet_s
-        self._group = group
-        self._side = _DeviceSide(device)
-        self.all_reduce(np.zeros(1, np.float32)).wait(quiet_s)
-
-    def all_reduce(self, array: Array) -> "_Copied":
-        with self._side.here():
-            near = self._side.copy_of(array)
-            return _Copied(self._group.allreduce([near]), near, array, self._side)
-
-    def broadcast(self, array: Array) -> "_Copied":
-        with self._side.here():
-            near = self._side.copy_of(array)
-            return _Copied(self._group.broadcast(near, 0), near, array, self._side)
-
-    def all_gather(self, own: Array, gathered: Array) -> "_Copied":
-        with self._side.here():
-            near = torch.empty_like(torch.from_numpy(gathered), device=self._side.device)
-            work = self._group.allgather([list(near)], [self._side.copy_of(own)])
-            return _Copied(work, near, gathered, self._side)
-
-    def close(self, left: Sequence[Operation]) -> None:
-        if left:
-            self._side.failure = "closed before it was over"
-        self._let_go(self._group, bool(left))
-        del self._group
-
-    def _let_go(self, group: _Group, hangs: bool) -> None:
-        if hangs:
-            _keep(group)
-
-
-class _DeviceSide:
-    """The device of copies, and the failure after which no result counts.
-
-    On CUDA they are made in a stream of their own, and wait neither for what a net computes nor for operations.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.failure = ""
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def here(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def copy_of(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, copy=True)
-
-
-class _Copied:
-    """See `samovar.transports.leaders.Operation`: `near` is copied to `array`.
-
-    A limited wait of NCCL breaks the connections when it gives up, so this asks until the operation is over.
-    """
-
-    def __init__(self, work: Work, near: torch.Tensor, array: Array, side: _DeviceSide) -> None:
-        self._work = work
-        self._near: torch.Tensor | None = near
-        self._array = array
-        self._side = side
-
-    def is_over(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def wait(self, limit_s: float) -> None:
-        limit, pause_s = Deadline.after(limit_s), _FIRST_POLL_S
-        while not self.is_over() and not self._side.failure:
-            if limit.passed():
-                raise RuntimeError(f"not over after {limit_s:.3f} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
-        self._take_back()
-
-    def _take_back(self) -> None:
-        if self._side.failure:  # NCCL calls off the other operations then, and says that they are done
-            raise RuntimeError(self._side.failure)
-        with self._side.here():
-            try:
-                self._work.wait()  # for nothing any more, but says what went wrong
-            except RuntimeError as error:
-                self._side.failure = str(error)
-                raise
-            if self._near is not None:
-                torch.from_numpy(self._array).copy_(self._near)
-                self._near = None
-
-
-class Nccl(StagedCopy):
-    """NCCL, between GPUs of which each host's first rank has one."""
-
-    def _let_go(self, group: _Group, hangs: bool) -> None:
-        """Cancel operations that hang; otherwise wait a few seconds until the last message has arrived."""
-        with suppress(RuntimeError):  # what is closed cannot fail any more
-            try:
-                within(group.abort if hangs else group.shutdown, Deadline.after(_CLOSING_S))
-            except TimeoutError:
-                _keep(group)  # its destructor would wait on
-
-
 def _keep(thing: object) -> None:
     """Have it go with the process."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+class NearCollectives:
+    """Sums and broadcasts of `samovar.core.near` memory where it is, by a process group of PyTorch's.
+
+    On a device nothing here waits: what the device computes next waits there for the operation. NCCL runs it on a
+    stream of its own, behind what the caller's stream was given before. Records travel by `host`, as without a device,
+    and tell which ranks are gone. On the CPU, with gloo, `finish` waits.
+
+    Cost: that of the library; a ring's bytes are counted.
+    """
+
+    def __init__(self, group: _Group, host: Any, device: torch.device) -> None:
+        self.group = host.group
+        self.device = device
+        self.records = host.records
+        self._host = host
+        self._process_group = group
+        self._num_bytes = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return int(self._host.bytes_sent) + self._num_bytes
+
+    def region(self, _name: str, num_bytes: int) -> NearRegion:
+        return NearRegion(NearArray(torch.zeros(num_bytes // 4, dtype=torch.float32, device=self.device)))
+
+    def all_reduce(self, name: str, buffer: NearRegion) -> "_NearRun":
+        tensor = buffer.array.tensor_N
+        return _NearRun(self, f"all-reduce {name!r}", lambda group: group.allreduce([tensor]), 2 * tensor.nbytes)
+
+    def broadcast(self, name: str, buffer: NearRegion) -> "_NearRun":
+        tensor = buffer.array.tensor_N
+        return _NearRun(self, f"broadcast {name!r}", lambda group: group.broadcast(tensor, 0), tensor.nbytes)
+
+    def begin(self, run: "_NearRun", num_bytes: int) -> Work | None:
+        """The operation, which is under way; None for a single rank."""
+        world_size = self.group.world_size
+        if world_size == 1:
+            return None
+        self._num_bytes += num_bytes * (world_size - 1) // world_size
+        try:
+            return run.call(self._process_group)
+        except RuntimeError as error:
+            raise RankFailed(f"rank {self.group.rank}: {run.what}: {first_line(error)}") from error
+
+    def close(self) -> None:
+        """End the connections when the last operations are over; if these hang, they stay with the process."""
+        group, self._process_group = self._process_group, None
+        with suppress(RuntimeError):  # gloo has nothing to shut down
+            try:
+                within(group.shutdown, Deadline.after(_CLOSING_S))
+            except TimeoutError:
+                _keep(group)
+
+
+class _NearRun:
+    """See `samovar.collectives.execute.PlanRunner`."""
+
+    last_steps = 0
+
+    def __init__(self, owner: NearCollectives, what: str, call: Callable[[_Group], Work], num_bytes: int) -> None:
+        self.what, self.call = what, call
+        self._owner, self._num_bytes = owner, num_bytes
+        self._work: Work | None = None
+
+    def run(self, deadline: Deadline) -> None:
+        self.start()
+        self.finish(deadline)
+
+    def start(self) -> None:
+        self._work = self._owner.begin(self, self._num_bytes)
+
+    def finish(self, deadline: Deadline) -> None:
+        work, self._work = self._work, None
+        if work is None:
+            return
+        if self._owner.device.type != "cpu":
+            work.block_current_stream()
+            return
+        try:
+            work.wait(timedelta(seconds=max(deadline.remaining_s(), 0.001)))
+        except RuntimeError as error:
+            failed = DeadlineExceeded if deadline.passed() else RankFailed
+            raise failed(f"rank {self._owner.group.rank}: {self.what}: {first_line(error)}") from error
 
 
 def nccl_card(device: torch.device | None) -> tuple[str, str]:

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from samovar.api import exchanges
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
 from samovar.collectives.engine import PlannedCollectives
@@ -44,8 +43,7 @@ NAMES = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) f
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models on the CPU are trained with the copies of a GPU."""
-    for module in (exchanges, state):
-        monkeypatch.setattr(module, "device_of", lambda _parameters: CPU)
+    monkeypatch.setattr(state, "device_of", lambda _parameters: CPU)
 
 
 def made_once() -> Any:

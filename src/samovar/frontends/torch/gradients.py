@@ -91,7 +91,7 @@ class FlatGradients:
         self._reached = flat.view(REACHED)
         self._missing = [0] * len(buckets)
         self._bucket_final: BucketHook | None = None
-        self._is_published = False
+        self._is_published = self._lacks_some = False
         self._came_late = ""
         self._hooks = [
             slot.parameter.register_post_accumulate_grad_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
@@ -132,6 +132,7 @@ class FlatGradients:
     def contribute_nothing(self, bucket_final: BucketHook) -> None:
         """Zeros in place of a backward pass, for a rank without data."""
         self._flat.tensor_N.zero_()
+        self._lacks_some = True
         if self._factors is not None:
             self._factors.expect_nothing()
         for bucket in self._buckets:
@@ -142,7 +143,9 @@ class FlatGradients:
         if correction != 1.0:
             for slot in self._slots:
                 slot.view.mul_(correction)
-        for slot, reached in zip(self._slots, self._reached.tolist(), strict=True):
+        # What reached this rank reached one: only what did not is looked up, which waits for a device.
+        counts = self._reached.tolist() if self._lacks_some else [1.0] * len(self._slots)
+        for slot, reached in zip(self._slots, counts, strict=True):
             if reached == 0.0:
                 slot.parameter.grad = None
             elif slot.mirrored:
@@ -232,7 +235,11 @@ class FlatGradients:
                 slot.view.zero_()
                 reached[number] = 0.0
             self._mark_written(slot, bucket_final)
-        self._reached.copy_(torch.from_numpy(reached))
+        self._lacks_some = not reached.all()
+        if self._lacks_some:
+            self._reached.copy_(torch.from_numpy(reached))
+        else:
+            self._reached.fill_(1.0)
         last = self._buckets[-1]
         self._missing[last.index] -= 1
         bucket_final(last)

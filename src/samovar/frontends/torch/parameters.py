@@ -14,7 +14,8 @@ from samovar.frontends.torch.optimizers import Optimizers
 
 # The flat buffers are float32. These types are copied into them, which rounds nothing, and back.
 MIRRORED_DTYPES = (torch.bfloat16, torch.float16)
-DEVICE_TYPES = ("cpu", "cuda")
+_ACCELERATOR = torch.accelerator.current_accelerator()
+DEVICE_TYPES = ("cpu", "cuda", *({_ACCELERATOR.type} - {"cuda"} if _ACCELERATOR else ()))
 _MARK = "samovar_replica"
 
 
@@ -133,6 +134,11 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 def first_not_finite(parameters: Mapping[str, nn.Parameter]) -> str:
     """The name of the first parameter with a value that is infinite or NaN; "" if there is none. Cost: one read."""
     return next((name for name, parameter in parameters.items() if not _is_finite(parameter.detach())), "")
+
+
+def finite_flags(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor:
+    """Whether each parameter is finite, in their order, where they are. Cost: one read."""
+    return torch.stack([torch.isfinite(parameter.detach()).all() for parameter in parameters.values()])
 
 
 def _is_finite(weights: torch.Tensor) -> bool:

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from samovar.collectives.engine import Collectives, digest_number
-from samovar.core.buffer import FlatBuffer, StagedBuffer
+from samovar.core.buffer import FlatBuffer, FlatTensor, StagedBuffer
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.layout import Layout
+from samovar.core.near import NearArray
 from samovar.frontends.torch.gradients import REACHED
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of
@@ -26,13 +26,12 @@ class FlatWeights:
     a GPU parameters are views of a copy of the buffer, which `gather` and `scatter` copy too.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], flat: FlatBuffer) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array) -> None:
         _require_apart(parameters)
-        self._flat = flat
         self._adopted = {name: p for name, p in parameters.items() if p.dtype == torch.float32}
         self._mirrored = {name: p for name, p in parameters.items() if p.dtype != torch.float32}
-        self._staged = StagedBuffer(flat, device_of(parameters))
-        self._near = self._staged.near
+        self._staged = staged(parameters, layout, array)
+        self._flat, self._near = self._staged.host, self._staged.near
         for name, parameter in self._adopted.items():
             view = self._near.view(name)
             view.copy_(parameter.data)
@@ -74,18 +73,18 @@ class FlatWeights:
             parameter.data = parameter.data.clone()
 
     @contextmanager
-    def replaced(self, values_N: npt.NDArray[np.float32]) -> Iterator[None]:
+    def replaced(self, values_N: Array) -> Iterator[None]:
         """A context in which the model has other weights, in the order of the buffer."""
         self.gather()
-        own = self._flat.array_N.copy()
-        self._set(values_N)
+        own = self._flat.tensor_N.clone()
+        self._set(tensor_of(values_N))
         try:
             yield
         finally:
             self._set(own)
 
-    def named(self, values_N: npt.NDArray[np.float32]) -> dict[str, torch.Tensor]:
-        flat = FlatBuffer(self._flat.layout, values_N.copy())
+    def named(self, values_N: Array) -> dict[str, torch.Tensor]:
+        flat = FlatTensor(self._flat.layout, tensor_of(values_N).clone())
         return {entry.spec.name: flat.view(entry.spec.name) for entry in self._flat.layout.entries}
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -93,9 +92,24 @@ class FlatWeights:
             self._flat.view(name).copy_(named[name])
         self.scatter()
 
-    def _set(self, values_N: npt.NDArray[np.float32]) -> None:
-        self._flat.array_N[:] = values_N
+    def _set(self, values_N: torch.Tensor) -> None:
+        self._flat.tensor_N.copy_(values_N)
         self.scatter()
+
+
+def tensor_of(array: Array | NearArray) -> torch.Tensor:
+    """The same memory as a torch tensor, in the host's memory or on a device."""
+    if isinstance(array, NearArray):
+        near: torch.Tensor = array.tensor_N
+        return near
+    return torch.from_numpy(array)
+
+
+def staged(parameters: Mapping[str, nn.Parameter], layout: Layout, array: Array | NearArray) -> StagedBuffer:
+    """A buffer in `array`, float32 (N,), with a copy near the parameters if they are on a device and it is not."""
+    if isinstance(array, NearArray):
+        return StagedBuffer(FlatTensor(layout, tensor_of(array)))
+    return StagedBuffer(FlatBuffer(layout, array), device_of(parameters))
 
 
 def _require_apart(parameters: Mapping[str, nn.Parameter]) -> None:
@@ -215,13 +229,13 @@ class OptimizerState:
         """48 bits that are equal if the same parameters have the same quantities."""
         return digest_number(repr(self._rows()))
 
-    def write(self, quantity: str, flat: FlatBuffer) -> None:
+    def write(self, quantity: str, flat: FlatTensor) -> None:
         """Copy the quantity into `flat`. Parameters without it are zero there."""
         flat.tensor_N.zero_()
         for place, value, _ in self._places(quantity, flat):
             place.copy_(torch.as_tensor(value).reshape(place.shape))
 
-    def read(self, quantity: str, flat: FlatBuffer) -> None:
+    def read(self, quantity: str, flat: FlatTensor) -> None:
         """Take the quantity back from `flat`."""
         for place, value, state in self._places(quantity, flat):
             if isinstance(value, torch.Tensor):
@@ -236,7 +250,7 @@ class OptimizerState:
             for name, p in self._parameters.items()
         ]
 
-    def _places(self, quantity: str, flat: FlatBuffer) -> Iterator[tuple[torch.Tensor, Any, dict[str, Any]]]:
+    def _places(self, quantity: str, flat: FlatTensor) -> Iterator[tuple[torch.Tensor, Any, dict[str, Any]]]:
         for number, (name, parameter) in enumerate(self._parameters.items()):
             state = self._optimizers.state_of(parameter)
             value = state.get(quantity)

@@ -132,7 +132,7 @@ def test_values_are_those_of_the_net_that_nobody_watches(net_of: BuildNet, batch
     for model in models:
         step(model, batch, first_part=False)
 
-    gradients = [model._gradients.host.array_N for model in models]
+    gradients = [model._gradients.host.tensor_N for model in models]
     assert (gradients[0] == gradients[1]).all()
     assert (
         told.texts[1][-2] == f"[Backward] Layer ip, param blob w diff: {mean(models[1]._gradients.near.view('ip/0'))}"
