@@ -65,7 +65,7 @@ class ReplicaFigures:
         self._file: RunFile | None = None
         self._sinks: list[Sink] = []
         self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
-        self._run = RunFigures(advice_for(config))
+        self._run = RunFigures(Advice.of_loop(config.exchanges_weights))
         self._pace = Pace()
         self._laps = Laps()
         self._tracing: Tracing | None = None
@@ -108,7 +108,7 @@ class ReplicaFigures:
         if self._rank == 0:
             self._file, sinks = open_wanted(self._wanted, self._settings(model))
             self._sinks.extend(sinks)
-            self._run = RunFigures(advice_for(self._config), self._sinks)
+            self._run = RunFigures(Advice.of_loop(self._config.exchanges_weights), self._sinks)
         if self._tracing is not None:
             self._layers = LayerSpans(leaves(model), self._tracing.trace)
         self.go_to(0)
@@ -364,19 +364,6 @@ class FigureCalls:
         """
         made = (self._model, self._parameters, Path(path), steps, batch_size)
         self._figures.profile(lambda: LoopProfile(*made))
-
-
-def advice_for(config: StrategyConfig) -> Advice:
-    """The advice by what takes too long, in arguments of a torch loop."""
-    if config.exchanges_weights:
-        for_exchange = "a longer sync_period, or larger batches"
-    else:
-        for_exchange = "larger batches, or a strategy with a period (local-sgd, sync-easgd)"
-    return Advice(
-        if_input="more workers of the DataLoader (num_workers), a faster disk, or a core for reading",
-        if_exchange=for_exchange,
-        if_compute="more cores, autocast in bfloat16, or torch.compile",
-    )
 
 
 def leaves(model: nn.Module) -> Sequence[tuple[str, nn.Module]]:

@@ -53,6 +53,19 @@ class Advice:
     if_exchange: str
     if_compute: str
 
+    @classmethod
+    def of_loop(cls, exchanges_weights: bool) -> "Advice":
+        """In arguments of a torch loop."""
+        if exchanges_weights:
+            for_exchange = "a longer sync_period, or larger batches"
+        else:
+            for_exchange = "larger batches, or a strategy with a period (local-sgd, sync-easgd)"
+        return cls(
+            if_input="more workers of the DataLoader (num_workers), a faster disk, or a core for reading",
+            if_exchange=for_exchange,
+            if_compute="more cores, autocast in bfloat16, or torch.compile",
+        )
+
 
 class TimeSpent:
     """Adds up the seconds of a run's steps by kind, and the waits of others for each rank."""
