@@ -55,7 +55,8 @@ class Job:
 
 def await_key(job: Job, launcher: Command) -> None:
     """The first host makes the key, and the other one reads it."""
-    launcher.until((job.folder / "key.pem").exists, "the job has its key")
+    key = job.folder / "key.pem"
+    launcher.until(lambda: key.exists() and key.stat().st_size > 0, "the job has its key")
 
 
 def test_a_host_is_lost_in_mid_round_and_another_one_comes(tmp_path: Path, hosts: Pair) -> None:
