@@ -21,6 +21,7 @@ from tests.multiproc.test_elastic import (
     STRATEGIES,
     assert_no_round_is_left_out,
     is_at,
+    lines,
     longest_round,
     told,
     undisturbed,
@@ -54,7 +55,8 @@ class Job:
 
 def await_key(job: Job, launcher: Command) -> None:
     """The first host makes the key, and the other one reads it."""
-    launcher.until((job.folder / "key.pem").exists, "the job has its key")
+    key = job.folder / "key.pem"
+    launcher.until(lambda: key.exists() and key.stat().st_size > 0, "the job has its key")
 
 
 def test_a_host_is_lost_in_mid_round_and_another_one_comes(tmp_path: Path, hosts: Pair) -> None:
@@ -78,18 +80,22 @@ def test_a_host_is_lost_in_mid_round_and_another_one_comes(tmp_path: Path, hosts
 
 def test_a_cut_cable_ends_the_workers_behind_it_and_nobody_else(tmp_path: Path, hosts: Pair) -> None:
     job = Job(tmp_path, hosts, "local-sgd", NUM_STEPS, {"TEST_PAUSE_S": 0.02})
-    (tmp_path / "begin").touch()
-    with job.on(0, 2, "--min-workers", 3) as first:
+    with job.on(0, 2) as first:
         await_key(job, first)
         with job.on(1, 1) as behind:
-            first.until(lambda: is_at(tmp_path, 10 * PERIOD), "they train")
+            first.until(lambda: len(told(tmp_path, "there")) == 3, "all have started")
+            (tmp_path / "begin").touch()
+            first.until(
+                lambda: any(sum(line[1] == 3 for line in worker) > 2 * PERIOD for worker in lines(tmp_path)),
+                "all have exchanged",
+            )
             hosts[1].set_interface("down")
             ended, cut = first.wait(), behind.wait()
     assert ended.return_code == 0, ended.errors
     assert "2 workers exchange now, 3 before" in ended.errors
     assert cut.return_code != 0
     assert "the host that began it is lost" in cut.errors
-    assert [worker["step"] for worker in told(tmp_path, "ended")] == 2 * [NUM_STEPS]
+    assert [worker["step"] for worker in told(tmp_path, "ended")] == 2 * [job.steps]
     assert_no_round_is_left_out(tmp_path)
 
 
