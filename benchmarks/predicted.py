@@ -212,7 +212,7 @@ def _ended(process: "subprocess.Popen[str]") -> str:
     finally:
         process.kill()
     if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, process.args))[:200]}: {errors[-2000:]}")
+        raise SystemExit(f"{str(process.args)[:200]}: {errors[-2000:]}")
     return output
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import loaded
 from tests.leak_check import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loaded() -> Iterator[None]:
+    """The process from which commands and ranks are forked; it loads its modules when the first is asked for."""
+    with loaded.loaded():
+        yield
 
 
 @pytest.fixture(autouse=True)

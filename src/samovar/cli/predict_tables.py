@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from samovar.predict import units
+from samovar.core import units
 from samovar.predict.kept import ErrorBar
 from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost

@@ -1,4 +1,4 @@
-"""What the environment of a user's program asks for: figures, and the folder for what is kept between runs."""
+"""The wishes in the environment of a user's program: figures, and the folder for what is kept between runs."""
 
 import os
 import socket

@@ -10,10 +10,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from samovar.core import units
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord, Link, MachineModel, Ports, Racks, TransportFigures
 from samovar.formats.caffe.text import nearest
-from samovar.predict import units
 
 HERE = "here"
 _Part = TypeVar("_Part")
@@ -149,7 +149,7 @@ class Cluster:
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
 
     def slower(self, num_workers: int) -> float:
-        """How many times as long as alone one of so many workers moves its bytes, beside the others of its node."""
+        """The factor on the time in which one of `num_workers` moves its bytes, by the others of its node."""
         others = min(num_workers, self.node.workers) - 1
         return 1.0 + (self.worker.crowded_factor - 1.0) * others / max(1, self.node.workers - 1)
 
@@ -229,7 +229,7 @@ def cluster_here(record: CalibrationRecord) -> Cluster:
 
 
 def _network(figures: TransportFigures) -> NetworkSpec:
-    """Large messages tell the bandwidth; what small ones take beyond that is overhead."""
+    """The bandwidth is that of large messages, and small ones take the overhead besides."""
     (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
     return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
 

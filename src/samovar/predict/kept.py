@@ -1,4 +1,4 @@
-"""What runs on this machine have shown: its figures, nets' layer times, and how far predictions were off.
+"""The findings of runs on this machine: its figures, nets' layer times, and how far predictions were off.
 
 All are JSON files in one folder of the user. A file that is damaged counts as missing.
 """
@@ -39,7 +39,7 @@ class ErrorBar:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a profile is kept under: the net, and how one worker computes it on the CPU."""
+    """The key of a kept profile: the net, and how one worker computes it on the CPU."""
 
     net: str
     num_parameters: int

@@ -64,9 +64,9 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: flo
     takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
     profile's seconds.
     All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The
-    profile's seconds are those of a worker alone. Beside others moving bytes takes `slower` times as long: a layer's
-    outputs, 2 times forward and 3 backward, its parameters, and all of an update. Raises InputError if seconds are
-    missing.
+    profile's seconds are those of a worker alone. With others at work, moving bytes takes `slower` times as long: a
+    layer's outputs, 2 times forward and 3 backward, its parameters, and all of an update. Raises InputError if seconds
+    are missing.
     """
     times = _times(profile, worker, slower)
     share = batch_size / profile.batch_size
