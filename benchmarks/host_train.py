@@ -2,7 +2,7 @@
 
 - `two-hosts-train`: AlexNet's shape, against DDP on gloo of the same net: sync every step at 1 Gbit/s, and sync-easgd
   every 8 steps at 100 Mbit/s.
-- `two-hosts-scaling`: CIFAR-10 full in step, against the same two workers on one host: at 10 Gbit/s and without a limit.
+- `two-hosts-scaling`: CIFAR-10 full in step, against the same two workers on one host: 10 Gbit/s, and no limit.
 
 Runs and blocks of DDP take turns. Nets read numbers that are made once. A run's steps are timed by its own figures,
 which include exchanges; the first ones are left out. Its replicas must be equal at the end.
