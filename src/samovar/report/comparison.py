@@ -32,7 +32,7 @@ class ForeseenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class ForeseenRuns:
     """The answer of `samovar predict --json`."""
 
     net: str
@@ -54,14 +54,14 @@ class Foreseen:
         return self.rows[0].samples_per_s / self.rows[0].speed_up
 
 
-def read_foreseen(path: Path) -> Foreseen:
+def read_foreseen(path: Path) -> ForeseenRuns:
     """The prediction in this file; raises InputError if it is not the answer of `samovar predict --json`."""
     try:
         answer = json.loads(path.read_bytes())
         rows = tuple(_row(row) for row in answer["predictions"])
         if not rows:
             raise ValueError("it has no predictions")
-        return Foreseen(str(answer["net"]), str(answer["cluster"]), rows)
+        return ForeseenRuns(str(answer["net"]), str(answer["cluster"]), rows)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a file of samovar predict --json") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -78,11 +78,11 @@ class Comparison:
 
     runs: tuple[History, ...]
     labels: tuple[str, ...]
-    foreseen: Foreseen | None
+    foreseen: ForeseenRuns | None
     one_worker: float | None
 
     @classmethod
-    def of(cls, runs: Sequence[History], foreseen: Foreseen | None) -> "Comparison":
+    def of(cls, runs: Sequence[History], foreseen: ForeseenRuns | None) -> "Comparison":
         """One worker is the run with one, else that of the prediction."""
         alone = [run.samples_per_second for run in runs if run.workers == 1 and run.samples_per_second]
         predicted = foreseen.one_worker if foreseen is not None else None

@@ -60,10 +60,12 @@ class TimeSpent:
     def __init__(self, advice: Advice) -> None:
         self._advice = advice
         self._seconds = dict.fromkeys(KINDS, 0.0)
+        self.num_steps = 0
         self._late_s: dict[int, float] = {}
 
-    def add(self, times: StepTimes, arrival: Arrival | None) -> None:
-        """One step."""
+    def add(self, times: StepTimes, arrival: Arrival | None, num_steps: int = 1) -> None:
+        """This number of steps."""
+        self.num_steps += num_steps
         for kind, seconds in times.by_kind().items():
             self._seconds[kind] += seconds
         if arrival is not None:

@@ -9,7 +9,7 @@ import pytest
 
 import samovar.report
 from samovar.core.errors import InputError
-from samovar.report.comparison import Comparison, Foreseen, read_foreseen
+from samovar.report.comparison import Comparison, ForeseenRuns, read_foreseen
 from samovar.report.history import History
 from samovar.report.page import page
 from samovar.report.run_folder import RunFolder
@@ -47,7 +47,7 @@ class Balanced(HTMLParser):
         self.words.append(data)
 
 
-def page_of(*folders: Path, foreseen: Foreseen | None = None, is_live: bool = False) -> str:
+def page_of(*folders: Path, foreseen: ForeseenRuns | None = None, is_live: bool = False) -> str:
     return page(Comparison.of([History(folder).look() for folder in folders], foreseen), is_live=is_live)
 
 
