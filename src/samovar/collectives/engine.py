@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -145,9 +146,8 @@ class PlannedCollectives:
         return Region.of(self.transport.open_window(name, num_bytes, 0), 0, num_bytes, np.uint8)
 
     def all_reduce(self, name: str, buffer: Region) -> PlanRunner:
-        group = self.group
-        function = all_reduce(self.all_reduce_name(buffer.array.nbytes), host_size=self.host_size)
-        return self.planned(name, function(group.rank, group.world_size), buffer)
+        group, plan_name = self.group, self.all_reduce_name(buffer.array.nbytes)
+        return self.planned(name, _all_reduce_plan(plan_name, self.host_size, group.rank, group.world_size), buffer)
 
     def encoded_all_reduce(self, name: str, buffer: Region, codec: Codec) -> EncodedRunner:
         function = encodable(self.all_reduce_name(buffer.array.nbytes), self.host_size)
@@ -184,6 +184,12 @@ class PlannedCollectives:
     def planned(self, name: str, plan: Plan, buffer: Region) -> PlanRunner:
         """This rank's part of any plan on `buffer`."""
         return open_channel(name, plan, self.transport, buffer)
+
+
+@lru_cache(maxsize=4)
+def _all_reduce_plan(name: str, host_size: HostSizes, rank: int, world_size: int) -> Plan:
+    """Buckets are opened one after the other, and most have one plan."""
+    return all_reduce(name, host_size=host_size)(rank, world_size)
 
 
 class RecordExchange(Records):

@@ -35,8 +35,19 @@ class PlanRunner(Protocol):
 
 def open_channel(name: str, plan: Plan, transport: Transport, buffer: Region) -> PlanRunner:
     """The native executor where the transport maps its peers' memory, else the Python one: the same bits."""
-    executor = NativeChannel if isinstance(buffer.window, MappedWindow) else Channel
+    executor = NativeChannel if _is_mapped(buffer.window) else Channel
     return executor(name, plan, transport, buffer)
+
+
+_MAPPED: dict[type[Window], bool] = {}
+
+
+def _is_mapped(window: Window) -> bool:
+    """Asked once for each type: a simulation opens thousands of channels."""
+    kind = type(window)
+    if kind not in _MAPPED:
+        _MAPPED[kind] = isinstance(window, MappedWindow)
+    return _MAPPED[kind]
 
 
 class ChannelMemory:
@@ -45,13 +56,17 @@ class ChannelMemory:
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self.plan = plan
         self.buffer = buffer
+        self._chunks: dict[int, Array] = {}
         self._staging_bytes = rounded_up(plan.largest_cell(len(buffer.array)) * buffer.array.itemsize, LINE_BYTES)
         self.window: Window = transport.open_window(name, plan.num_stagings * self._staging_bytes, plan.num_slots)
 
     def chunk(self, chunk: int) -> Array:
-        """This rank's own chunk."""
-        start, stop = self.plan.chunk_bounds(chunk, len(self.buffer.array))
-        return self.buffer.array[start:stop]
+        """This rank's own chunk, the same array each time."""
+        found = self._chunks.get(chunk)
+        if found is None:
+            start, stop = self.plan.chunk_bounds(chunk, len(self.buffer.array))
+            found = self._chunks[chunk] = self.buffer.array[start:stop]
+        return found
 
     def chunk_offset(self, chunk: int) -> int:
         """Where the chunk begins in the buffer's window, in bytes."""

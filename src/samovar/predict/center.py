@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,6 +34,18 @@ class CenterServers:
     num_updates: int = 0
     values: Array | None = None
     velocity: Array | None = None
+    _requests: dict[tuple[int, int, int], list[ServerRequest]] = field(default_factory=dict)
+
+    def requests(self, to: int, back: int, passes: int) -> list[ServerRequest]:
+        """The parts of the center to or from every server, or both; the same ones each time."""
+        if (to, back, passes) not in self._requests:
+            share = self.num_bytes / len(self.memories)
+            least = _LEAST_PARTS_OF_AN_EXCHANGE if to and back else 1
+            num_parts = max(least, min(_MOST_PARTS, math.ceil(share / _PART_BYTES)))
+            part = round(share / num_parts)
+            one = [ServerRequest(m, to * part, passes * part / self.bytes_per_s, back * part) for m in self.memories]
+            self._requests[to, back, passes] = one * num_parts
+        return self._requests[to, back, passes]
 
     def learn(self, num_elements: int) -> None:
         """Hold data from now on."""
@@ -146,16 +158,5 @@ class SimulatedCenter:
 
     def _run(self, to: int, back: int, passes: int, last_served: Callable[[], None] = lambda: None) -> None:
         """Parts of every server's share; `last_served` is called when the last part sent has been served."""
-        servers = self._servers
-        share = servers.num_bytes / len(servers.memories)
-        least = _LEAST_PARTS_OF_AN_EXCHANGE if to and back else 1
-        num_parts = max(least, min(_MOST_PARTS, math.ceil(share / _PART_BYTES)))
-        part = round(share / num_parts)
-        served_in_s = passes * part / servers.bytes_per_s
-        requests = [
-            ServerRequest(memory, to * part, served_in_s, back * part)
-            for _ in range(num_parts)
-            for memory in servers.memories
-        ]
-        requests[-1] = replace(requests[-1], served=last_served)
-        self._transport.request(requests)
+        *others, last = self._servers.requests(to, back, passes)
+        self._transport.request([*others, replace(last, served=last_served)])

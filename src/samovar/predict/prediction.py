@@ -8,7 +8,7 @@ from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
 from samovar.predict.kept import ErrorBar, Kept
 from samovar.predict.plans import Plans, plans_for
-from samovar.predict.runs import SharingChoice, SimulatedSteps, run
+from samovar.predict.runs import Runs, SharingChoice, SimulatedSteps
 from samovar.predict.work import Work, work_of
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
@@ -92,12 +92,13 @@ def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: 
     found = []
     for num_workers in question.workers:
         work, plans = question.work(num_workers), plans_for(question.cluster, num_workers)
+        runs, ideal_runs = (Runs(cluster, work, num_workers) for cluster in (question.cluster, question.cluster.ideal))
         for name in question.strategies:
             tell(name, num_workers)
             choices = _choices(question, name, work, plans, num_workers)
-            outcomes = [(choice, run(choice, question.cluster, work, num_workers)) for choice in choices]
+            outcomes = [(choice, runs.of(choice)) for choice in choices]
             choice, best = min(outcomes, key=lambda one: one[1].step_s)
-            ideal = _without_network(question, choice, work, num_workers)
+            ideal = _without_network(question, choice, ideal_runs)
             found.append(_prediction(question, name, work, num_workers, best, ideal))
     return found
 
@@ -171,12 +172,12 @@ def _node_as_group(cluster: Cluster, num_workers: int) -> dict[str, int]:
     return {"group_size": size} if size > 1 and num_workers % size == 0 and num_workers > size else {}
 
 
-def _without_network(question: Question, choice: SharingChoice, work: Work, num_workers: int) -> SimulatedSteps | None:
+def _without_network(question: Question, choice: SharingChoice, runs: Runs) -> SimulatedSteps | None:
     """The same run with exchanges that take no time, if workers differ: what is left is waiting for the slower ones."""
     worker = question.cluster.worker
     if not (worker.jitter or worker.slow_every):
         return None
-    return run(replace(choice, collective=lambda _: _FEWEST_MESSAGES), question.cluster.ideal, work, num_workers)
+    return runs.of(replace(choice, collective=lambda _: _FEWEST_MESSAGES))
 
 
 def _prediction(

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from random import Random
+from typing import Final
 
 import numpy as np
 
@@ -98,6 +99,40 @@ class SimulatedSteps:
     num_messages: int = 0
 
 
+class _Bare(Strategy):
+    """A class with nothing of its own."""
+
+
+_WITHOUT_CODE: Final = {*vars(_Bare), "traits"}
+
+
+def _code_of(kind: type) -> type:
+    """The class whose code the strategy runs: its own, unless it only declares another's."""
+    return next(one for one in kind.__mro__ if not vars(one).keys() <= _WITHOUT_CODE)
+
+
+class Runs:
+    """Runs of `num_workers` on a cluster. One that is asked for again, by any name of its strategy, is not made again.
+
+    A strategy whose class only declares another's code, as hogwild-easgd does, takes the same steps at the same times
+    with the same settings. All choices must have the same plan for a number of bytes.
+    """
+
+    def __init__(self, cluster: Cluster, work: Work, num_workers: int) -> None:
+        self._cluster, self._work, self._num_workers = cluster, work, num_workers
+        self._made: dict[tuple[object, ...], SimulatedSteps] = {}
+
+    def of(self, choice: SharingChoice) -> SimulatedSteps:
+        """The run of this choice."""
+        settled, traits = resolved(choice.config, self._num_workers), choice.config.traits
+        behaviour = (traits.has_center, traits.in_turn, traits.in_groups, traits.pushes, traits.exchanges_weights)
+        settings = repr({**asdict(settled), "name": "", "source": ""})
+        key = (_code_of(settled.kind), behaviour, settings, choice.lengths)
+        if key not in self._made:
+            self._made[key] = run(choice, self._cluster, self._work, self._num_workers)
+        return replace(self._made[key], settled=settled)
+
+
 @dataclass(slots=True)
 class _Told:
     """The measured steps of one worker."""
@@ -125,10 +160,11 @@ def run(
     scaled = Scaled.of(work.segments, num_workers)
     servers = servers_of(cluster, num_workers, work) if settled.needs_center else None
     warm, measured = steps or num_steps(settled, cluster, num_workers)
-    program = partial(_train, choice, settled, cluster, work, scaled, servers, (warm, measured))
+    buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
+    program = partial(_train, choice, settled, cluster, work, scaled, buckets, servers, (warm, measured))
     server_hosts = server_hosts_of(cluster, num_workers) if servers else ()
     made = simulated(program, num_workers, cluster.machine, scaled.magnification, server_hosts)
-    return _outcome(made, choice, settled, cluster, work, scaled)
+    return _outcome(made, choice, settled, cluster, work, scaled, buckets)
 
 
 def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tuple[int, int]:
@@ -164,12 +200,12 @@ def _train(
     cluster: Cluster,
     work: Work,
     scaled: Scaled,
+    buckets: Sequence[Bucket],
     servers: CenterServers | None,
     steps: tuple[int, int],
     transport: SimTransport,
 ) -> _Told:
     """One worker. It starts with the others, and ends when all have ended."""
-    buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
     place = Workplace(transport, scaled, buckets, choice.collective, settled, cluster.node.workers, servers)
     place.meet()
     segments = [[work.segments[int(entry.spec.name)] for entry in bucket.entries] for bucket in buckets]
@@ -316,6 +352,7 @@ def _outcome(
     cluster: Cluster,
     work: Work,
     scaled: Scaled,
+    buckets: Sequence[Bucket],
 ) -> SimulatedSteps:
     told = made.results
     seconds = _seconds(told, settled)
@@ -323,7 +360,6 @@ def _outcome(
     compute_s = sum(one.computed_s for one in told) / sum(one.num_steps for one in told)
     rates = [one.num_steps / taken_s for one, taken_s in zip(told, seconds, strict=True)]
     known = [one.staleness for one in told if one.staleness is not None]
-    buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
     largest = max(bucket.size for bucket in buckets) * BYTES_OF_A_FLOAT
     server_hosts = server_hosts_of(cluster, len(told)) if settled.needs_center else ()
     return SimulatedSteps(

@@ -9,8 +9,10 @@ from samovar.collectives.plans import ring_all_reduce
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
 from samovar.predict.plans import Plans, all_reduce_s, whole_powers
 from samovar.predict.prediction import COMPUTATION, Question, least_periods, predicted, verdicts
+from samovar.predict.runs import Runs, SharingChoice, run
 from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
+from samovar.strategies.config import StrategyConfig
 
 BANDWIDTH, LATENCY_S = 1e9, 1e-4
 NUM_PARAMETERS, STEP_S = 10_000_000, 0.3
@@ -118,6 +120,21 @@ def test_every_strategy_runs() -> None:
     assert all(0 < one.efficiency <= 1.001 for one in rows), rows
     assert all(one.hours == pytest.approx(10 / one.samples_per_s) for one in rows)
     assert rows == predicted(question)
+
+
+def test_a_strategy_that_only_declares_anothers_code_shares_its_run() -> None:
+    work = asked(CLUSTER, "async-easgd", 4).work(4)
+    runs = Runs(CLUSTER, work, 4)
+    given = [
+        StrategyConfig.given(name, {"sync_period_steps": period})
+        for name, period in (("async-easgd", 2), ("hogwild-easgd", 2), ("hogwild-easgd", 3), ("round-robin-easgd", 2))
+    ]
+    choices = [SharingChoice(config, lambda _: "ring") for config in given]
+    found = [runs.of(choice) for choice in choices]
+    assert found == [run(choice, CLUSTER, work, 4) for choice in choices]
+    assert found[0].staleness is found[1].staleness, "one run"
+    assert found[0].settled.name != found[1].settled.name
+    assert found[1].step_s != found[2].step_s
 
 
 def test_fragments_that_travel_behind_steps() -> None:

@@ -38,13 +38,18 @@ class SimMessage:
         return (0, 0, 0, 0)
 
 
+# The link, its sending port (None: it takes no time) and receiving port, and what comes first on the way.
+_Route: TypeAlias = tuple[Link, int | None, int, Callable[[SimMessage], None]]
+
+
 class CallMessage(SimMessage):
     """Something to do where it arrives: a question or its answer."""
 
     __slots__ = ("_function",)
 
     def __init__(self, source: int, destination: int, num_bytes: int, function: Callable[[], None]) -> None:
-        super().__init__(source, destination, num_bytes)
+        self.source, self.destination, self.num_bytes = source, destination, num_bytes
+        self.occupied_s = 0.0
         self._function = function
 
     def arrive(self) -> None:
@@ -87,6 +92,7 @@ class Network:
         self._machine = machine
         self._num_places = len(hosts)
         self._random = random
+        self._draw = random.random  # which decides between events of one time
         self._max_delay_s = max_delay_s
         self._held_s = held_s
         self._hosts = list(hosts)
@@ -100,6 +106,7 @@ class Network:
         self._receiving_until_s = self._sending_until_s if shared else [0.0] * num_ports
         self._sent_s = [0.0] * num_ports  # how long each was occupied so far
         self._received_s = self._sent_s if shared else [0.0] * num_ports
+        self._routes: dict[int, _Route] = {}
         self._last_climbed: dict[int, Moment] = {}
         self._last_descended: dict[int, Moment] = {}
         self._last_reached: dict[int, Moment] = {}
@@ -124,25 +131,36 @@ class Network:
 
     def send(self, message: SimMessage) -> None:
         """Put it on its way now."""
-        source, destination = message.source, message.destination
+        pair = message.source * self._num_places + message.destination
+        route = self._routes.get(pair)
+        if route is None:
+            route = self._routes[pair] = self._route(message.source, message.destination)
+        link, sending_port, message.receiving_port, function = route
+        begin_s = self._scheduler.now_s
+        if sending_port is not None:
+            message.occupied_s = occupied_s = link.occupied_s(message.num_bytes)
+            if self._is_limited:
+                begin_s = _occupied(self._sending_until_s, self._sent_s, sending_port, begin_s, occupied_s)
+        begin_s += link.latency_s
+        if self._held_s is not None:
+            begin_s += self._held_s(message.source, message.destination, self._scheduler.now_s)
+        if self._max_delay_s:
+            begin_s += self._delay_s()
+        moment = self._in_order(message, begin_s, self._last_reached)
+        if moment[0] < math.inf:
+            self._scheduler.at(moment, function, message)
+
+    def _route(self, source: int, destination: int) -> "_Route":
         source_host, destination_host = self._hosts[source], self._hosts[destination]
         is_inside = source_host == destination_host
         link = self._machine.host_link if is_inside else self._machine.link
-        begin_s = self._scheduler.now_s
-        function = self._arrive
-        if not link.is_instant:
-            message.occupied_s = occupied_s = link.occupied_s(message.num_bytes)
-            message.receiving_port = destination if is_inside else self._num_places + destination_host
-            if self._is_limited:
-                port = source if is_inside else self._num_places + source_host
-                begin_s = _occupied(self._sending_until_s, self._sent_s, port, begin_s, occupied_s)
-            function = self._reach
-        if not is_inside and self._racks[source] != self._racks[destination]:
-            function = self._climb
-        held_s = 0.0 if self._held_s is None else self._held_s(source, destination, self._scheduler.now_s)
-        moment = self._in_order(message, begin_s + link.latency_s + held_s + self._delay_s(), self._last_reached)
-        if moment[0] < math.inf:
-            self._scheduler.at(moment, function, message)
+        to_other_rack = not is_inside and self._racks[source] != self._racks[destination]
+        if link.is_instant:
+            return link, None, 0, self._climb if to_other_rack else self._arrive
+        ports = (source, destination)
+        if not is_inside:
+            ports = (self._num_places + source_host, self._num_places + destination_host)
+        return link, *ports, self._climb if to_other_rack else self._reach
 
     def _climb(self, message: SimMessage) -> None:
         """The first byte is at the uplink of the sender's rack."""
@@ -185,21 +203,23 @@ class Network:
 
     def _delay_s(self) -> float:
         """Mostly short, now and then long: only then do messages overtake several others."""
-        if self._max_delay_s == 0.0:
-            return 0.0
         return self._max_delay_s * float(self._random.random()) ** 3
 
     def _in_order(self, message: SimMessage, time_s: float, last: dict[int, Moment]) -> Moment:
         """Its time of arrival, after the sender's earlier messages to the same rank."""
         pair = message.source * self._num_places + message.destination
-        moment = max(self._scheduler.moment(time_s), last.get(pair, (0.0, 0.0)))
+        moment = (time_s, self._draw())
+        before = last.get(pair)
+        if before is not None and before > moment:
+            moment = before
         last[pair] = moment
         return moment
 
 
 def _occupied(until_s: list[float], busy_s: list[float], port: int, from_s: float, occupied_s: float) -> float:
     """When a port that is wanted from a moment on begins with a message."""
-    begin_s = max(from_s, until_s[port])
+    begin_s = until_s[port]
+    begin_s = max(begin_s, from_s)
     until_s[port] = begin_s + occupied_s
     busy_s[port] += occupied_s
     return begin_s

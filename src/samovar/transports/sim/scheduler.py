@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from random import Random
 from typing import Any, TypeAlias
 
@@ -79,21 +80,20 @@ class Scheduler:
 
     def __init__(self, random: Random) -> None:
         self.now_s = 0.0
-        self._random = random
+        self._draw = random.random
         self._heap: list[tuple[float, float, int, Callable[[Any], None], Any]] = []
-        self._num_events = 0
+        self._next_number = count().__next__
         self._num_live = 0
         self._hub: Any = None
         self._closing = False
         self._tasks: list[Task] = []
 
     def moment(self, time_s: float) -> Moment:
-        return time_s, self._random.random()
+        return time_s, self._draw()
 
     def at(self, moment: Moment, function: Callable[[Any], None], argument: Any) -> None:
         """Call function(argument) at `moment`; among equal moments the first asked for comes first."""
-        self._num_events += 1
-        heappush(self._heap, (moment[0], moment[1], self._num_events, function, argument))
+        heappush(self._heap, (*moment, self._next_number(), function, argument))
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Start all tasks at the time zero and return when all have ended.
@@ -142,7 +142,7 @@ class Scheduler:
 
     def sleep(self, task: Task, seconds: float) -> None:
         """Let virtual time pass for this task."""
-        self.at(self.moment(self.now_s + seconds), Task.resume, task)
+        self.at((self.now_s + seconds, self._draw()), Task.resume, task)
         self.block(task, "sleep")
 
     def _start(self, task: Task) -> None:

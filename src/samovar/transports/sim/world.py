@@ -150,15 +150,15 @@ class SimTransport:
     def _work(
         self, what: Callable[[], None], reads: Sequence[Array], writes: Sequence[Array], reading: str, writing: str
     ) -> None:
-        for array in reads:
-            self.note(array, writes=False, verb=reading)
-        for array in writes:
-            self.note(array, writes=True, verb=writing)
-        num_bytes = sum(map(self._port.fabric.num_bytes, (*reads, *writes)))
-        seconds = self._machine.reduce_s(self._port.rank, num_bytes)
+        if self._port.fabric.races is not None:
+            for array in reads:
+                self.note(array, writes=False, verb=reading)
+            for array in writes:
+                self.note(array, writes=True, verb=writing)
+        seconds = self._machine.reduce_s(self._port.rank, sum(map(self._port.fabric.num_bytes, (*reads, *writes))))
         if seconds > 0.0:
             self._port.sleep(seconds)
-        windows = [self._port.find(array)[0] for array in (*reads, *writes)]
+        windows = (self._port.find(array)[0] for array in (*writes, *reads))
         if all(window is None or window.is_real for window in windows):
             what()
 
