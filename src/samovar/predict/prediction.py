@@ -1,19 +1,20 @@
 """A prediction: strategies and numbers of workers compared, the best of them, and where scaling ends and why."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
 from samovar.predict.kept import ErrorBar, Kept
 from samovar.predict.plans import Plans, plans_for
-from samovar.predict.runs import Runs, SharingChoice, SimulatedSteps
+from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
+from samovar.strategies.base import Strategy
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import by_recipe, described
+from samovar.strategies.defaults import by_recipe, described, resolved
 from samovar.strategies.settings import ALWAYS_COMPRESSES, COMPRESS, OVERLAP
 from samovar.strategies.sync import BUCKET
 from samovar.strategies.traits import AUTO, NONE, SYNC_PERIOD_STEPS
@@ -101,6 +102,40 @@ def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: 
             ideal = _without_network(question, choice, ideal_runs)
             found.append(_prediction(question, name, work, num_workers, best, ideal))
     return found
+
+
+class _Bare(Strategy):
+    """A class with nothing of its own."""
+
+
+_WITHOUT_CODE: Final = {*vars(_Bare), "traits"}
+
+
+def _code_of(kind: type) -> type:
+    """The class whose code the strategy runs: its own, unless it only declares another's."""
+    return next(one for one in kind.__mro__ if not vars(one).keys() <= _WITHOUT_CODE)
+
+
+class Runs:
+    """Runs of `num_workers` on a cluster. One that is asked for again, by any name of its strategy, is not made again.
+
+    A strategy whose class only declares another's code, as hogwild-easgd does, takes the same steps at the same times
+    with the same settings. All choices must have the same plan for a number of bytes.
+    """
+
+    def __init__(self, cluster: Cluster, work: Work, num_workers: int) -> None:
+        self._cluster, self._work, self._num_workers = cluster, work, num_workers
+        self._made: dict[tuple[object, ...], SimulatedSteps] = {}
+
+    def of(self, choice: SharingChoice) -> SimulatedSteps:
+        """The run of this choice."""
+        settled, traits = resolved(choice.config, self._num_workers), choice.config.traits
+        behaviour = (traits.has_center, traits.in_turn, traits.in_groups, traits.pushes, traits.exchanges_weights)
+        settings = repr({**asdict(settled), "name": "", "source": ""})
+        key = (_code_of(settled.kind), behaviour, settings, choice.lengths)
+        if key not in self._made:
+            self._made[key] = run(choice, self._cluster, self._work, self._num_workers)
+        return replace(self._made[key], settled=settled)
 
 
 def _choices(question: Question, name: str, work: Work, plans: Plans, num_workers: int) -> Iterator[SharingChoice]:

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Final
 
 import numpy as np
 
@@ -97,40 +96,6 @@ class SimulatedSteps:
     plan: str
     staleness: float | None = None
     num_messages: int = 0
-
-
-class _Bare(Strategy):
-    """A class with nothing of its own."""
-
-
-_WITHOUT_CODE: Final = {*vars(_Bare), "traits"}
-
-
-def _code_of(kind: type) -> type:
-    """The class whose code the strategy runs: its own, unless it only declares another's."""
-    return next(one for one in kind.__mro__ if not vars(one).keys() <= _WITHOUT_CODE)
-
-
-class Runs:
-    """Runs of `num_workers` on a cluster. One that is asked for again, by any name of its strategy, is not made again.
-
-    A strategy whose class only declares another's code, as hogwild-easgd does, takes the same steps at the same times
-    with the same settings. All choices must have the same plan for a number of bytes.
-    """
-
-    def __init__(self, cluster: Cluster, work: Work, num_workers: int) -> None:
-        self._cluster, self._work, self._num_workers = cluster, work, num_workers
-        self._made: dict[tuple[object, ...], SimulatedSteps] = {}
-
-    def of(self, choice: SharingChoice) -> SimulatedSteps:
-        """The run of this choice."""
-        settled, traits = resolved(choice.config, self._num_workers), choice.config.traits
-        behaviour = (traits.has_center, traits.in_turn, traits.in_groups, traits.pushes, traits.exchanges_weights)
-        settings = repr({**asdict(settled), "name": "", "source": ""})
-        key = (_code_of(settled.kind), behaviour, settings, choice.lengths)
-        if key not in self._made:
-            self._made[key] = run(choice, self._cluster, self._work, self._num_workers)
-        return replace(self._made[key], settled=settled)
 
 
 @dataclass(slots=True)

@@ -92,8 +92,11 @@ class Comparison:
         return run.samples_per_second / self.one_worker if self.one_worker and run.samples_per_second else None
 
     def error(self, run: History) -> float | None:
-        """How much faster the run was than predicted: 0.05 is 5 %."""
-        row = None if self.foreseen is None else self.foreseen.of(run)
+        """How much faster the run was than predicted: 0.05 is 5 %. Without a prediction, the run may have its own."""
+        if self.foreseen is None:
+            own = None if run.result is None else run.result.foreseen
+            return None if own is None else own.error
+        row = self.foreseen.of(run)
         return None if row is None or not run.samples_per_second else run.samples_per_second / row.samples_per_s - 1
 
     def target(self) -> float | None:

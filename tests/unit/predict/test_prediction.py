@@ -8,8 +8,8 @@ import pytest
 from samovar.collectives.plans import ring_all_reduce
 from samovar.predict.cluster import Cluster, NetworkSpec, NodeSpec, RackSpec, ServerSpec, WorkerSpec
 from samovar.predict.plans import Plans, all_reduce_s, whole_powers
-from samovar.predict.prediction import COMPUTATION, Question, least_periods, predicted, verdicts
-from samovar.predict.runs import Runs, SharingChoice, run
+from samovar.predict.prediction import COMPUTATION, Question, Runs, least_periods, predicted, verdicts
+from samovar.predict.runs import SharingChoice, run
 from samovar.report.profile import LayerProfile, Profile
 from samovar.strategies.catalog import STRATEGIES
 from samovar.strategies.config import StrategyConfig

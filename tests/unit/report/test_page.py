@@ -1,6 +1,7 @@
 """The page of runs: what it says, and that its colours can be told from their ground and from each other."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +13,7 @@ from samovar.core.errors import InputError
 from samovar.report.comparison import Comparison, ForeseenRuns, read_foreseen
 from samovar.report.history import History
 from samovar.report.page import page
+from samovar.report.result import Foreseen, read_result, write_result
 from samovar.report.run_folder import RunFolder
 from tests.unit.report.run_folders import prediction, run_folder, step_lines
 
@@ -86,6 +88,15 @@ def test_runs_next_to_a_prediction(tmp_path: Path) -> None:
     assert "sync, predicted: 1 to 3.5" in text
     assert "async-easgd, measured: 1.9" in text
     assert '<th scope="row">2 workers with async-easgd</th><td>10.0%</td><td>60.0%</td>' in text
+
+
+def test_a_run_that_knows_its_own_prediction(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    own = Foreseen(
+        cluster="here", net="LeNet", strategy="sync", workers=2, predicted_s=0.012, measured_s=0.01, profile="timed"
+    )
+    write_result(files.result, replace(read_result(files.result), foreseen=own))
+    assert verdict(page_of(files.path)).endswith("at 10,944 samples/s, 20% more than predicted.")
 
 
 def test_names_from_files_are_only_text(tmp_path: Path) -> None:

@@ -75,11 +75,6 @@ class SimPort:
             if self._waiting and task in self._waiting:
                 self._waiting.remove(task)
 
-    @property
-    def is_awaiting(self) -> bool:
-        """Whether a task waits for a notification."""
-        return bool(self._waiting)
-
     def notified(self, window: "SimWindow", slot: int, value: int) -> None:
         """Continue the tasks that wait for this."""
         for task in tuple(self._waiting):
@@ -334,8 +329,7 @@ class SimWindow:
         self.slots[slot] = value
         if clock is not None:
             self._clocks[slot] = clock
-        if self._port.is_awaiting:
-            self._port.notified(self, slot, value)
+        self._port.notified(self, slot, value)
 
     def note(self, rank: int, offset: int, num_bytes: int, writes: bool, verb: str) -> None:
         """Tell the race finder that `rank` touches these bytes of this part."""
