@@ -34,6 +34,7 @@ from samovar.report.plain import from_plain
 from samovar.report.profile import Profile
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
+from samovar.transports.keys import make_key
 
 TIMEOUT_S = 600
 PORT, DOCTOR_PORT = 29_700, 29_720
@@ -170,16 +171,24 @@ def _measured(case: Case, hosts: Sequence[Any], short: bool) -> Any:
     if not hosts:
         more = ("--oversubscribe",) if case.workers > len(os.sched_getaffinity(0)) else ()
         return _answer([_start((), ["run", "--workers", str(case.workers), *more, *program])])
-    return _answer(_on_hosts(hosts, "run", PORT, ["--workers", "1"], program))
+    with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
+        return _answer(_on_hosts(hosts, "run", PORT, ["--workers", "1", *_key(folder)], program))
 
 
 def _links(hosts: Sequence[Any]) -> CalibrationRecord:
     """As `samovar doctor --nodes` measures them."""
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
         path = Path(folder) / "here.json"
-        for process in _on_hosts(hosts, "doctor", DOCTOR_PORT, ["--save", str(path)], []):
+        flags = ["--save", str(path), *_key(folder)]
+        for process in _on_hosts(hosts, "doctor", DOCTOR_PORT, flags, []):
             _ended(process)
         return CalibrationRecord.load(path)
+
+
+def _key(folder: str) -> list[str]:
+    path = Path(folder) / "key.pem"
+    make_key(path)
+    return ["--key-file", str(path)]
 
 
 def _on_hosts(hosts: Sequence[Any], command: str, port: int, flags: Sequence[str], rest: Sequence[str]) -> list[Any]:
@@ -187,7 +196,7 @@ def _on_hosts(hosts: Sequence[Any], command: str, port: int, flags: Sequence[str
     for rank, host in enumerate(hosts):
         place = ("--nodes", str(len(hosts)), "--node-rank", str(rank))
         meeting = ("--master-addr", hosts[0].address, "--master-port", str(port))
-        own = flags if rank == 0 or command == "run" else ()
+        own = flags if rank == 0 or command == "run" else flags[2:]  # one host saves what all measured
         core = ("taskset", "-c", str(cpus[rank % len(cpus)]))
         started.append(_start((*host.prefix, *core), [command, *place, *meeting, *own, *rest]))
     return started

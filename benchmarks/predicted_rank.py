@@ -28,9 +28,13 @@ from torch import nn
 from torch_nets import alexnet, cifar10_full, lenet
 
 import samovar
-from samovar.api.profile import LoopProfile
+from samovar.api.connect import join_group
+from samovar.api.process_group import ProcessGroup
+from samovar.api.replica import Replica
+from samovar.launch.identity import Identity
 from samovar.report.plain import to_plain
 from samovar.report.profile import LayerProfile, Profile, load_profile
+from samovar.strategies.config import StrategyConfig
 
 # Of each net: how it is made, a sample's shape, and the classes of its outputs.
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
@@ -40,7 +44,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "transformer": (lambda: language_model(384, 6), (LENGTH,), NUM_TOKENS),
 }
 RATE, MOMENTUM = 1e-4, 0.9
-REST_S = 0.4
+REST_S, TIMEOUT_S, UNTIMED_STEPS = 0.4, 300.0, 2
 
 
 class Loop:
@@ -66,29 +70,35 @@ class Loop:
         return F.cross_entropy(self.model(self._inputs), self._labels)
 
 
-def profiled(job: dict[str, Any], loop: Loop, num_steps: int) -> Profile:
-    """Of the loop alone; the optimizer's time is that of its step."""
-    if job.get("emulated_s"):
-        began_s = time.perf_counter()
-        for _ in range(num_steps):
-            loop.loss().backward()
-            loop.optimizer.step()
-        step_s = (time.perf_counter() - began_s) / num_steps
-        size = sum(parameter.numel() for parameter in loop.model.parameters())
-        return Profile(job["net"], job["batch"], (LayerProfile("net", "", size, 0, 0, 0.0, step_s),), "slept", 0.0)
-    with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
-        path = Path(folder) / "profile.json"
-        timed = LoopProfile(loop.model, dict(loop.model.named_parameters()), path, num_steps, job["batch"])
-        is_over = False
-        while not is_over:
-            loss = loop.loss()
-            timed.backward(loss.backward, job["batch"])
+class Alone(Loop):
+    """The loop of one worker, as `samovar run --workers 1` has it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        self._job = job
+        processes = ProcessGroup(join_group(TIMEOUT_S, identity=Identity()).collectives, TIMEOUT_S)
+        self._replica = Replica(self.model, self.optimizer, processes, StrategyConfig(), TIMEOUT_S)
+
+    def profile(self, num_steps: int) -> Profile:
+        """Of the next steps, by `replica.profile`; where computing is a sleep, it is one layer."""
+        if self._emulated_s:
             began_s = time.perf_counter()
-            loop.optimizer.step()
-            is_over = timed.stepped(time.perf_counter() - began_s)
-        with contextlib.redirect_stderr(io.StringIO()):  # it says where the profile is
-            timed.close()
-        return load_profile(path)
+            self._take(num_steps)
+            step_s = (time.perf_counter() - began_s) / num_steps
+            size = sum(parameter.numel() for parameter in self.model.parameters())
+            layer = LayerProfile("net", "", size, 0, 0, 0.0, step_s)
+            return Profile(self._job["net"], self._job["batch"], (layer,), "slept", 0.0)
+        with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
+            path = Path(folder) / "profile.json"
+            with contextlib.redirect_stderr(io.StringIO()):  # it says where the profile is
+                self._replica.profile(path, steps=num_steps, batch_size=self._job["batch"])
+                self._take(num_steps + UNTIMED_STEPS)
+            return load_profile(path)
+
+    def _take(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._replica.backward(self.loss())
+            self._replica.step()
 
 
 def rest() -> None:
@@ -111,7 +121,7 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    alone, together = Loop(job), Loop(job)
+    alone, together = Alone(job) if rank == 0 else None, Loop(job)
     profiles, seconds = [], []
     settings = {"strategy": job["strategy"], "transport": job.get("transport", "auto"), **job["settings"]}
     with samovar.replicate(together.model, together.optimizer, **settings) as replica:
@@ -124,8 +134,8 @@ def main() -> None:
             step()
         for _ in range(job["blocks"]):
             rest()
-            if rank == 0:
-                profiles.append(to_plain(profiled(job, alone, job["alone"])))
+            if alone is not None:
+                profiles.append(to_plain(alone.profile(job["alone"])))
             if not job.get("emulated_s"):  # more ranks than cores
                 await_others()
             rest()
