@@ -4,7 +4,7 @@ The file is PEM: a private key (ECDSA, P-256) and a certificate of it, signed by
 file, and each accepts exactly this certificate. It never ends, so no clock has to be right.
 """
 
-import datetime
+import importlib
 import os
 import re
 import ssl
@@ -15,18 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from samovar.core.errors import InputError
 
 KEY_FILE_NAME: Final = "key.pem"
 _MOST_BYTES: Final = 16_384
 _SIDES = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-# ASN.1's "no well-defined end" (RFC 5280).
-_FIRST_MOMENT, _LAST_MOMENT = datetime.datetime(1970, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +82,9 @@ def read_key(path: Path) -> Key:
 
 
 def _new_key() -> bytes:
-    private = ec.generate_private_key(ec.SECP256R1())
-    secret = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return secret + _certificate(private).public_bytes(serialization.Encoding.PEM)
-
-
-def _certificate(private: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "samovar")])
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(private.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(_FIRST_MOMENT)
-    builder = builder.not_valid_after(_LAST_MOMENT).add_extension(x509.BasicConstraints(True, None), critical=True)
-    return builder.sign(private, hashes.SHA256())
+    # Only now: it imports much of `cryptography`, and few processes make a key.
+    text: bytes = importlib.import_module("samovar.transports.new_key").new_key()
+    return text
 
 
 @contextmanager
