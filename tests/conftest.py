@@ -62,6 +62,14 @@ def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("the test leaves behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs keep for later ones is not the user's, and none is there at first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def repository_root() -> Path:
     return ROOT
