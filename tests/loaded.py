@@ -46,7 +46,10 @@ class Loaded:
         """The number, counted from 1, of the first rank that failed; 0 if none did, None if they take longer."""
         named = [[str(path) for path in own] for own in files]
         words = [list(own) for own in arguments]
-        return self._asked(timeout_s, module=module, folder=str(ROOT), files=named, arguments=words)
+        environment = dict(os.environ)
+        return self._asked(
+            timeout_s, module=module, folder=str(ROOT), files=named, environment=environment, arguments=words
+        )
 
     def _asked(self, timeout_s: float, **given: object) -> int | None:
         assert self._process.stdin is not None

@@ -57,13 +57,17 @@ def _run_command(folder: str, output: str, errors: str, environment: dict[str, s
     return 0
 
 
-def _run_ranks(module: str, folder: str, files: list[list[str]], arguments: list[list[str]]) -> int:
+def _run_ranks(
+    module: str, folder: str, files: list[list[str]], environment: dict[str, str], arguments: list[list[str]]
+) -> int:
     """A rank program once for each list of arguments; the first that fails, counted from 1, ends the others.
 
     An argument `fd:PATH` is a descriptor, to be opened there.
     """
     _native.die_with_parent()
+    os.chdir(folder)
     sys.path.insert(0, folder)
+    _become([module], environment)  # before the import, which may read both
     importlib.import_module(module)
     ranks = {}
     for number, (words, (output, errors)) in enumerate(zip(arguments, files, strict=True), 1):
@@ -84,7 +88,7 @@ def _run_ranks(module: str, folder: str, files: list[list[str]], arguments: list
 
 def _be_rank_program(module: str, words: Sequence[str]) -> int:
     opened = [str(os.open(word[3:], os.O_RDWR)) if word.startswith("fd:") else word for word in words]
-    _become([module, *opened], dict(os.environ))
+    sys.argv = [module, *opened]
     runpy.run_module(module, run_name="__main__")
     return 0
 
