@@ -25,7 +25,7 @@ _HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache 
 _MOST_MISSES = 3
 # Of smaller matrices too little is saved.
 LEAST_BYTES = 1 << 20
-# What "auto" takes a byte that leaves a host and each of a rank's threads for. Both are fixed: every run decides the same.
+# What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that every run decides the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
 _BYTE_S = 1.8e-9
 _THREAD_OPERATIONS_PER_S = 5e10
