@@ -29,6 +29,7 @@ import learning
 import learning_sim
 import lenet
 import nets
+import predicted
 import remote
 import streaming
 import sync
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "faults": faults.run,
     "faults-hosts": host_faults.run,
     "nets": nets.run,
+    "predicted": predicted.run,
     "remote": remote.run,
     "streaming": streaming.run,
     "streaming-loss": streaming.run_loss,

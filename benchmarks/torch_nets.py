@@ -8,7 +8,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
 from ddp_nets import Residual, Transformer, resnet20
 
-__all__ = ["Transformer", "alexnet", "lenet", "resnet18", "resnet20"]
+__all__ = ["Transformer", "alexnet", "cifar10_full", "lenet", "resnet18", "resnet20"]
 
 
 def alexnet() -> nn.Sequential:
@@ -39,3 +39,13 @@ def resnet18(classes: int = 1000) -> nn.Sequential:
         blocks += [Residual(width // 2, width, 2), Residual(width, width, 1)]
     stem = (nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+def cifar10_full() -> nn.Sequential:
+    """Caffe's net for CIFAR-10, `cifar10_full`: 90 k parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 5, padding=2), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU(), nn.LocalResponseNorm(3, 5e-5),
+        nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True), nn.LocalResponseNorm(3, 5e-5),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.Flatten(), nn.Linear(1024, 10),
+    )  # fmt: skip

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
+from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.profile import LoopProfile
 from samovar.api.uneven_inputs import Rows
@@ -53,7 +54,10 @@ class ReplicaFigures:
         group = processes.group
         self.num_samples = 0
         self._rank, self._num_ranks = group.rank, group.world_size
-        self._has_one_clock = processes.home is None or processes.home.address is None
+        home = processes.home
+        self._has_one_clock = home is None or home.address is None
+        ranks_per_host = group.world_size if home is None or home.address is None else len(home.ranks)
+        self._places = group.world_size, ranks_per_host
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
         self._file: RunFile | None = None
@@ -93,7 +97,7 @@ class ReplicaFigures:
 
     def begin(self, announcer: Announcer, model: nn.Module) -> None:
         """Open the sinks, on rank 0, and start the clock. Raises InputError."""
-        self._announcer = announcer
+        self._announcer, self._net = announcer, model
         announcer.listen(self.hear)
         if self._rank == 0:
             self._file, sinks = open_wanted(self._wanted, self._settings(model))
@@ -252,6 +256,9 @@ class ReplicaFigures:
         verdict = self._run.verdict()
         if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
             say(verdict)
+        if self._rank == 0:
+            rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
+            compare(self._net, self._config, self._places, self._run.mean_step, self.num_samples / steps_done, rates)
 
     def close(self) -> None:
         """Close the sinks, and remove what is left of a trace that was not finished."""

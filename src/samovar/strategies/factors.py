@@ -25,7 +25,7 @@ _HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache 
 _MOST_MISSES = 3
 # Of smaller matrices too little is saved.
 LEAST_BYTES = 1 << 20
-# What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that every run decides the same.
+# What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that runs decide the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
 _BYTE_S = 1.8e-9
 _THREAD_OPERATIONS_PER_S = 5e10
@@ -50,7 +50,7 @@ class Links:
         return 4.0 * self.messages_per_host * num_rows * sum(shape)
 
     def saved_s(self, shape: tuple[int, int], num_rows: int) -> float:
-        """What factors save of a host's time, by the nominal figures; negative if they are more."""
+        """The time of a host that factors save, by the nominal figures; negative if they cost more."""
         return _BYTE_S * (self.whole_bytes(shape) - self.factors_bytes(shape, num_rows))
 
 
@@ -286,8 +286,7 @@ class Factoring:
     def _shown(self) -> Sequence[Sequence[float]]:
         own = [*self._arithmetic.words, *(float(factored.rows) for factored in self.sums.values())]
         records = self._collectives.records(len(own))
-        records.post(own)
-        shown: Sequence[Sequence[float]] = records.collect(self._deadline()).tolist()
+        shown: Sequence[Sequence[float]] = records.gather(own, self._deadline()).tolist()
         return shown
 
     def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:
