@@ -104,7 +104,7 @@ def link_cut(trial: Trial) -> None:
 
 
 def half_open(trial: Trial) -> None:
-    """Messages of the victim are lost on the way, and it still hears the other."""
+    """The network loses all that the victim sends, and the victim still hears the other."""
     to = ("neighbour", "replace", trial.hosts[trial.other].address, *_WRONG_HARDWARE)
     subprocess.run(["ip", "-n", trial.hosts[trial.victim].name, *to], check=True)
     trial.must_name(0, 1)
@@ -197,7 +197,7 @@ def _figure(name: str, fault: Fault, digits: Path, short: bool) -> Figure:
 
 
 def _tried(fault: Fault, digits: Path, chance: random.Random) -> tuple[list[str], float]:
-    """The mistakes found, and the seconds from the fault to the end of all."""
+    """Sentences about what was wrong, and the seconds from the fault to the end of all."""
     victim = chance.randrange(2)
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as name, ExitStack() as closing:
         folder, hosts = Path(name), closing.enter_context(two_hosts())

@@ -6,8 +6,8 @@ Gradients travel whole, except those of a transformer that sees few tokens, whic
 
 - the defaults of `samovar.replicate` with DDP, which overlap their exchange with the backward pass;
 - both with what one core and one link allow: the larger of the wire's time and the computing's. The first is what a
-  host sends in a step, at the link's rate. The second is a step of the same loop alone, and the CPU time of an
-  all-reduce without a step. That time is the process's and the kernel's network's.
+  host sends in a step, at the link's rate. The second is a step of the same loop alone, plus the CPU time of an
+  all-reduce of the gradients without a step. That is the time of the process and of the kernel's network.
 
 All are measured in turns, in one run. Ranks end with finite and equal weights.
 """

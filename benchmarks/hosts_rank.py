@@ -6,9 +6,9 @@ JOB is JSON: the net, the data, the sides with their settings, and the box, if a
 It answers when it is ready, and then to each line of its input. `SIDE STEPS` gives the seconds of its steps, and of
 their computing. `accuracy SIDE` gives the number of test images in its part that are right, and `loss SIDE` the loss on
 its part of held-out text. `traffic SIDE` gives the bytes that the host sent in the side's steps, and their peak.
-`exchange BYTES` makes an all-reduce
-of BYTES by gloo, without a step. It gives the bytes that the host sent, and the CPU seconds of its process and of the
-kernel's network on its core. `verify SIDE` gives the weights' digest and counts. At the end of the input it leaves.
+`exchange BYTES` makes an all-reduce of that size by gloo, without a step. It gives the bytes that the host sent, and
+the CPU seconds of its process and of the kernel's network on its core. `verify SIDE` gives the weights' digest and
+counts. At the end of the input it leaves.
 """
 
 import hashlib
@@ -61,7 +61,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 
 
 def network_s() -> float:
-    """The seconds of this process's one core that the kernel's soft interrupts took, which receive and send packets."""
+    """The seconds that the kernel's soft interrupts, which receive and send packets, took of this process's core."""
     (core,) = os.sched_getaffinity(0)
     line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} "))
     return int(line.split()[_SOFT_INTERRUPTS]) / os.sysconf("SC_CLK_TCK")

@@ -25,7 +25,7 @@ _HEADER_ELEMENTS = 16  # the number of rows, and nothing: rows start on a cache 
 _MOST_MISSES = 3
 # Of smaller matrices too little is saved.
 LEAST_BYTES = 1 << 20
-# The seconds that "auto" takes for a byte that leaves a host, and a rank's threads. All runs decide by the same ones.
+# What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that runs decide the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
 _BYTE_S = 1.8e-9
 _THREAD_OPERATIONS_PER_S = 5e10
@@ -50,7 +50,7 @@ class Links:
         return 4.0 * self.messages_per_host * num_rows * sum(shape)
 
     def saved_s(self, shape: tuple[int, int], num_rows: int) -> float:
-        """The time that factors save a host, by the nominal figures; negative if they take longer."""
+        """The time of a host that factors save, by the nominal figures; negative if they cost more."""
         return _BYTE_S * (self.whole_bytes(shape) - self.factors_bytes(shape, num_rows))
 
 
