@@ -25,6 +25,7 @@ import learning
 import learning_sim
 import lenet
 import nets
+import predicted
 import remote
 import streaming
 import sync
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "data": data.run,
     "faults": faults.run,
     "nets": nets.run,
+    "predicted": predicted.run,
     "remote": remote.run,
     "streaming": streaming.run,
     "streaming-loss": streaming.run_loss,

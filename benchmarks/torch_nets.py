@@ -8,7 +8,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "parity"))
 from ddp_nets import Transformer, resnet20
 
-__all__ = ["Transformer", "alexnet", "lenet", "resnet20"]
+__all__ = ["Transformer", "alexnet", "cifar10_full", "lenet", "resnet20"]
 
 
 def alexnet() -> nn.Sequential:
@@ -29,4 +29,14 @@ def lenet() -> nn.Sequential:
         nn.Conv2d(1, 20, 5), nn.MaxPool2d(2),
         nn.Conv2d(20, 50, 5), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10),
+    )  # fmt: skip
+
+
+def cifar10_full() -> nn.Sequential:
+    """Caffe's net for CIFAR-10, `cifar10_full`: 90 k parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 5, padding=2), nn.MaxPool2d(3, 2, ceil_mode=True), nn.ReLU(), nn.LocalResponseNorm(3, 5e-5),
+        nn.Conv2d(32, 32, 5, padding=2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True), nn.LocalResponseNorm(3, 5e-5),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.AvgPool2d(3, 2, ceil_mode=True),
+        nn.Flatten(), nn.Linear(1024, 10),
     )  # fmt: skip

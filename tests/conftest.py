@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import loaded
 from tests.leak_check import GRACE_S, end_processes, leftovers, mark_descendants, take_stock
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loaded() -> Iterator[None]:
+    """The process from which commands and ranks are forked; it loads its modules when the first is asked for."""
+    with loaded.loaded():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that leaves something behind fails."""
@@ -52,6 +60,14 @@ def _leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
     if left:
         end_processes(before)
         pytest.fail("the test leaves behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs keep for later ones is not the user's, and none is there at first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(scope="session")

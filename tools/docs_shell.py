@@ -50,7 +50,8 @@ class Shell:
         (place / "state").write_text(f"cd '{self.folder}'\n")
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         plain = {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1", "HOME": str(self.folder)}
-        self.environment = os.environ | plain | {"PATH": path, _MARK: self._mark}
+        own = {"XDG_STATE_HOME": str(self.folder / ".state"), "PATH": path, _MARK: self._mark}
+        self.environment = os.environ | plain | own
 
     def _start(self, command: str) -> tuple["subprocess.Popen[bytes]", Path]:
         output = self._place / f"output{len(self._started)}"

@@ -13,6 +13,7 @@ from tests.multihost.conftest import Pair
 from tests.multihost.namespaces import named
 from tests.multiproc.engines import (
     BIN,
+    EPOCHS,
     PYTHON,
     assert_same_bits,
     descendants,
@@ -23,7 +24,6 @@ from tests.multiproc.engines import (
     ray_environment,
 )
 
-EPOCHS = 30
 RAY_PORT = 6379
 # A script that opens a process group before its loop.
 WITH_A_GROUP = """

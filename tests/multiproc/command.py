@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+
+from tests import loaded
 
 SAMOVAR = Path(sys.executable).with_name("samovar")
 TIMEOUT_S = 200.0  # on a busy machine what takes 10 s may take 100
@@ -45,15 +46,20 @@ class Ended:
 class Command:
     """`samovar` with `arguments`, started in `folder`, leader of a session of its own.
 
-    `prefix` are the words of a command that runs it, `program` is another one in its place. At the end of the `with`
-    block it is dead.
+    Its output goes into files there, or in `output_folder`. `prefix` are the words of a command that runs it, `program`
+    is another one in its place. At the end of the `with` block it is dead.
     """
 
     def __init__(
-        self, *arguments: object, folder: Path, prefix: tuple[object, ...] = (), program: Path = SAMOVAR
+        self,
+        *arguments: object,
+        folder: Path,
+        prefix: tuple[object, ...] = (),
+        program: Path = SAMOVAR,
+        output_folder: Path | None = None,
     ) -> None:
         self._started = time.monotonic_ns()
-        self._files = [folder / f".{name}-{self._started}" for name in ("output", "errors")]
+        self._files = [(output_folder or folder) / f".{name}-{self._started}" for name in ("output", "errors")]
         with self._files[0].open("wb") as output, self._files[1].open("wb") as errors:
             self.process = subprocess.Popen(
                 [str(word) for word in (*prefix, program, *arguments)],
@@ -145,15 +151,24 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = TI
         time.sleep(_POLL_S)
 
 
-def run(*arguments: object, folder: Path, prefix: tuple[object, ...] = ()) -> Ended:
-    """Run a command to its end."""
-    with Command(*arguments, folder=folder, prefix=prefix) as command:
+def run(*arguments: object, folder: Path, prefix: tuple[object, ...] = (), output_folder: Path | None = None) -> Ended:
+    """Run a command in `folder` to its end; its output goes into files there, or in `output_folder`.
+
+    Its interpreter and those of its ranks are not started anew, unless there is a `prefix` (`tests/loaded_program.py`).
+    """
+    with loaded.free() as process:
+        if process is not None and not prefix:
+            files = [(output_folder or folder) / f".{name}-{time.monotonic_ns()}" for name in ("output", "errors")]
+            code = process.command([str(word) for word in arguments], folder, files, TIMEOUT_S)
+            assert code is not None, f"{arguments} takes too long"
+            return Ended(code, *(path.read_text() for path in files))
+    with Command(*arguments, folder=folder, prefix=prefix, output_folder=output_folder) as command:
         return command.wait()
 
 
-def succeed(*arguments: object, folder: Path) -> Ended:
+def succeed(*arguments: object, folder: Path, output_folder: Path | None = None) -> Ended:
     """Run a command that must end well."""
-    ended = run(*arguments, folder=folder)
+    ended = run(*arguments, folder=folder, output_folder=output_folder)
     assert ended.return_code == 0, ended.errors
     return ended
 
@@ -181,31 +196,3 @@ def last_step(out: Path) -> int:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         steps = [int(found) for found in _TRAIN_STEP.findall(file.read())]
     return max(steps, default=0)
-
-
-class LoadedCommands:
-    """Runs many command lines one after the other in a fraction of the time: their modules are loaded once."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("loaded_program.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._count = 0
-
-    def run(self, *arguments: object, folder: Path) -> Ended:
-        """`samovar` with `arguments` in `folder`, until it ends."""
-        self._count += 1
-        files = [folder / f".{name}-{self._count}" for name in ("output", "errors")]
-        words = [str(argument) for argument in arguments]
-        self._process.stdin.write(json.dumps([str(folder), *map(str, files), words]) + "\n")
-        self._process.stdin.flush()
-        assert select.select([self._process.stdout], [], [], TIMEOUT_S)[0], f"{words} takes too long"
-        code = int(self._process.stdout.readline())
-        output, errors = (path.read_text() for path in files)
-        return Ended(code, output, errors)
-
-    def close(self) -> None:
-        self._process.communicate(timeout=TIMEOUT_S)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.multiproc.command import LoadedCommands
 from tests.multiproc.digits import digits
 from tests.multiproc.served import Served
 
@@ -20,14 +19,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield box
         server.send(signal.SIGTERM)
         assert server.wait().return_code == 0
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[LoadedCommands]:
-    """The command line for a file of many short ones."""
-    commands = LoadedCommands()
-    yield commands
-    commands.close()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tests.multiproc.command import Command, wait_until
 
 BIN = Path(sys.executable).parent
 PYTHON = Path(sys.executable)
+EPOCHS = 30
 _NODE_FLAGS = ("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats", "--block")
 
 

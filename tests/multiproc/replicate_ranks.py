@@ -11,7 +11,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from samovar.api.process_group import ProcessGroup
 from samovar.collectives.engine import PlannedCollectives
 from samovar.core.group import Group
 from samovar.transports.shm import ShmTransport, create_segment
+from tests import loaded
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 150.0  # of two ranks; more come on fewer cores than there are ranks
@@ -49,6 +52,34 @@ def run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[A
 
 def _run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[Any]]:
     segment = create_segment(world_size)
+    timeout_s = TIMEOUT_S if world_size <= 2 else MANY_TIMEOUT_S
+    try:
+        with loaded.free() as process:
+            start = _started if process is None else partial(_forked, process)
+            outputs = start(module, world_size, segment, arguments, timeout_s)
+    finally:
+        os.close(segment)
+    lines = [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    return {row[0]["name"]: [line["result"] for line in row] for row in zip(*lines, strict=True)}
+
+
+def _forked(
+    process: loaded.Loaded, module: str, world_size: int, segment: int, arguments: Sequence[str], timeout_s: float
+) -> list[str]:
+    """What the ranks write, as forks of a process that has loaded torch."""
+    place = f"fd:/proc/{os.getpid()}/fd/{segment}"
+    words = [[str(rank), str(world_size), place, *arguments] for rank in range(world_size)]
+    with TemporaryDirectory() as folder:
+        files = [[Path(folder, f"{kind}{rank}") for kind in ("output", "errors")] for rank in range(world_size)]
+        failed = process.ranks(module, words, files, timeout_s)
+        if failed != 0:
+            which = f"{timeout_s} s are over" if failed is None else f"rank {failed - 1}"
+            pytest.fail(f"{which}: {'; '.join(errors.read_text() for _, errors in files)}", pytrace=False)
+        return [output.read_text() for output, _ in files]
+
+
+def _started(module: str, world_size: int, segment: int, arguments: Sequence[str], timeout_s: float) -> list[str]:
+    """What the ranks write, each in an interpreter of its own."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", module, str(rank), str(world_size), str(segment), *arguments],
@@ -60,15 +91,12 @@ def _run_ranks(module: str, world_size: int, *arguments: str) -> dict[str, list[
         )
         for rank in range(world_size)
     ]
-    os.close(segment)
     try:
-        outputs = _outputs(ranks, TIMEOUT_S if world_size <= 2 else MANY_TIMEOUT_S)
+        return _outputs(ranks, timeout_s)
     finally:
         for process in ranks:
             process.kill()
             process.communicate()
-    lines = [[json.loads(line) for line in output.splitlines()] for output in outputs]
-    return {row[0]["name"]: [line["result"] for line in row] for row in zip(*lines, strict=True)}
 
 
 def succeeded(results: Mapping[str, list[Any]], name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.multiproc.command import Ended, LoadedCommands, succeed
+from tests.multiproc.command import Ended, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 BAD_INPUT = 2
@@ -18,17 +18,16 @@ Bad = tuple[Arguments, str]  # a command line, and the pattern of what is said a
 
 @dataclass(frozen=True)
 class Place:
-    """The ground of a case: a scratch folder, its net and solver, the databases, a caffemodel, the command line."""
+    """The ground of a case: a scratch folder, its net and solver, the databases, and a caffemodel."""
 
     folder: Path
     net: Path
     solver: Path
     data: Path
     model: Path
-    loaded: LoadedCommands
 
     def run(self, *arguments: object) -> Ended:
-        return self.loaded.run(*arguments, folder=self.folder)
+        return run(*arguments, folder=self.folder)
 
     def change_net(self, old: str, new: str) -> int:
         """Replace a piece of the net's text; returns the line on which it stands."""
@@ -56,11 +55,11 @@ def model(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, digits: Path, model: Path, loaded: LoadedCommands) -> Place:
+def place(tmp_path: Path, digits: Path, model: Path) -> Place:
     folder = tmp_path / "files"
     folder.mkdir()
     net = write_net(folder, digits)
-    return Place(folder, net, write_solver(net, 5), digits, model, loaded)
+    return Place(folder, net, write_solver(net, 5), digits, model)
 
 
 def assert_refused(place: Place, arguments: Arguments, sentence: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from samovar.formats.caffe.caffemodel import LayerRecord, encode_caffemodel, read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from tests.multiproc.caffe_log import parse_log
-from tests.multiproc.command import Command, LoadedCommands, succeed
+from tests.multiproc.command import Command, run, succeed
 from tests.multiproc.nets import write_net, write_solver
 
 ONE_THREAD = ("-threads_per_worker", 1)
@@ -173,7 +173,7 @@ def test_signals(net: Path, effects: tuple[str, ...], signals: list[signal.Signa
     assert len(list(folder.glob("*.solverstate.h5"))) == files
 
 
-def test_errors_are_one_sentence(net: Path, loaded: LoadedCommands) -> None:
+def test_errors_are_one_sentence(net: Path) -> None:
     folder = net.parent
     solver = write_solver(net, 6, debug="x").with_suffix(".missing_folder")
     solver.write_text(write_solver(net, 6).read_text().replace('"narrow"', '"nowhere/narrow"'))
@@ -186,6 +186,6 @@ def test_errors_are_one_sentence(net: Path, loaded: LoadedCommands) -> None:
         ("time", "-model", net, "-gpu", "all"): "-gpu all: give the number of one GPU, such as 0",
     }
     for words, message in cases.items():
-        ended = loaded.run("caffe", *words, folder=folder)
+        ended = run("caffe", *words, folder=folder)
         assert ended.return_code == 2
         assert message in ended.error

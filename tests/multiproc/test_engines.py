@@ -11,6 +11,7 @@ from tests.multiproc import slurm
 from tests.multiproc.command import SAMOVAR, last_step, result_of, succeed
 from tests.multiproc.engines import (
     BIN,
+    EPOCHS,
     PYTHON,
     assert_same_bits,
     descendants,
@@ -23,7 +24,6 @@ from tests.multiproc.engines import (
 from tests.multiproc.nets import write_net, write_solver
 from tests.multiproc.ports import reserved_port
 
-EPOCHS = 30
 TORCHRUN = BIN / "torchrun"
 MPIEXEC = shutil.which(BIN / "mpiexec") or shutil.which("mpiexec")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -56,7 +56,7 @@ def assert_saved_and_stopped(out: Path, ended: Ended, number: signal.Signals, ex
     assert [path.name for path in out.glob("snapshots/step_*")] == [f"step_{result['steps']:08}"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_preemption(endless: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "out"
     with start(endless, out) as command:

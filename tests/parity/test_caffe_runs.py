@@ -1,10 +1,7 @@
 """Whole training runs, through the command line, against what BVLC Caffe recorded: losses and weights."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +9,8 @@ import pytest
 from samovar.formats.caffe.caffemodel import read_caffemodel
 from samovar.formats.caffe.solverstate import read_solverstate
 from samovar.report.metrics import read_metrics
+from tests.multiproc.command import run, succeed
 
-SAMOVAR = Path(sys.executable).with_name("samovar")
 # The others run in this process: tests/parity/test_caffe_solvers.py.
 SELDOM = ("sgd_average_loss", "sgd_iter_size", "nesterov_poly_l1")  # test_caffe_solvers has all, within one process
 RUNS = ("sgd_fixed", *(pytest.param(name, marks=pytest.mark.slow) for name in SELDOM))
@@ -24,15 +21,9 @@ pytestmark = pytest.mark.golden
 
 
 def train(golden_folder: Path, name: str, out: Path, *arguments: str) -> None:
-    command: list[Any] = [SAMOVAR, "train", "--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel"]
-    completed = subprocess.run(
-        [*command, "--threads-per-worker", "1", "--out", out, *arguments],
-        cwd=golden_folder / "lenet",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
+    files = ("--solver", f"{name}.solver.prototxt", "--weights", "init.caffemodel", "--out", out)
+    more = ("--threads-per-worker", 1, *arguments)
+    succeed("train", *files, *more, folder=golden_folder / "lenet", output_folder=out)
 
 
 def assert_weights_equal(ours: Path, caffe: Path, tolerance: float) -> None:
@@ -77,10 +68,9 @@ def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder:
     """Steps 16 to 30 from Caffe's files after 15: the same weights and state as Caffe's own unbroken run."""
     folder = golden_folder / "lenet"
     solver, state = folder / f"{name}.solver.prototxt", folder / name / f"snap_iter_15.solverstate{suffix}"
-    command: list[Any] = [SAMOVAR, "train", "--solver", solver, "--snapshot", state, "--out", tmp_path]
-    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    assert "has no data position" in completed.stderr
+    words = ("--solver", solver, "--snapshot", state, "--out", tmp_path)
+    ended = succeed("train", *words, folder=folder, output_folder=tmp_path)
+    assert "has no data position" in ended.errors
     (model,) = tmp_path.glob(f"snapshots/step_00000030/*.caffemodel{suffix}")
     assert_weights_equal(model, folder / name / f"snap_iter_30.caffemodel{suffix}", WEIGHT_TOLERANCES[30])
     ours = read_solverstate(Path(str(model).replace("caffemodel", "solverstate")))
@@ -92,16 +82,7 @@ def test_a_pair_of_files_by_caffe_resumes(name: str, suffix: str, golden_folder:
 
 def test_a_state_of_another_type_of_solver_is_refused(golden_folder: Path, tmp_path: Path) -> None:
     state = golden_folder / "lenet/adam_fixed/snap_iter_15.solverstate"
-    command: list[Any] = [
-        SAMOVAR,
-        "train",
-        "--solver",
-        "sgd_fixed.solver.prototxt",
-        "--snapshot",
-        state,
-        "--out",
-        tmp_path,
-    ]
-    completed = subprocess.run(command, cwd=golden_folder / "lenet", capture_output=True, text=True, check=False)
-    assert completed.returncode == 2
-    assert "has 2 histories a parameter, type SGD keeps 1" in completed.stderr
+    words = ("--solver", "sgd_fixed.solver.prototxt", "--snapshot", state, "--out", tmp_path)
+    ended = run("train", *words, folder=golden_folder / "lenet", output_folder=tmp_path)
+    assert ended.return_code == 2
+    assert "has 2 histories a parameter, type SGD keeps 1" in ended.error

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
+from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.profile import LoopProfile
 from samovar.api.uneven_inputs import Rows
@@ -22,7 +23,7 @@ from samovar.core.clock import Pace
 from samovar.core.errors import SamovarError
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.late import LateCopy
+from samovar.frontends.torch.late import Losses, number_of
 from samovar.model.layer_spans import LayerSpans
 from samovar.report.run_figures import Figures, RunFigures
 from samovar.report.sinks.base import Sink
@@ -55,7 +56,10 @@ class ReplicaFigures:
         group = processes.group
         self.num_samples = 0
         self._rank, self._num_ranks = group.rank, group.world_size
-        self._has_one_clock = processes.home is None or processes.home.address is None
+        home = processes.home
+        self._has_one_clock = home is None or home.address is None
+        ranks_per_host = group.world_size if home is None or home.address is None else len(home.ranks)
+        self._places = group.world_size, ranks_per_host
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
         self._file: RunFile | None = None
@@ -68,14 +72,12 @@ class ReplicaFigures:
         self._layers: LayerSpans | None = None
         self._profile: LoopProfile | None = None
         self._last_loss: torch.Tensor | None = None
-        self._losses: list[torch.Tensor] = []
+        self._losses = Losses()
         self._times = StepTimes()
         self._num_steps = self._num_samples_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._has_met = self._is_open = self._has_passed = False
-        self._loss_that_came = math.nan
         self._waits = False  # whether an exchange waits for a device
-        self._late: tuple[LateCopy, int, int] | None = None  # losses under way, their number, and that of steps
         self._num_fetched = 0
         self._told_s = -math.inf
         self._steps_told = 0
@@ -99,7 +101,7 @@ class ReplicaFigures:
 
     def begin(self, announcer: Announcer, model: nn.Module) -> None:
         """Open the sinks, on rank 0, and start the clock. Raises InputError."""
-        self._announcer = announcer
+        self._announcer, self._net = announcer, model
         announcer.listen(self.hear)
         if self._rank == 0:
             self._file, sinks = open_wanted(self._wanted, self._settings(model))
@@ -114,7 +116,7 @@ class ReplicaFigures:
         if self._file is not None:
             self._file.go_to(step)
         self._steps_told, self._num_steps, self._posted = step, 0, None
-        self._times, self._losses, self._late = StepTimes(), [], None
+        self._times, self._losses = StepTimes(), Losses()
         if self._tracing is not None and self._layers is not None and not self._tracing.has_part:
             self._laps = self._tracing.laps(self._layers, step)
         self._laps.start()
@@ -157,7 +159,7 @@ class ReplicaFigures:
         """A backward pass and its exchange are over. The loss is read later, because that may wait for a GPU."""
         self._laps.lap("exchange_s")
         self._last_loss = loss.detach()
-        self._losses.append(self._last_loss)
+        self._losses.add(self._last_loss)
 
     def updating(self, apply: Callable[[], Any]) -> Callable[[], Any]:
         """`apply`, whose time counts as the update, as does that of the loop since its backward pass."""
@@ -213,7 +215,7 @@ class ReplicaFigures:
     def loss(self) -> float:
         """The last loss, on a device the last that came; NaN before the first one, and if it is not one number."""
         last = self._last_loss
-        return self._loss_that_came if last is None or last.device.type != "cpu" else _number(last)
+        return self._losses.last if last is None or last.device.type != "cpu" else number_of(last)
 
     def samples_per_s(self) -> float:
         """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
@@ -257,6 +259,9 @@ class ReplicaFigures:
         verdict = self._run.verdict()
         if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
             say(verdict)
+        if self._rank == 0:
+            rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
+            compare(self._net, self._config, self._places, self._run.mean_step, self.num_samples / steps_done, rates)
 
     def close(self) -> None:
         """Close the sinks, and remove what is left of a trace that was not finished."""
@@ -284,7 +289,7 @@ class ReplicaFigures:
         return on_cpu or time.monotonic() - self._told_s >= _ALONE_EVERY_S
 
     def _post(self, steps_done: int) -> None:
-        found = self._read_losses()
+        found = self._losses.take(self._num_steps)
         if found is None:
             return
         losses, num_steps_of_losses = found
@@ -297,21 +302,6 @@ class ReplicaFigures:
         self._num_steps, self._num_samples_told = 0, self.num_samples
         self._has_met, self._told_s = False, time.monotonic()
         self._announcer.show_figures((num_steps, samples, loss, arrived_s))
-
-    def _read_losses(self) -> tuple[list[float], int] | None:
-        """Losses that were not told yet, and of how many steps they are; None while a device has not sent them."""
-        losses = self._losses
-        if not losses or losses[-1].device.type == "cpu":
-            self._losses = []
-            return [_number(loss) for loss in losses], self._num_steps
-        if self._late is None:
-            flat = [loss.reshape(-1) if loss.numel() == 1 else loss.new_full((1,), math.nan) for loss in losses]
-            self._late = LateCopy(torch.cat(flat)), len(losses), self._num_steps
-        copy, number, num_steps = self._late
-        if not copy.has_come():
-            return None
-        self._losses, self._late, self._loss_that_came = losses[number:], None, copy.values()[-1]
-        return copy.values(), num_steps
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())
@@ -381,10 +371,6 @@ def _await_device(loss: torch.Tensor) -> None:
     """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
     if loss.is_cuda:
         torch.cuda.synchronize(loss.device)
-
-
-def _number(loss: torch.Tensor) -> float:
-    return float(loss) if loss.numel() == 1 else math.nan
 
 
 def _workers_values(rows: Iterable[Row]) -> dict[str, object]:

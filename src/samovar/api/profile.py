@@ -12,11 +12,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from samovar.api.figures_wanted import say, warn
+from samovar.api.foreseen import keep_profile
 from samovar.core.errors import InputError
 from samovar.report.profile import LayerProfile, Profile, save_profile
 
 _NUM_UNTIMED_STEPS: Final = 2  # the first finds the layers, too
 _OUTSIDE: Final = "outside layers"
+_BEHIND: Final = "behind "  # a layer: parts without parameters
 _Seconds = dict[str, list[float]]
 
 
@@ -111,7 +113,8 @@ class LoopProfile:
             warn(f"no profile was written to {self._path}: no step came after the first {_NUM_UNTIMED_STEPS}")
             return
         try:
-            save_profile(self._profile(), self._path)
+            save_profile(profile := self._profile(), self._path)
+            keep_profile(self._model, profile)
         except InputError as error:
             warn(f"no profile: {error}")
             return
@@ -126,11 +129,14 @@ class LoopProfile:
             self._lap("forward", self._open)
             self._open = name
 
-    def _end(self, name: str, _module: nn.Module, _inputs: object, outputs: object) -> None:
+    def _end(self, name: str, module: nn.Module, _inputs: object, outputs: object) -> None:
         tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
         if not self._is_backward and torch.is_grad_enabled():
             num_bytes = sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
             self._called[name] = self._called.get(name, 0) + num_bytes
+            if self._open and name not in self._layers and not any(module.children()):
+                behind = _BEHIND + self._open
+                self._called[behind] = self._called.get(behind, 0) + num_bytes
 
     def _final(self, name: str, _parameter: torch.Tensor) -> None:
         if self._is_backward and name in self._layer_of:
@@ -176,7 +182,8 @@ class LoopProfile:
         own = [self._parameters[parameter] for parameter, its in self._layer_of.items() if its == layer]
         kind = type(self._model.get_submodule(layer)).__name__
         num_parameters = sum(parameter.numel() for parameter in own)
-        return LayerProfile(name, kind, num_parameters, 0, self._bytes.get(layer, 0), *self._medians(layer))
+        behind = self._bytes.get(_BEHIND + layer, 0)
+        return LayerProfile(name, kind, num_parameters, 0, self._bytes.get(layer, 0), *self._medians(layer), behind)
 
     def _medians(self, layer: str) -> tuple[float, float]:
         forward_s, backward_s = (statistics.median(self._found[kind][layer]) for kind in ("forward", "backward"))

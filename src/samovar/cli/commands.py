@@ -46,6 +46,8 @@ COMMANDS = {
     "test": Command("samovar.cli.train", "test"),
     "time": Command("samovar.cli.time", "time_net"),
     "predict": Command("samovar.cli.predict", "predict", takes_words=True),
+    "report": Command("samovar.cli.report", "report"),
+    "watch": Command("samovar.cli.report", "watch_run"),
     "inspect": Command("samovar.cli.files", "inspect"),
     "convert": Command("samovar.cli.files", "convert"),
     "caffe": Command("samovar.cli.caffe_command", "caffe", has_help=False),

@@ -14,10 +14,12 @@ from samovar.config import DEFAULT_TIMEOUT_S
 from samovar.core.errors import InputError
 from samovar.core.machine import CalibrationRecord
 from samovar.launch.script import Hosts
+from samovar.launch.wishes import state_folder
 from samovar.launcher.calibrate import calibrate
 from samovar.launcher.doctor_hosts import HostLinkFigures, measure_hosts, with_links
 from samovar.launcher.hosts import place_of
 from samovar.launcher.placing import torch_devices
+from samovar.predict.kept import Kept
 from samovar.report.host import Finding, HostFigures, diagnose, read_host
 from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
@@ -54,8 +56,10 @@ def doctor(
     if record is not None and links:
         record = with_links(record, links)
     findings = [*diagnose(host, record), *_clock_findings(links)]
-    if save is not None and record is not None:
-        _save(record, save)
+    if record is not None:
+        Kept(state_folder()).keep_machine(record)
+        if save is not None:
+            _save(record, save)
     if as_json:
         typer.echo(_as_json(host, devices, record, findings, links))
     else:

@@ -16,10 +16,12 @@ from samovar.cli.strategy_flags import own_strategy, settings_of_strategies
 from samovar.config import BATCH_MODES, RECIPES
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import HERE, Cluster, load_cluster, preset_names
+from samovar.predict.kept import Kept
 from samovar.predict.learning import taught
 from samovar.predict.plans import plans_for, whole_powers
-from samovar.predict.prediction import Question, least_periods, predicted, verdicts
+from samovar.predict.prediction import Question, error_bars, least_periods, predicted, verdicts
 from samovar.predict.volumes import volumes
 from samovar.report.document import print_json
 from samovar.report.profile import Profile, load_profile, profile_of
@@ -92,7 +94,8 @@ def _predict(
     layers = volumes(profile, batch) if answer.layers else []
     periods = least_periods(question) if answer.periods else {}
     learned = taught(question, found, load("samovar.predict.digits").digits_for, tell) if answer.learn else []
-    shown = Shown(question, found, verdicts(found), costs, layers, periods, learned)
+    bars = error_bars(question, Kept(state_folder()))
+    shown = Shown(question, found, verdicts(found), costs, layers, periods, learned, bars)
     if answer.as_json:
         print_json(shown.as_plain())
     else:
@@ -114,7 +117,8 @@ def predict(words: Sequence[str]) -> Callable[..., None]:
 def _question(
     net: NetFlags, on: ClusterFlags, names: tuple[str, ...], settings: Mapping[str, object], plan: flags.PlanFlags
 ) -> Question:
-    record = NOMINAL if plan.calibration is None else CalibrationRecord.load(plan.calibration)
+    kept = Kept(state_folder()).machine() or NOMINAL
+    record = kept if plan.calibration is None else CalibrationRecord.load(plan.calibration)
     cluster, workers = load_cluster(on.cluster, record), _workers(on.workers)
     fitting = _checked(names, plan.collective, settings)
     profile, samples = _profile(net, cluster, on.threads_per_worker)

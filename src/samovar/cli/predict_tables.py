@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from samovar.predict import units
+from samovar.core import units
+from samovar.predict.kept import ErrorBar
 from samovar.predict.learning import Taught
 from samovar.predict.plans import PlanCost
 from samovar.predict.prediction import COMPUTATION, Prediction, Question, Verdict
@@ -29,6 +30,7 @@ class Shown:
     layers: Sequence[LayerVolume]
     periods: Mapping[str, int | None]
     learned: Sequence[Taught] = ()
+    error_bars: Mapping[str, ErrorBar | None] = field(default_factory=dict)
 
     def as_plain(self) -> dict[str, Any]:
         """As JSON values; `simulated` says what the figures are."""
@@ -50,6 +52,7 @@ class Shown:
             "least_periods": dict(self.periods),
             "has_recipes": question.has_recipes,
             "learned": to_plain(list(self.learned)),
+            "error_bars": to_plain(self.error_bars),
         }
 
 
@@ -142,6 +145,8 @@ def _verdict(shown: Shown, last: Sequence[Prediction]) -> list[tuple[str, str]]:
     facts += [(f"{one.strategy}'s", f"{one.settings}, {_cut(one)}, {one.plan} plan") for one in cut]
     for one in shown.verdicts:
         facts.append((one.strategy, _ending(one, shown.question.workers[-1])))
+    for kind, bar in shown.error_bars.items():
+        facts.append((f"error {kind.rpartition(', ')[2]}", str(bar or "not known: no run on this kind of cluster yet")))
     return facts
 
 

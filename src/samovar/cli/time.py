@@ -12,8 +12,10 @@ from samovar.config import RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
+from samovar.launch.wishes import state_folder
 from samovar.launcher.job import Display, run_without_folder
 from samovar.launcher.placing import on_device, placed
+from samovar.predict.kept import Kept, Subject
 from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.profile import profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Record, Timed
@@ -47,20 +49,24 @@ def time_net(
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
     config = on_device(replace(config, precision=precision), device)
     answer = print_json if as_json else _print
-    display = AnswerDisplay(Timed, answer)
-    kept = display if profile is None else _KeptAsProfile(display, profile)
-    run_without_folder(placed(config, 1, threads_per_worker), kept, _EFFECTS)
+    keeps = phase == "TRAIN" and config.device == CPU
+    display = _KeptAsProfile(AnswerDisplay(Timed, answer), profile, Kept(state_folder() if keeps else None))
+    run_without_folder(placed(config, 1, threads_per_worker), display, _EFFECTS)
 
 
 class _KeptAsProfile:
-    """A display that writes the times into a file, too."""
+    """A display that writes the times into a file, too, and keeps them for runs of this net."""
 
-    def __init__(self, display: Display, path: Path) -> None:
-        self._display, self._path = display, path
+    def __init__(self, display: Display, path: Path | None, kept: Kept) -> None:
+        self._display, self._path, self._kept = display, path, kept
 
     def show(self, record: Record) -> None:
         if isinstance(record, Timed):
-            save_profile(profile_of(record), self._path)
+            profile = profile_of(record)
+            subject = Subject(profile.net, profile.num_parameters, record.threads, record.precision)
+            self._kept.keep_profile(subject, profile)
+            if self._path is not None:
+                save_profile(profile, self._path)
         self._display.show(record)
 
 

@@ -41,6 +41,11 @@ class Records(Protocol):
     def collect(self, deadline: Deadline) -> npt.NDArray[np.float64]:
         """The last posted record of every rank, shape (P, num_fields). Raises DeadlineExceeded."""
 
+    def gather(self, record: Sequence[float], deadline: Deadline) -> npt.NDArray[np.float64]:
+        """`post` and `collect`. A rank that returns knows that all have called."""
+        self.post(record)
+        return self.collect(deadline)
+
 
 class Collectives(Protocol):
     """Collectives of one group of ranks. Every rank opens the same ones in the same order with the same sizes.
@@ -181,7 +186,7 @@ class PlannedCollectives:
         return open_channel(name, plan, self.transport, buffer)
 
 
-class RecordExchange:
+class RecordExchange(Records):
     """Records of `num_fields` float64 from every rank to every rank, double-buffered.
 
     With `ranks`, among these alone, of which this is one. All ranks of the transport open it, in groups of equal size.

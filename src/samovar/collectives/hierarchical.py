@@ -255,7 +255,7 @@ class _Gather:
         self._rows[: len(records)] = records
 
 
-class _Records:
+class _Records(Records):
     """`samovar.collectives.engine.Records` over several hosts.
 
     Cost: inside the host as `RecordExchange` and a broadcast of all; between H hosts of at most R ranks, a leader

@@ -49,7 +49,7 @@ class Missing:
 
 def missing_modules() -> tuple[str, ...]:
     """The modules that Samovar needs and that are not installed. They are looked for, and not loaded."""
-    return tuple(module for module in _REQUIRED if not _is_installed(module))
+    return tuple(module for module in _REQUIRED if not is_installed(module))
 
 
 def require_packages() -> None:
@@ -60,7 +60,7 @@ def require_packages() -> None:
 
 def require_optional(module: str) -> None:
     """Raise InputError if a package that the user has asked for is not installed."""
-    if not _is_installed(module):
+    if not is_installed(module):
         raise Missing.of(module).as_error()
 
 
@@ -70,7 +70,8 @@ def explained(error: ModuleNotFoundError) -> InputError | None:
     return Missing.of(module).as_error() if module in _REQUIRED | _OPTIONAL else None
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Whether the module can be loaded; it is looked for, and not loaded."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:

@@ -162,8 +162,7 @@ def _runs(owners: Int64s, rounds: Int64s, offsets: Int64s, sizes: Int64s) -> Ite
 
 def _of_all(setup: CacheSetup, exchange: RecordExchange, number: int) -> Int64s:
     """The numbers that ranks have here, (P,)."""
-    exchange.post([number])
-    return exchange.collect(setup.deadline())[:, 0].astype(np.int64)
+    return exchange.gather([number], setup.deadline())[:, 0].astype(np.int64)
 
 
 def _holders_of(share: Share | None, numbers: Int64s) -> Holders:

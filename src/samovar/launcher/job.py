@@ -21,6 +21,7 @@ from samovar.launch.numa import apart, numa_nodes, spread
 from samovar.launch.processes import DEFAULT_EFFECTS, Launch, RankEnd, SignalEffect, Signals
 from samovar.launch.rank_arguments import RankArguments
 from samovar.launch.watch import EXIT_PREEMPTED
+from samovar.launcher.foreseen import with_foresight
 from samovar.launcher.other_hosts import Host0, HostDuties, HostsPolicy, OtherHost, RankState
 from samovar.launcher.outcomes import error_of
 from samovar.launcher.passing import passing_folder
@@ -217,6 +218,10 @@ class _RunningJob:
 
     def _finished(self, told: RunResult) -> RunResult:
         result = self._policy.counted(told)
+        if self._config.job == "train" and not self._config.by_caffe:
+            result = with_foresight(self._config, result)
+        if result.foreseen is not None:
+            self._display.show(Notice(level="info", text=str(result.foreseen)))
         write_result(self._folder.result, result)
         self._display.show(Finished(result=result))
         return replace(result, run_folder=self._folder.path)

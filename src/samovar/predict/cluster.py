@@ -10,10 +10,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from samovar.core import units
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord, Link, MachineModel, Ports, Racks
+from samovar.core.machine import NOMINAL, CalibrationRecord, Link, MachineModel, Ports, Racks, TransportFigures
 from samovar.formats.caffe.text import nearest
-from samovar.predict import units
 
 HERE = "here"
 _Part = TypeVar("_Part")
@@ -40,7 +40,8 @@ class WorkerSpec:
     """One worker. Without a `speed` (sustained flop/s), layers take the times of the profile.
 
     `memory` is read and written in bytes a second, by additions and updates. Each step takes up to `jitter` longer,
-    drawn evenly. Every `slow_every`-th worker computes `slow_factor` times as long. Without a `spare_core` an exchange
+    drawn evenly. Every `slow_every`-th worker computes `slow_factor` times as long. A worker alone in its node has
+    `crowded_factor` times the memory bandwidth of one of many. Without a `spare_core` an exchange
     behind the computation would slow it, and `--bucket auto` keeps the model whole.
     """
 
@@ -49,6 +50,7 @@ class WorkerSpec:
     jitter: float = _of(units.SHARE, 0.0)
     slow_every: int = _number(0, 0)
     slow_factor: float = _number(1.0, 1e-3)
+    crowded_factor: float = _number(1.0, 1.0)
     spare_core: bool = True
 
 
@@ -105,7 +107,7 @@ _SECTIONS: dict[str, type[Any]] = {
 class Cluster:
     """A described cluster of any number of equal nodes, which workers fill in order.
 
-    `source` says where its figures come from.
+    `source` says where its figures come from. Clusters of one `family` are of one kind; else one of the same title.
     """
 
     title: str
@@ -115,6 +117,7 @@ class Cluster:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     rack: RackSpec = field(default_factory=RackSpec)
     server: ServerSpec = field(default_factory=ServerSpec)
+    family: str = ""
 
     @property
     def machine(self) -> MachineModel:
@@ -144,6 +147,16 @@ class Cluster:
         node = replace(self.node, bandwidth=math.inf, latency=0.0, overhead=0.0)
         server = replace(self.server, memory=math.inf)
         return replace(self, worker=worker, node=node, network=NetworkSpec(), rack=RackSpec(), server=server)
+
+    def slower(self, num_workers: int) -> float:
+        """The factor on the time in which one of `num_workers` moves its bytes, by the others of its node."""
+        others = min(num_workers, self.node.workers) - 1
+        return 1.0 + (self.worker.crowded_factor - 1.0) * others / max(1, self.node.workers - 1)
+
+    def kind_of(self, num_workers: int, has_center: bool) -> str:
+        """The runs to whose errors that of a prediction is likely to be near."""
+        place = "one node" if num_workers <= self.node.workers else "several nodes"
+        return f"{self.family or self.title}: {place}, {'at a center' if has_center else 'in step'}"
 
     def num_nodes(self, num_workers: int) -> int:
         """Nodes that this number of workers needs, without those of servers."""
@@ -198,17 +211,27 @@ def parse_cluster(text: str, name: str) -> Cluster:
 
 
 def cluster_here(record: CalibrationRecord) -> Cluster:
-    """Nodes like the measured machine with a worker on each core, and 1 Gbit/s between nodes."""
+    """Nodes like the measured machine with a worker on each core. Links are as measured, else of 1 Gbit/s."""
     shm = record.transports["shm"]
     memory = record.copy_bandwidth_all_bytes_per_s / record.cores
+    crowded = max(1.0, record.copy_bandwidth_one_bytes_per_s / memory)
+    links = None if record == NOMINAL else record.transports.get("tcp")
+    between = "1 Gbit/s between them" if links is None else "links as measured"
     return Cluster(
-        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), 1 Gbit/s between them",
-        "inside a node: samovar doctor; between nodes: assumed",
-        WorkerSpec(memory=memory, spare_core=False),
+        f"nodes like this one ({record.machine}, a worker on each of {record.cores} cores), {between}",
+        f"inside a node: samovar doctor; between nodes: {'assumed' if links is None else 'samovar doctor, too'}",
+        WorkerSpec(memory=memory, crowded_factor=crowded, spare_core=False),
         NodeSpec(record.cores, shm.bandwidth_at(1 << 22), shm.spinning_latency_s),
-        NetworkSpec(125e6, 50e-6, 10e-6),
+        NetworkSpec(125e6, 50e-6, 10e-6) if links is None else _network(links),
         server=ServerSpec(memory=record.copy_bandwidth_one_bytes_per_s),
+        family=f"nodes like this one ({record.machine})",
     )
+
+
+def _network(figures: TransportFigures) -> NetworkSpec:
+    """The bandwidth is that of large messages, and small ones take the overhead besides."""
+    (size, rate), (_, bandwidth) = figures.bandwidth[0], figures.bandwidth[-1]
+    return NetworkSpec(bandwidth, figures.sleeping_latency_s, max(0.0, size / rate - size / bandwidth))
 
 
 def _presets() -> Traversable:

@@ -6,6 +6,7 @@ from typing import Any
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import Cluster
+from samovar.predict.kept import ErrorBar, Kept
 from samovar.predict.plans import Plans, plans_for
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
@@ -52,7 +53,7 @@ class Question:
                 f"--batch {self.batch_size} for all: {num_workers} workers have less than a sample each; give at most "
                 f"{self.batch_size} workers, or a larger batch"
             )
-        return work_of(self.profile, self.cluster.worker, share)
+        return work_of(self.profile, self.cluster.worker, share, self.cluster.slower(num_workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,13 @@ def _verdict(rows: Sequence[Prediction]) -> Verdict:
     end = next((one for one in rows if one.efficiency < _ENDS_BELOW), None)
     limit = (end or best).limit
     return Verdict(best.strategy, best.workers, best.speed_up, end.workers if end else None, limit)
+
+
+def error_bars(question: Question, kept: Kept) -> dict[str, ErrorBar | None]:
+    """How far predictions were off, by kind of cluster: where most workers are, in step or at a center."""
+    has_center = dict.fromkeys(StrategyConfig(name).needs_center for name in question.strategies)
+    kinds = [question.cluster.kind_of(question.workers[-1], each) for each in has_center]
+    return {kind: kept.error_bar(kind) for kind in kinds}
 
 
 _PERIODS = (1, 2, 4, 8, 16, 32, 64)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from samovar.core.errors import InputError
 from samovar.predict.cluster import WorkerSpec
-from samovar.report.profile import Profile, flops_of
+from samovar.report.profile import LayerProfile, Profile, flops_of
 
 # How often a layer without products goes over its output, forward and backward.
 _FORWARD_PASSES, _BACKWARD_PASSES = 2, 3
@@ -57,16 +57,18 @@ class Work:
 _UPDATE_PASSES = 5  # weights, gradients and momentum read; weights and momentum written
 
 
-def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
+def work_of(profile: Profile, worker: WorkerSpec, batch_size: float, slower: float = 1.0) -> Work:
     """The computation of one worker of a cluster with that many samples.
 
     A worker with a `speed` s takes 2 multiply_adds / s forward, and twice that backward. The first layer with products
     takes it once backward. Layers without products move their outputs through memory. A worker without a speed has the
     profile's seconds.
-    All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. Raises
-    InputError if seconds are missing.
+    All grow with the batch. An update takes the profile's seconds, or goes over 5 times the parameters' bytes. The
+    profile's seconds are those of a worker alone. With others at work, moving bytes takes `slower` times as long: a
+    layer's outputs, 2 times forward and 3 backward, its parameters, and all of an update. Raises InputError if seconds
+    are missing.
     """
-    times = _times(profile, worker)
+    times = _times(profile, worker, slower)
     share = batch_size / profile.batch_size
     segments: list[Segment] = []
     before_s = after_s = 0.0
@@ -81,7 +83,7 @@ def work_of(profile: Profile, worker: WorkerSpec, batch_size: float) -> Work:
             before_s, after_s = before_s + forward_s, after_s + backward_s
     update_s = _UPDATE_PASSES * profile.parameter_bytes / worker.memory
     if profile.update_s is not None and _speed(profile, worker) is None:
-        update_s = profile.update_s
+        update_s = slower * profile.update_s
     return Work(batch_size, tuple(segments), before_s, after_s, update_s)
 
 
@@ -90,7 +92,7 @@ def _speed(profile: Profile, worker: WorkerSpec) -> float | None:
     return worker.speed if profile.flops else None
 
 
-def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
+def _times(profile: Profile, worker: WorkerSpec, slower: float) -> list[tuple[float, float]]:
     speed = _speed(profile, worker)
     if speed is None:
         if not profile.is_measured:
@@ -98,10 +100,21 @@ def _times(profile: Profile, worker: WorkerSpec) -> list[tuple[float, float]]:
                 f"{profile.net}: its layers were counted, not timed, and the cluster's [worker] has no speed; give "
                 'speed = "4 Tflop/s", say, or a profile with seconds'
             )
-        return [(layer.forward_s or 0.0, layer.backward_s or 0.0) for layer in profile.layers]
+        return [_beside_others(layer, worker, slower) for layer in profile.layers]
     found = []
     for layer, (forward, backward) in zip(profile.layers, flops_of(profile.layers), strict=True):
         moved_s = layer.activation_bytes / worker.memory
         times = (forward / speed, backward / speed)
         found.append(times if forward else (_FORWARD_PASSES * moved_s, _BACKWARD_PASSES * moved_s))
     return found
+
+
+def _beside_others(layer: LayerProfile, worker: WorkerSpec, slower: float) -> tuple[float, float]:
+    """Its seconds forward and backward, of which those that move bytes become longer."""
+    alone, outputs = worker.memory * worker.crowded_factor, layer.activation_bytes + layer.behind_bytes
+    passes = ((layer.forward_s or 0.0, _FORWARD_PASSES, 1), (layer.backward_s or 0.0, _BACKWARD_PASSES, 2))
+    forward_s, backward_s = (
+        seconds + (slower - 1.0) * min(seconds, (over * outputs + often * layer.parameter_bytes) / alone)
+        for seconds, over, often in passes
+    )
+    return forward_s, backward_s

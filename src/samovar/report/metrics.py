@@ -75,11 +75,12 @@ def read_metrics(path: Path, kind: str | None = None) -> list[Line]:
         pieces = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; give a run's metrics.jsonl") from error
-    lines = [_parsed(path, number, text) for number, text in enumerate(pieces[:-1], 1)]
+    lines = [parsed_line(path, number, text) for number, text in enumerate(pieces[:-1], 1)]
     return [line for line in lines if kind is None or line["kind"] == kind]
 
 
-def _parsed(path: Path, number: int, text: bytes) -> Line:
+def parsed_line(path: Path, number: int, text: bytes) -> Line:
+    """The line of that number; raises InputError if it is not a metric."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -42,6 +42,32 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """Seconds of a mean step, as `samovar predict` has them and as they were. `cluster` is the kind that was predicted.
+
+    `profile` says where the layers' times come from.
+    """
+
+    cluster: str
+    net: str
+    strategy: str
+    workers: int
+    predicted_s: float
+    measured_s: float
+    profile: str
+
+    @property
+    def error(self) -> float:
+        """Above 0 if the run was faster than predicted."""
+        return self.predicted_s / self.measured_s - 1
+
+    def __str__(self) -> str:
+        off = f"{abs(self.error):.0%} too {'slow' if self.error > 0 else 'fast'}"
+        predicted, measured = (f"{1e3 * seconds:.3g} ms" for seconds in (self.predicted_s, self.measured_s))
+        return f"predicted {predicted} a step, measured {measured}: {off} (layers {self.profile})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """The figures of a finished run; None if the run has no such figure.
 
@@ -61,8 +87,9 @@ class RunResult:
     center, as --box names it, and `buffer` its name there; None: in the run itself. `peak_memory_bytes` is the most
     memory of each rank, including shared memory. It is empty if workers do not wait for each other, or the system does
     not say. `refused_by_rank` counts each rank's updates that were not finite, and did not reach a center that ranks
-    share in step. `recipe` is "auto" if one was used, and `recipe_changes` says what it changed. `samovar.train` and
-    `--json` add `run_folder`; result.json does not have it.
+    share in step. `recipe` is "auto" if one was used, and `recipe_changes` says what it changed. `foreseen` compares
+    the step time with its prediction, if there can be one. `samovar.train` and `--json` add `run_folder`; result.json
+    does not have it.
     """
 
     net: str
@@ -102,6 +129,7 @@ class RunResult:
     refused_by_rank: tuple[int, ...] = ()
     recipe: str = "none"
     recipe_changes: tuple[str, ...] = ()
+    foreseen: Foreseen | None = None
     run_folder: Path | None = None
 
 

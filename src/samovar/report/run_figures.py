@@ -76,6 +76,12 @@ class RunFigures:
         seconds, _ = self.seconds_of_recent
         return sum(done.num_samples for done in self._recent) / seconds if seconds > 0 else 0.0
 
+    @property
+    def mean_step(self) -> tuple[float, int]:
+        """The seconds of a mean step of this rank, and of how many: without the first, which warms up."""
+        num_steps = self._spent.num_steps
+        return sum(self._spent.seconds.values()) / max(1, num_steps), num_steps
+
     def verdict(self) -> str | None:
         """Where the time went, and what to try; None without any step."""
         return self._spent.verdict()
@@ -100,7 +106,7 @@ class RunFigures:
         was_warm, self._is_warm = self._is_warm, True
         if not was_warm:
             return None
-        self._spent.add(done.times, arrival)
+        self._spent.add(done.times, arrival, done.num_steps)
         return None if arrival is None else self._stragglers.take(arrival)
 
 

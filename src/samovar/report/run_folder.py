@@ -48,6 +48,11 @@ class RunFolder:
     def trace(self) -> Path:
         return self.path / "trace.json.gz"
 
+    @property
+    def report(self) -> Path:
+        """The page of `samovar report`."""
+        return self.path / "report.html"
+
     def trace_part(self, rank: int) -> Path:
         """One rank's part of the trace, under a temporary name."""
         return self.path / f".tmp-trace-rank{rank}"

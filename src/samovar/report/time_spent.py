@@ -60,10 +60,12 @@ class TimeSpent:
     def __init__(self, advice: Advice) -> None:
         self._advice = advice
         self._seconds = dict.fromkeys(KINDS, 0.0)
+        self.num_steps = 0
         self._late_s: dict[int, float] = {}
 
-    def add(self, times: StepTimes, arrival: Arrival | None) -> None:
-        """One step."""
+    def add(self, times: StepTimes, arrival: Arrival | None, num_steps: int = 1) -> None:
+        """This number of steps."""
+        self.num_steps += num_steps
         for kind, seconds in times.by_kind().items():
             self._seconds[kind] += seconds
         if arrival is not None:
@@ -86,16 +88,21 @@ class TimeSpent:
         total_s = sum(self._seconds.values())
         if total_s <= 0.0:
             return None
-        shares = {kind: seconds / total_s for kind, seconds in self._seconds.items()}
-        shown = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-        return f"where the time went: {shown}: {self._bound(shares)}"
+        shown = ", ".join(f"{kind} {seconds / total_s:.0%}" for kind, seconds in self._seconds.items())
+        return f"where the time went: {shown}: {'; '.join(self._bound(total_s))}"
 
-    def _bound(self, shares: dict[str, float]) -> str:
+    @property
+    def bound(self) -> str:
+        """The limit of the run, without advice; "" without any step."""
+        total_s = sum(self._seconds.values())
+        return self._bound(total_s)[0] if total_s > 0.0 else ""
+
+    def _bound(self, total_s: float) -> tuple[str, str]:
         rank, late_share = self.slowest
-        if shares["data"] > _INPUT_SHARE:
-            return f"input-bound; try {self._advice.if_input}"
+        if self._seconds["data"] > _INPUT_SHARE * total_s:
+            return "input-bound", f"try {self._advice.if_input}"
         if late_share > _STRAGGLER_SHARE:
-            return f"straggler-bound, the others wait {late_share:.0%} of the time for rank {rank}; see its cpus"
-        if shares["exchange"] > _COMMUNICATION_SHARE:
-            return f"communication-bound; try {self._advice.if_exchange}"
-        return f"compute-bound; try {self._advice.if_compute}"
+            return f"straggler-bound, the others wait {late_share:.0%} of the time for rank {rank}", "see its cpus"
+        if self._seconds["exchange"] > _COMMUNICATION_SHARE * total_s:
+            return "communication-bound", f"try {self._advice.if_exchange}"
+        return "compute-bound", f"try {self._advice.if_compute}"

@@ -9,11 +9,13 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from samovar.core.durable import write_file
+from samovar.core.errors import InputError
 from samovar.core.trace import Span
 
 STREAMS: Final = ("step", "data", "forward", "backward", "exchange", "update", "in flight")
@@ -80,6 +82,23 @@ def merge(parts: Sequence[Path], target: Path, about: dict[str, object]) -> list
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     return headers
+
+
+def read_events(path: Path) -> Sequence[Event]:
+    """The events of a merged timeline, and none without one. Raises InputError if the file is broken."""
+    try:
+        return _events_of(path, path.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return ()
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a timeline: {error}; remove it, or record it again with --trace") from error
+
+
+@lru_cache(maxsize=4)
+def _events_of(path: Path, _changed_ns: int) -> Sequence[Event]:
+    with gzip.open(path) as file:
+        events: Sequence[Event] = json.load(file)["traceEvents"]
+    return events
 
 
 def _write(text: TextIOWrapper, parts: Sequence[Path], headers: list[PartHeader], about: dict[str, object]) -> None:

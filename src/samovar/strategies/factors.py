@@ -281,8 +281,7 @@ class Factoring:
     def _shown(self) -> Sequence[Sequence[float]]:
         own = [*self._arithmetic.words, *(float(factored.rows) for factored in self.sums.values())]
         records = self._collectives.records(len(own))
-        records.post(own)
-        shown: Sequence[Sequence[float]] = records.collect(self._deadline()).tolist()
+        shown: Sequence[Sequence[float]] = records.gather(own, self._deadline()).tolist()
         return shown
 
     def _is_less(self, shape: tuple[int, int], num_rows: int) -> bool:

@@ -88,8 +88,8 @@ class Trial:
 
     def _agreed(self) -> bool:
         assert self._records is not None
-        self._records.post([_median(self._seconds[0::2]), _median(self._seconds[1::2])])
-        compressed_s, plain_s = self._records.collect(self._deadline()).max(axis=0).tolist()
+        own = [_median(self._seconds[0::2]), _median(self._seconds[1::2])]
+        compressed_s, plain_s = self._records.gather(own, self._deadline()).max(axis=0).tolist()
         helps = bool(compressed_s < plain_s)
         took = f"a step takes {_written(compressed_s)} with it and {_written(plain_s)} without"
         self._witness.tell(

@@ -175,8 +175,7 @@ def _kept(array: Array) -> Iterator[None]:
 def gather(transport: Transport, numbers: Sequence[float], timeout_s: float) -> npt.NDArray[np.float64]:
     """Every rank's numbers on every rank, shape (P, len(numbers)); waits for all ranks."""
     exchange = RecordExchange(transport, len(numbers))
-    exchange.post(numbers)
-    return exchange.collect(Deadline.after(timeout_s))
+    return exchange.gather(numbers, Deadline.after(timeout_s))
 
 
 def require_equal(transport: Transport, weights_sha256: str, timeout_s: float, strategy: str = "sync") -> None:

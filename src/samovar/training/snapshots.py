@@ -117,8 +117,7 @@ class FolderSaver:
         """Write this rank's part, and wait until every rank has written its own."""
         own = self._store.stage(steps_done, RANK_PART.format(self._group.rank), private_state(self._learner))
         came = {} if self._others is None else self._others.collect(own)
-        stagings.post([os.getpid()])
-        process_ids = stagings.collect(self._deadline())[:, 0]
+        process_ids = stagings.gather([os.getpid()], self._deadline())[:, 0]
         parts = [StagedPart(steps_done, RANK_PART.format(rank), int(pid)) for rank, pid in enumerate(process_ids)]
         return tuple(came.get(rank, part) for rank, part in enumerate(parts))
 

@@ -81,12 +81,10 @@ class HostsTracing(RunTracing):
         times_s, leads_s = zip(self._before, after, strict=True)
         part = self._tracing.own_part(lambda moment_s: -float(np.interp(moment_s, times_s, leads_s)))
         own, sizes = np.frombuffer(part, np.uint8), RecordExchange(self._transport, 1)
-        sizes.post([len(own)])
-        of_all = sizes.collect(self._deadline())[:, 0].astype(int).tolist()
+        of_all = sizes.gather([len(own)], self._deadline())[:, 0].astype(int).tolist()
         window = self._transport.open_window("trace", max(*of_all, 1), 0)
         window.put(self.trace.rank, 0, own)
-        sizes.post([0])
-        sizes.collect(self._deadline())
+        sizes.gather([0], self._deadline())  # all have written
         for rank, size in enumerate(of_all if self.trace.rank == 0 else []):
             content = np.empty(size, np.uint8)
             window.get(rank, 0, content)

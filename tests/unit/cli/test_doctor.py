@@ -85,6 +85,7 @@ def test_a_file_that_cannot_be_written_is_refused(path: str, tmp_path: Path) -> 
     assert ended.stderr.startswith(f"samovar: error: --save {tmp_path / path}: ")
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_the_file_is_told() -> None:
     ended = doctor("--save", "/proc/calibration.json")
     assert ended.returncode == 2

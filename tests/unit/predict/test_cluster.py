@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from samovar.core import units
 from samovar.core.errors import InputError
 from samovar.core.machine import NOMINAL, Link, Ports, Racks
-from samovar.predict import units
 from samovar.predict.cluster import HERE, load_cluster, parse_cluster, preset_names
 
 WHOLE = """

@@ -23,6 +23,7 @@ SLOW = (
     "foreseen",
     "learning",
     "nets",
+    "predicted",
     "remote",
     "round-trips",
     "sync",

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 _QUICK_LIMIT_S, _WHOLE_LIMIT_S = 280.0, 1500.0
 # Their blocks run in every suite: the first page of all, and the two that hold Python of a user's own.
-ALWAYS = ("README.md", "docs/tutorials/own-loop.md", "docs/how-to/write-a-strategy.md")
+ALWAYS = ("docs/tutorials/own-loop.md", "docs/how-to/write-a-strategy.md")
 
 
 @pytest.fixture(scope="module")

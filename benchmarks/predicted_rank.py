@@ -1,0 +1,149 @@
+"""One rank of `predicted`: a torch loop, alone with its layers timed and with the others, block by block.
+
+    samovar run --workers 2 predicted_rank.py JOB
+
+JOB is JSON: the net, the batch, the strategy with its settings, and the steps and blocks. In a block the first rank
+takes steps alone, while the others sleep, and then all take steps together. With `emulated_s` computing is a sleep of
+that many seconds, so that more ranks than cores can be tried; there is one layer then. Rank 0 prints the profile of
+each block, and the seconds of a step of all.
+"""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hosts_rank import language_model
+from texts import LENGTH, NUM_TOKENS
+from torch import nn
+from torch_nets import alexnet, cifar10_full, lenet
+
+import samovar
+from samovar.api.profile import LoopProfile
+from samovar.report.plain import to_plain
+from samovar.report.profile import LayerProfile, Profile, load_profile
+
+# Of each net: how it is made, a sample's shape, and the classes of its outputs.
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "LeNet": (lenet, (1, 28, 28), 10),
+    "CIFAR-10 full": (cifar10_full, (3, 32, 32), 10),
+    "AlexNet": (alexnet, (3, 227, 227), 1000),
+    "transformer": (lambda: language_model(384, 6), (LENGTH,), NUM_TOKENS),
+}
+RATE, MOMENTUM = 1e-4, 0.9
+REST_S = 0.4
+
+
+class Loop:
+    """Steps of one model on random data, which is made before."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        make, shape, classes = NETS[job["net"]]
+        torch.manual_seed(1)
+        self.model = make()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE, momentum=MOMENTUM)
+        self._emulated_s = job.get("emulated_s")
+        words = len(shape) == 1
+        inputs = torch.randint(NUM_TOKENS, (job["batch"], *shape)) if words else torch.randn(job["batch"], *shape)
+        self._inputs, self._labels = inputs, torch.randint(classes, (job["batch"] * (LENGTH if words else 1),))
+        self._idle = [torch.randn_like(parameter) for parameter in self.model.parameters()] if self._emulated_s else []
+
+    def loss(self) -> torch.Tensor:
+        if self._emulated_s:
+            time.sleep(self._emulated_s)
+            pairs = zip(self.model.parameters(), self._idle, strict=True)
+            return torch.stack([(parameter * idle).sum() for parameter, idle in pairs]).sum()
+        self.optimizer.zero_grad()
+        return F.cross_entropy(self.model(self._inputs), self._labels)
+
+
+def profiled(job: dict[str, Any], loop: Loop, num_steps: int) -> Profile:
+    """Of the loop alone; the optimizer's time is that of its step."""
+    if job.get("emulated_s"):
+        began_s = time.perf_counter()
+        for _ in range(num_steps):
+            loop.loss().backward()
+            loop.optimizer.step()
+        step_s = (time.perf_counter() - began_s) / num_steps
+        size = sum(parameter.numel() for parameter in loop.model.parameters())
+        return Profile(job["net"], job["batch"], (LayerProfile("net", "", size, 0, 0, 0.0, step_s),), "slept", 0.0)
+    with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
+        path = Path(folder) / "profile.json"
+        timed = LoopProfile(loop.model, dict(loop.model.named_parameters()), path, num_steps, job["batch"])
+        is_over = False
+        while not is_over:
+            loss = loop.loss()
+            timed.backward(loss.backward, job["batch"])
+            began_s = time.perf_counter()
+            loop.optimizer.step()
+            is_over = timed.stepped(time.perf_counter() - began_s)
+        with contextlib.redirect_stderr(io.StringIO()):  # it says where the profile is
+            timed.close()
+        return load_profile(path)
+
+
+def rest() -> None:
+    """All begin together, after a pause: without one, who goes before all others is stopped in each second."""
+    time.sleep(REST_S)
+    dist.barrier()
+
+
+def await_others() -> None:
+    """Wait without sleeping: another program on this core would take memory and cache from the rank that is timed."""
+    waiting = dist.barrier(async_op=True)
+    while not waiting.is_completed():
+        pass
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    with contextlib.suppress(OSError):  # as root: before the other programs of the machine
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    alone, together = Loop(job), Loop(job)
+    profiles, seconds = [], []
+    settings = {"strategy": job["strategy"], "transport": job.get("transport", "auto"), **job["settings"]}
+    with samovar.replicate(together.model, together.optimizer, **settings) as replica:
+
+        def step() -> None:
+            replica.backward(together.loss())
+            replica.step()
+
+        for _ in range(job["warm"]):
+            step()
+        for _ in range(job["blocks"]):
+            rest()
+            if rank == 0:
+                profiles.append(to_plain(profiled(job, alone, job["alone"])))
+            if not job.get("emulated_s"):  # more ranks than cores
+                await_others()
+            rest()
+            began_s = time.perf_counter()
+            for _ in range(job["together"]):
+                step()
+            # Ranks in step end together. At a center each goes at its own speed; all begin together, and all count.
+            of_all = [0.0] * dist.get_world_size()
+            dist.all_gather_object(of_all, time.perf_counter() - began_s)
+            seconds.append(sum(of_all) / len(of_all) / job["together"])
+        replica.finish()
+    if rank == 0:
+        parameters = sum(parameter.numel() for parameter in together.model.parameters())
+        collective = "" if dist.get_world_size() == 1 else job["settings"].get("collective", "")
+        print(json.dumps([profiles, seconds, parameters, collective]), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The findings of runs on this machine: its figures, nets' layer times, and how far predictions were off.
+
+All are JSON files in one folder of the user. A file that is damaged counts as missing.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from samovar.core.device import FP32
+from samovar.core.errors import InputError
+from samovar.core.machine import CalibrationRecord
+from samovar.report.plain import from_plain, to_plain
+from samovar.report.profile import Profile, load_profile
+from samovar.report.result import Foreseen
+from samovar.report.run_folder import write_json_atomic
+
+_MOST_PROFILES, _MOST_RUNS = 64, 256
+_WHOLE = "-whole"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBar:
+    """How far predictions for one kind of cluster were off: |predicted / measured - 1| of a step's seconds."""
+
+    num_runs: int
+    median: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.0%}, at most {self.worst:.0%}, in {self.num_runs} runs on this kind of cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The key of a kept profile: the net, and how one worker computes it on the CPU."""
+
+    net: str
+    num_parameters: int
+    threads: int
+    precision: str = FP32
+
+    @property
+    def file_name(self) -> str:
+        text = f"{self.net[:80]} {self.num_parameters} {self.threads} {self.precision}"
+        return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+class Kept:
+    """The files in `folder`, which the first of them makes. None: nothing is kept. No call raises for the disk."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def keep_machine(self, record: CalibrationRecord) -> None:
+        """The figures of `samovar doctor`."""
+        self._write("machine.json", record.to_json())
+
+    def machine(self) -> CalibrationRecord | None:
+        with suppress(ValueError):
+            return CalibrationRecord.from_json(self._read("machine.json"))
+        return None
+
+    def keep_profile(self, subject: Subject, profile: Profile, *, is_whole: bool = False) -> None:
+        """Layers' times; `is_whole`: only those of the net as one layer. The oldest files go."""
+        self._write(f"profiles/{subject.file_name}{_WHOLE if is_whole else ''}.json", to_plain(profile))
+        if self._folder is not None:
+            with suppress(OSError):
+                files = sorted((self._folder / "profiles").glob("*.json"), key=lambda path: -path.stat().st_mtime)
+                for path in islice(files, _MOST_PROFILES, None):
+                    path.unlink(missing_ok=True)
+
+    def profile(self, subject: Subject) -> Profile | None:
+        """The one by layers, if there is one."""
+        if self._folder is None:
+            return None
+        for ending in ("", _WHOLE):
+            with suppress(InputError):
+                return load_profile(self._folder / "profiles" / f"{subject.file_name}{ending}.json")
+        return None
+
+    def keep_run(self, foreseen: Foreseen) -> None:
+        """The oldest runs go. Of two runs that end at the same moment, one may be lost."""
+        self._write("runs.json", {"runs": [*self._runs(), foreseen][-_MOST_RUNS:]})
+
+    def error_bar(self, kind: str) -> ErrorBar | None:
+        """Of the runs on this kind of cluster; None if there was none."""
+        errors = [abs(one.error) for one in self._runs() if one.cluster == kind]
+        return ErrorBar(len(errors), median(errors), max(errors)) if errors else None
+
+    def _runs(self) -> list[Foreseen]:
+        with suppress(ValueError, TypeError, KeyError):
+            return [from_plain(Foreseen, one) for one in self._read("runs.json")["runs"]]
+        return []
+
+    def _read(self, name: str) -> Any:
+        with suppress(OSError, ValueError, RecursionError):
+            return json.loads((self._folder / name).read_bytes()) if self._folder is not None else None
+        return None
+
+    def _write(self, name: str, values: Mapping[str, object]) -> None:
+        if self._folder is not None:
+            path = self._folder / name
+            with suppress(OSError, InputError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json_atomic(path, values)

@@ -1,0 +1,280 @@
+"""A run as its folder says it, at its end or while it trains: curves, where the time went, and its result."""
+
+import json
+import re
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from samovar.core.errors import InputError
+from samovar.report.metrics import Line, parsed_line
+from samovar.report.result import RunResult, read_result
+from samovar.report.run_folder import RunFolder
+from samovar.report.steps import KINDS, StepTimes
+from samovar.report.time_spent import Advice, Arrival, TimeSpent
+
+ENDED, FAILED, OPEN = "ended", "failed", "open"
+_LOG_TAIL_BYTES: Final = 1 << 16
+_RECENT_STEPS: Final = 50
+_STEP_OF = re.compile(r"^\S+ step (\d+)/(\d+) ", re.MULTILINE)
+_ERROR = re.compile(r"^\S+ samovar: error: (.*)\Z", re.MULTILINE)
+_ADVICE = re.compile(r"^\S+ where the time went: .*; (.*)$", re.MULTILINE)
+
+
+def _numbers() -> "array[float]":
+    return array("d")
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of all workers, a value for each line: `samples` and `seconds` are those since the run began."""
+
+    step: "array[float]" = field(default_factory=_numbers)
+    samples: "array[float]" = field(default_factory=_numbers)
+    seconds: "array[float]" = field(default_factory=_numbers)
+    loss: "array[float]" = field(default_factory=_numbers)
+
+    def add(self, line: Line) -> None:
+        """A line of kind "train"."""
+        before_samples, before_s = (self.samples[-1], self.seconds[-1]) if self.step else (0.0, 0.0)
+        self.step.append(line["step"])
+        self.samples.append(before_samples + float(line.get("samples", 0.0)))
+        self.seconds.append(before_s + float(line.get("seconds", 0.0)))
+        self.loss.append(float(line.get("loss", "nan")))
+
+    def rate(self, first: int, last: int) -> float:
+        """Samples per second between two lines."""
+        seconds = self.seconds[last] - self.seconds[first]
+        return (self.samples[last] - self.samples[first]) / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test pass: its outputs, and how far the run was."""
+
+    step: int
+    samples: float
+    seconds: float
+    outputs: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The facts that only samovar.log has: all steps, the error that ended the run, and what to try."""
+
+    total_steps: int | None = None
+    error: str | None = None
+    advice: str = ""
+
+
+class History:
+    """The run in `folder`. `look` reads all that has come since. A missing file counts as empty.
+
+    Raises InputError if the folder is not a run's, or a file is broken. Cost: 32 bytes of memory a step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = RunFolder(folder)
+        if not any(path.is_file() for path in (self.files.metrics, self.files.config, self.files.result)):
+            raise InputError(f"{folder} is not the folder of a run: it has no metrics.jsonl; give a run's folder")
+        self._clear()
+
+    def _clear(self) -> None:
+        self._place, self._inode, self._num_lines = 0, 0, 0
+        self.steps = Steps()
+        self.tests: list[Test] = []
+        self.workers_line: Line = {}
+        self.result: RunResult | None = None
+        self.told = LogEnd()
+        self.config: Mapping[str, Any] = {}
+        self.spent = TimeSpent(Advice("", "", ""))
+
+    def look(self) -> "History":
+        """Read on."""
+        for line in self._new_lines():
+            self._take(line)
+        self.told = _told(self.files.log)
+        self.config = _config(self.files.config)
+        self.result = read_result(self.files.result) if _is_newest(self.files) else None
+        return self
+
+    @property
+    def state(self) -> str:
+        """ENDED, FAILED, or OPEN: it trains, or was ended by force, or does not say."""
+        if self.result is not None:
+            return ENDED
+        return FAILED if self.told.error else OPEN
+
+    @property
+    def name(self) -> str:
+        return self.files.path.resolve().name
+
+    @property
+    def net(self) -> str:
+        """Its own name, else that of its file."""
+        if self.result is not None and self.result.net:
+            return self.result.net
+        model = self.config.get("model")
+        return Path(model).stem if isinstance(model, str) else self.name
+
+    @property
+    def strategy(self) -> str:
+        strategy = self.config.get("strategy")
+        own = strategy.get("name") if isinstance(strategy, dict) else None
+        return self.result.strategy if self.result is not None else str(own or "")
+
+    @property
+    def workers(self) -> int | None:
+        if self.result is not None:
+            return self.result.workers
+        told = self.config.get("workers")
+        return told if isinstance(told, int) else len(self.workers_line.get("steps", ())) or None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all workers, over the whole run, without the first step of a run that does not say it itself."""
+        if self.result is not None:
+            return self.result.samples_per_second
+        return self.steps.rate(0, -1) if self.steps.step else 0.0
+
+    @property
+    def recent_samples_per_second(self) -> float:
+        """The same, over the last steps."""
+        return self.steps.rate(max(-_RECENT_STEPS, -len(self.steps.step)), -1) if self.steps.step else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The training loop."""
+        if self.result is not None:
+            return self.result.seconds
+        return self.steps.seconds[-1] if self.steps.step else 0.0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last one tested."""
+        if self.result is not None and self.result.test_accuracy is not None:
+            return self.result.test_accuracy
+        return self.accuracies[-1][1] if self.accuracies else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """Of all tests."""
+        return max((value for _, value in self.accuracies), default=None)
+
+    @property
+    def accuracies(self) -> list[tuple[Test, float]]:
+        """The tests that give one."""
+        found = ((test, output(test, "accuracy")) for test in self.tests)
+        return [(test, value) for test, value in found if value is not None]
+
+    @property
+    def step_s(self) -> dict[str, float]:
+        """Mean seconds of a step by kind, of worker 0; without the first one, which warms up."""
+        count = len(self.steps.step) - 1
+        return {kind: seconds / count for kind, seconds in self.spent.seconds.items()} if count > 0 else {}
+
+    def first_reached(self, accuracy: float) -> float | None:
+        """Seconds of training until a test had this accuracy."""
+        return next((test.seconds for test, value in self.accuracies if value >= accuracy), None)
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Updates by the number of updates of others that they had not seen; of all workers."""
+        rows = [one.staleness for one in self.result.by_worker] if self.result is not None else []
+        rows = rows or [tuple(row) for row in self.workers_line.get("staleness", ()) if isinstance(row, list)]
+        return tuple(map(sum, zip(*rows, strict=True)))
+
+    def _new_lines(self) -> Iterator[Line]:
+        """Whole lines that have come; all of them, if the file is another one than before."""
+        try:
+            with self.files.metrics.open("rb") as file:
+                end = file.seek(0, 2)
+                inode = self.files.metrics.stat().st_ino
+                if inode != self._inode or end < self._place:
+                    self._clear()
+                    self._inode = inode
+                file.seek(self._place)
+                pieces = file.read(end - self._place).split(b"\n")[:-1]
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise InputError(f"{self.files.metrics} cannot be read: {error.strerror}; check its permissions") from error
+        for text in pieces:
+            self._num_lines += 1
+            self._place += len(text) + 1
+            yield parsed_line(self.files.metrics, self._num_lines, text)
+
+    def _take(self, line: Line) -> None:
+        kind = line["kind"]
+        if kind == "train":
+            self.steps.add(line)
+            if len(self.steps.step) > 1 and "forward_s" in line:
+                self.spent.add(_times(line), _arrival(line))
+        elif kind == "test":
+            outputs = {name: float(value) for name, value in line.items() if isinstance(value, float | int)}
+            samples, seconds = self._progress(line["step"])
+            self.tests.append(Test(line["step"], samples, seconds, {k: v for k, v in outputs.items() if k != "step"}))
+        elif kind == "workers":
+            self.workers_line = line
+
+    def _progress(self, step: int) -> tuple[float, float]:
+        """Samples and seconds when a step was tested; the test may come before the line of its step."""
+        if not self.steps.step:
+            return 0.0, 0.0
+        missing = max(0.0, step - self.steps.step[-1])
+        share = 1 + missing / self.steps.step[-1]
+        return share * self.steps.samples[-1], share * self.steps.seconds[-1]
+
+
+def output(test: Test, kind: str) -> float | None:
+    """The output of this name, else the first whose name contains it."""
+    names = [kind] if kind in test.outputs else [name for name in test.outputs if kind in name.lower()]
+    return test.outputs[names[0]] if names else None
+
+
+def _times(line: Line) -> StepTimes:
+    return StepTimes(**{f"{kind}_s": float(line.get(f"{kind}_s", 0.0)) for kind in KINDS})
+
+
+def _arrival(line: Line) -> Arrival | None:
+    if line.get("last_rank") is None:
+        return None
+    return Arrival(line["last_rank"], float(line.get("late_s", 0.0)), float(line.get("seconds", 0.0)))
+
+
+def _told(log: Path) -> LogEnd:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LOG_TAIL_BYTES))
+            tail = file.read().decode("utf-8", "replace").rstrip("\n")
+    except OSError:
+        return LogEnd()
+    steps, error, advice = (list(form.finditer(tail))[-1:] for form in (_STEP_OF, _ERROR, _ADVICE))
+    return LogEnd(int(steps[0][2]) if steps else None, error[0][1] if error else None, advice[0][1] if advice else "")
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _is_newest(files: RunFolder) -> bool:
+    """Whether the result is that of the last run here, whose start wrote config.json."""
+    try:
+        return files.result.stat().st_mtime_ns >= (files.config.stat().st_mtime_ns if files.config.exists() else 0)
+    except FileNotFoundError:
+        return False
+
+
+def binned(xs: "array[float]", ys: "array[float]", most: int) -> list[tuple[float, float]]:
+    """At most `most` points: means of as many lines each."""
+    edges = [round(index * len(xs) / most) for index in range(most + 1)] if len(xs) > most else range(len(xs) + 1)
+    return [(xs[last - 1], sum(ys[first:last]) / (last - first)) for first, last in pairwise(edges) if last > first]

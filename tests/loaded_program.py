@@ -1,0 +1,183 @@
+"""The program `samovar` and programs of ranks with their modules loaded, torch among them: each process is a fork.
+
+It reads a JSON object a line and answers each with an exit code. What it runs is as real as what is started anew, with
+a session, a pidfd, a log and descriptors of its own; the two seconds in which an interpreter loads torch are not there.
+"""
+
+import faulthandler
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
+
+from samovar import _native
+
+_LAST_STANDARD = 2
+
+
+def main() -> None:
+    _native.die_with_parent()
+    for line in sys.stdin:
+        _load()
+        given = json.loads(line)
+        run = _run_ranks if "module" in given else _run_command
+        child = os.fork()
+        if not child:
+            _end_as(partial(run, **given))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def _load() -> None:
+    """All that these programs need; nothing of it computes, so there is no thread that a fork would lose."""
+    for module in ("cli.entry", "cli.commands", "cli.train", "training.rank_work", "api.replicate"):
+        importlib.import_module(f"samovar.{module}")
+
+
+def _run_command(folder: str, output: str, errors: str, environment: dict[str, str], arguments: list[str]) -> int:
+    """`samovar` with these arguments, whose ranks are forks too."""
+    from samovar.cli import entry
+    from samovar.launch import processes
+
+    _native.die_with_parent()
+    os.setsid()
+    os.chdir(folder)
+    _redirect(output, errors)
+    _become(["samovar", *arguments], environment)
+    # There alone: what else a command starts is started.
+    processes.subprocess = SimpleNamespace(Popen=_started_rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment, attr-defined]
+    entry.main()
+    return 0
+
+
+def _run_ranks(module: str, folder: str, files: list[list[str]], arguments: list[list[str]]) -> int:
+    """A rank program once for each list of arguments; the first that fails, counted from 1, ends the others.
+
+    An argument `fd:PATH` is a descriptor, to be opened there.
+    """
+    _native.die_with_parent()
+    sys.path.insert(0, folder)
+    importlib.import_module(module)
+    ranks = {}
+    for number, (words, (output, errors)) in enumerate(zip(arguments, files, strict=True), 1):
+        child = os.fork()
+        if not child:
+            _redirect(output, errors)
+            _end_as(partial(_be_rank_program, module, words))
+        ranks[child] = number
+    while ranks:
+        child, status = os.wait()
+        failed = ranks.pop(child)
+        if status:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            return failed
+    return 0
+
+
+def _be_rank_program(module: str, words: Sequence[str]) -> int:
+    opened = [str(os.open(word[3:], os.O_RDWR)) if word.startswith("fd:") else word for word in words]
+    _become([module, *opened], dict(os.environ))
+    runpy.run_module(module, run_name="__main__")
+    return 0
+
+
+def _started_rank(
+    words: Sequence[str], stdout: IO[bytes], pass_fds: Sequence[int], env: Mapping[str, str], **_others: object
+) -> Any:
+    """In place of `subprocess.Popen` in `launch.processes`."""
+    return _ForkedRank(words, stdout, pass_fds, env)
+
+
+class _ForkedRank:
+    """A rank process; the part of `subprocess.Popen` that the launcher uses."""
+
+    def __init__(
+        self, words: Sequence[str], log: IO[bytes], descriptors: Sequence[int], environment: Mapping[str, str]
+    ) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        begun, begin = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            _end_as(lambda: _be_rank(words, log.fileno(), {*descriptors, begin}, environment, begin))
+        os.close(begin)
+        os.read(begun, 1)  # until it leads its session
+        os.close(begun)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            descriptor = os.pidfd_open(self.pid)
+            ended = select.select([descriptor], [], [], timeout)[0]
+            os.close(descriptor)
+            if not ended:
+                raise subprocess.TimeoutExpired("rank", timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def _be_rank(words: Sequence[str], log: int, kept: set[int], environment: Mapping[str, str], begin: int) -> int:
+    from samovar.training import rank
+
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, descriptor in enumerate((nothing, log, log)):
+        os.dup2(descriptor, number)
+    first = _LAST_STANDARD + 1
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    os.close(begin)
+    for descriptor in kept - {begin}:
+        os.set_inheritable(descriptor, True)
+    faulthandler.enable()
+    arguments = list(words[words.index("-m") + 2 :])
+    _become([rank.__name__, *arguments], environment)
+    return rank.main(arguments)
+
+
+def _redirect(output: str, errors: str) -> None:
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY), (2, errors, os.O_WRONLY)):
+        opened = os.open(path, flags | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """What a new interpreter would have: arguments, environment, and no handler of a signal but Ctrl-C's."""
+    sys.argv = list(words)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_as(body: Callable[[], int]) -> NoReturn:
+    """This process ends with the exit code of `body`; 1 and a traceback if that raises."""
+    code = 1
+    try:
+        code = body()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`samovar report` and `samovar watch`: files and refusals; `watch` ends with a run and with Ctrl-C."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samovar.cli import commands
+from tests.unit.report.run_folders import prediction, run_folder, step_lines
+
+
+def asked(*words: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["samovar", *words])
+        return commands.run(sys.argv[1:], lambda: None)
+
+
+def test_a_page_in_the_folder_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folder(tmp_path / "run")
+    assert asked("report", str(folder)) == 0
+    assert capsys.readouterr().out.startswith(f"report: {folder}/report.html (")
+    assert asked("report", str(folder)) == 0, "a report takes the place of an older one"
+
+
+def test_a_page_about_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [str(run_folder(tmp_path / str(workers), workers=workers)) for workers in (1, 2)]
+    monkeypatch.chdir(tmp_path)
+    assert asked("report", *folders, "--prediction", str(prediction(tmp_path / "p.json"))) == 0
+    assert "2 workers with sync is the fastest of 2 runs" in (tmp_path / "report.html").read_text()
+
+
+def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, other = run_folder(tmp_path / "run"), tmp_path / "thesis.html"
+    other.write_text("years of work")
+    assert asked("report", str(folder), "--out", str(other)) == 2
+    assert "thesis.html exists, and is not a report; give another file" in capsys.readouterr().err
+    assert other.read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("report", "RUN", "RUN"), "a run is given twice"),
+        (("report", "."), "is not the folder of a run"),
+        (("watch", "RUN", "--listen", "127.0.0.1:80"), "--listen is for --web"),
+        (("watch", "RUN", "--web", "--listen", "8080"), "--listen 8080: give an address of this host and a port"),
+        (("watch", "RUN", "--web", "--listen", "[::1]:99999"), "give an address of this host and a port"),
+    ],
+)
+def test_refusals(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    step_lines(run_folder(tmp_path / "RUN"), 301, 302)
+    assert asked(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 2)
+    command = [sys.executable, "-m", "samovar", "watch", str(tmp_path), "--web"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert "is shown at http://127.0.0.1:" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        told, _ = watching.communicate(timeout=60)
+    assert (watching.returncode, told) == (0, "the page has ended; the run was not touched\n")

@@ -1,0 +1,80 @@
+"""A run as its folder says it, whole and as it grows."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from samovar.core.errors import InputError
+from samovar.report.history import ENDED, FAILED, OPEN, History
+from samovar.report.run_folder import RunFolder
+from tests.unit.report.run_folders import BATCH, STEP_S, run_folder, step_lines
+
+
+def test_a_run_that_has_ended(tmp_path: Path) -> None:
+    run = History(run_folder(tmp_path / "run")).look()
+    assert (run.state, run.net, run.strategy, run.workers) == (ENDED, "LeNet", "sync", 2)
+    assert run.steps.samples[-1] == 300 * 2 * BATCH
+    assert run.steps.seconds[-1] == pytest.approx(300 * STEP_S)
+    assert run.steps.rate(0, -1) == pytest.approx(2 * BATCH / STEP_S)
+    assert [test.step for test in run.tests] == [0, 100, 200, 300]
+    assert run.tests[1].seconds == pytest.approx(100 * STEP_S)
+    assert run.first_reached(0.95) == pytest.approx(200 * STEP_S)
+    assert run.first_reached(0.99) is None
+    assert run.step_s["exchange"] == pytest.approx(0.3 * STEP_S)
+    assert run.spent.bound == "straggler-bound, the others wait 20% of the time for rank 1"
+    assert run.told.advice == "see its cpus"
+    assert run.told.total_steps == 300
+
+
+def test_a_look_reads_only_what_has_come(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    step_lines(tmp_path, 1, 10)
+    run = History(tmp_path).look()
+    assert (run.state, len(run.steps.step)) == (OPEN, 10)
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 11, "kind": "train", "loss": "NaN", "samples": 1')
+        file.flush()
+        assert len(run.look().steps.step) == 10, "half a line is not a line"
+        file.write(b', "seconds": 0.5}\n')
+    assert list(run.look().steps.step)[-1] == 11
+    assert run.steps.seconds[-1] == pytest.approx(10 * STEP_S + 0.5)
+
+
+def test_a_resumed_run_is_read_again(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 20)
+    run = History(tmp_path).look()
+    step_lines(tmp_path, 11, 12)  # which drops all lines behind step 10
+    assert list(run.look().steps.step) == [*range(1, 13)]
+    assert run.look().steps.samples[-1] == 12 * 2 * BATCH
+
+
+def test_the_result_of_an_older_run_does_not_count(tmp_path: Path) -> None:
+    files = RunFolder(run_folder(tmp_path / "run"))
+    later_ns = files.result.stat().st_mtime_ns + 1
+    os.utime(files.config, ns=(later_ns, later_ns))
+    run = History(files.path).look()
+    assert (run.state, run.workers, run.strategy) == (OPEN, 2, "sync")
+    with files.log.open("a") as log:
+        log.write("2026-11-24T20:00:02.000+00:00 samovar: error: rank 1 was killed\n")
+    assert (run.look().state, run.told.error) == (FAILED, "rank 1 was killed")
+
+
+def test_staleness_is_that_of_all_workers(tmp_path: Path) -> None:
+    run = History(run_folder(tmp_path / "run", "async-easgd")).look()
+    assert run.staleness == (2, 12, 5, 1)
+    run.result = None
+    assert run.staleness == (2, 12, 5, 1), "as lines of workers have it while the run trains"
+
+
+def test_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is not the folder of a run: it has no metrics.jsonl; give a run's folder"):
+        History(tmp_path)
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 3)
+    with RunFolder(tmp_path).metrics.open("a") as file:
+        file.write("no line\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl:5 is not JSON"):
+        History(tmp_path).look()

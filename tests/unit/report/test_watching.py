@@ -1,0 +1,89 @@
+"""A run while it trains: its lines for the terminal, and its page on this host."""
+
+import io
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import rich.console
+
+from samovar.core.errors import InputError
+from samovar.report.history import History
+from samovar.report.run_folder import RunFolder
+from samovar.report.watching import served, view, watch
+from tests.unit.report.run_folders import run_folder, step_lines
+
+LOOPBACK = "127.0.0.1"
+
+
+def shown(run: History, now_s: float = 0.0) -> str:
+    text = io.StringIO()
+    rich.console.Console(file=text, width=120, highlight=False).print(view(run, now_s))
+    return text.getvalue()
+
+
+def test_the_view_of_a_run_that_trains(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 150)
+    files = RunFolder(tmp_path)
+    files.log.write_text("2026-11-24T20:00:00.000+00:00 step 140/300 · loss 0.01\n")
+    text = shown(History(tmp_path).look(), files.metrics.stat().st_mtime + 2)
+    for said in (
+        "last line 2 s ago",
+        "step 150/300 · 0:02 left",
+        "0.0153",
+        "90.00%  step 100",
+        "12,800",
+        "rank",
+        "30%  of",
+    ):
+        assert said in text, text
+    assert "slow rank           1  the others wait 20% of the time for it" in text
+
+
+def test_a_run_that_has_ended_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch(History(run_folder(tmp_path / "run")), threading.Event())
+    assert capsys.readouterr().out == (
+        "LeNet: 2 workers with sync reached 96.67% accuracy in 3 s, at 10,944 samples/s\n"
+    )
+
+
+def test_a_watch_can_be_stopped(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 2)
+    stopped = threading.Event()
+    stopped.set()
+    watch(History(tmp_path), stopped)
+
+
+def answer(url: str, host: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={} if host is None else {"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_page_is_served_and_follows_the_run(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 20)
+    with served(History(tmp_path), LOOPBACK, 0) as url:
+        code, text = answer(url)
+        assert (code, "at step 20," in text) == (200, True)
+        step_lines(tmp_path, 21, 30)
+        assert "at step 30," in answer(url)[1]
+        assert answer(f"{url}../etc/passwd") == (404, "there is only one page here: /")
+        assert answer(url, "a.name.of.another.site:80") == (403, "this page is for this host only")
+        RunFolder(tmp_path).metrics.write_text("no line\n")
+        code, text = answer(url)
+        assert (code, "is not JSON" in text) == (500, True)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    step_lines(tmp_path, 1, 2)
+    with served(History(tmp_path), LOOPBACK, 0) as url:
+        port = int(url.rpartition(":")[2].rstrip("/"))
+        said = pytest.raises(InputError, match=f"--listen 127.0.0.1:{port}: .*; give a free port of this host")
+        with said, served(History(tmp_path), LOOPBACK, port):
+            raise AssertionError("it is taken")
