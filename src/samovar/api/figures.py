@@ -23,7 +23,7 @@ from samovar.core.clock import Pace
 from samovar.core.errors import SamovarError
 from samovar.core.trace import Span, Trace
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.late import LateCopy
+from samovar.frontends.torch.late import Losses, number_of
 from samovar.model.layer_spans import LayerSpans
 from samovar.report.run_figures import Figures, RunFigures
 from samovar.report.sinks.base import Sink
@@ -72,14 +72,12 @@ class ReplicaFigures:
         self._layers: LayerSpans | None = None
         self._profile: LoopProfile | None = None
         self._last_loss: torch.Tensor | None = None
-        self._losses: list[torch.Tensor] = []
+        self._losses = Losses()
         self._times = StepTimes()
         self._num_steps = self._num_samples_told = 0
         self._posted: tuple[int, StepTimes] | None = None
         self._has_met = self._is_open = self._has_passed = False
-        self._loss_that_came = math.nan
         self._waits = False  # whether an exchange waits for a device
-        self._late: tuple[LateCopy, int, int] | None = None  # losses under way, their number, and that of steps
         self._num_fetched = 0
         self._told_s = -math.inf
         self._steps_told = 0
@@ -118,7 +116,7 @@ class ReplicaFigures:
         if self._file is not None:
             self._file.go_to(step)
         self._steps_told, self._num_steps, self._posted = step, 0, None
-        self._times, self._losses, self._late = StepTimes(), [], None
+        self._times, self._losses = StepTimes(), Losses()
         if self._tracing is not None and self._layers is not None and not self._tracing.has_part:
             self._laps = self._tracing.laps(self._layers, step)
         self._laps.start()
@@ -161,7 +159,7 @@ class ReplicaFigures:
         """A backward pass and its exchange are over. The loss is read later, because that may wait for a GPU."""
         self._laps.lap("exchange_s")
         self._last_loss = loss.detach()
-        self._losses.append(self._last_loss)
+        self._losses.add(self._last_loss)
 
     def updating(self, apply: Callable[[], Any]) -> Callable[[], Any]:
         """`apply`, whose time counts as the update, as does that of the loop since its backward pass."""
@@ -217,7 +215,7 @@ class ReplicaFigures:
     def loss(self) -> float:
         """The last loss, on a device the last that came; NaN before the first one, and if it is not one number."""
         last = self._last_loss
-        return self._loss_that_came if last is None or last.device.type != "cpu" else _number(last)
+        return self._losses.last if last is None or last.device.type != "cpu" else number_of(last)
 
     def samples_per_s(self) -> float:
         """This rank's rate since the last calls; 0 if loaders do not tell their batch size."""
@@ -291,7 +289,7 @@ class ReplicaFigures:
         return on_cpu or time.monotonic() - self._told_s >= _ALONE_EVERY_S
 
     def _post(self, steps_done: int) -> None:
-        found = self._read_losses()
+        found = self._losses.take(self._num_steps)
         if found is None:
             return
         losses, num_steps_of_losses = found
@@ -304,21 +302,6 @@ class ReplicaFigures:
         self._num_steps, self._num_samples_told = 0, self.num_samples
         self._has_met, self._told_s = False, time.monotonic()
         self._announcer.show_figures((num_steps, samples, loss, arrived_s))
-
-    def _read_losses(self) -> tuple[list[float], int] | None:
-        """Losses that were not told yet, and of how many steps they are; None while a device has not sent them."""
-        losses = self._losses
-        if not losses or losses[-1].device.type == "cpu":
-            self._losses = []
-            return [_number(loss) for loss in losses], self._num_steps
-        if self._late is None:
-            flat = [loss.reshape(-1) if loss.numel() == 1 else loss.new_full((1,), math.nan) for loss in losses]
-            self._late = LateCopy(torch.cat(flat)), len(losses), self._num_steps
-        copy, number, num_steps = self._late
-        if not copy.has_come():
-            return None
-        self._losses, self._late, self._loss_that_came = losses[number:], None, copy.values()[-1]
-        return copy.values(), num_steps
 
     def _tell(self, done: StepDone) -> None:
         sentence = self._run.step_done(done, self._lr())
@@ -375,10 +358,6 @@ def _await_device(loss: torch.Tensor) -> None:
     """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
     if loss.is_cuda:
         torch.cuda.synchronize(loss.device)
-
-
-def _number(loss: torch.Tensor) -> float:
-    return float(loss) if loss.numel() == 1 else math.nan
 
 
 def _workers_values(rows: Iterable[Row]) -> dict[str, object]:

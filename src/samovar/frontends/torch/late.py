@@ -1,5 +1,6 @@
 """Values of a device that come to the host without a wait."""
 
+import math
 from typing import Any
 
 import torch
@@ -21,3 +22,35 @@ class LateCopy:
     def values(self) -> list[Any]:
         assert self.has_come()
         return list(self._host.tolist())
+
+
+class Losses:
+    """The losses of steps. On a device they come late, without a wait; `last` is the last that came, NaN before."""
+
+    def __init__(self) -> None:
+        self.last = math.nan
+        self._kept: list[torch.Tensor] = []
+        self._late: tuple[LateCopy, int, int] | None = None  # under way, how many, and of how many steps
+
+    def add(self, loss: torch.Tensor) -> None:
+        self._kept.append(loss)
+
+    def take(self, num_steps: int) -> tuple[list[float], int] | None:
+        """Losses since the last call, and of how many steps, at most `num_steps`; None if they have not come."""
+        kept = self._kept
+        if not kept or kept[-1].device.type == "cpu":
+            self._kept = []
+            return [number_of(loss) for loss in kept], num_steps
+        if self._late is None:
+            flat = [loss.reshape(-1) if loss.numel() == 1 else loss.new_full((1,), math.nan) for loss in kept]
+            self._late = LateCopy(torch.cat(flat)), len(kept), num_steps
+        copy, number, steps_of_copy = self._late
+        if not copy.has_come():
+            return None
+        self._kept, self._late, self.last = kept[number:], None, copy.values()[-1]
+        return copy.values(), steps_of_copy
+
+
+def number_of(loss: torch.Tensor) -> float:
+    """A loss as a number; NaN if it is not one number."""
+    return float(loss) if loss.numel() == 1 else math.nan
