@@ -120,7 +120,7 @@ def outcomes(
 ) -> dict[str, str]:
     """Test name to complaint ("" where it passed) of a pytest run of its own, checked as this one is."""
     (folder / "tests").mkdir()
-    for name in ("conftest.py", "leak_check.py"):
+    for name in ("conftest.py", "leak_check.py", "loaded.py"):
         shutil.copy(root / "tests" / name, folder / "tests" / name)
     (folder / "tests" / "test_inner.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]

@@ -8,7 +8,7 @@ import pytest
 from scikit_build_core.build import build_sdist, build_wheel
 
 TEXTS = {"CHANGELOG.md", "CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", "pyproject.toml"}
-SUFFIXES = {".prototxt", ".toml", ".cpp", ".hpp", ".py", ".pyi", ".typed"}
+SUFFIXES = {".prototxt", ".toml", ".cpp", ".hpp", ".py", ".pyi", ".typed", ".css", ".js"}
 
 
 def files(folder: Path, root: Path) -> set[str]:

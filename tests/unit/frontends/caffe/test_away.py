@@ -129,8 +129,8 @@ def test_dummy_data_is_where_the_net_is(net_of: BuildNet) -> None:
         )
         net.place(AWAY)
         y = net({}).scalars["y"]
-    assert isinstance(y, Away)
-    assert y.tolist() == [[2.0] * 3] * 2
+        assert isinstance(y, Away)
+        assert y.tolist() == [[2.0] * 3] * 2
 
 
 @pytest.mark.parametrize("name", ["lenet", pytest.param("cifar10_full", marks=pytest.mark.slow)])
