@@ -48,13 +48,20 @@ def convolution(
     """
     sinks, values = sinks_of(x_NCHW, weight_OCHW, bias_O), values_of(weight_OCHW, bias_O)
     if sinks == (None, None) and values[0].dtype == weight_OCHW.dtype:
-        w = window
-        x_NCHW = x_NCHW.to(weight_OCHW.dtype)
-        return F.conv2d(x_NCHW, weight_OCHW, bias_O, w.stride, w.padding, w.dilation, w.groups)
+        return _outputs(x_NCHW.to(weight_OCHW.dtype), weight_OCHW, bias_O, window)
     x_NCHW = x_NCHW.to(values[0].dtype, memory_format=torch.channels_last)
     arguments = (x_NCHW, weight_OCHW, bias_O, window, sinks, values)
     y: torch.Tensor = _Convolution.apply(*arguments)  # type: ignore[no-untyped-call]
     return y
+
+
+def _outputs(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, w: ConvolutionWindow) -> torch.Tensor:
+    extent = w.dilation[1] * (weight.shape[3] - 1) + 1
+    if weight.shape[1] == 1 and x.shape[3] + 2 * w.padding[1] - extent < w.stride[1]:
+        # On several threads, oneDNN (torch 2.13) reads past a channels-last weight of one channel where outputs are one
+        # pixel wide. Its strides as of a plain one, which has the same memory, avoid that.
+        weight = weight.flatten().view(weight.shape)
+    return F.conv2d(x, weight, bias, w.stride, w.padding, w.dilation, w.groups)
 
 
 class _Convolution(torch.autograd.Function):
@@ -73,8 +80,7 @@ class _Convolution(torch.autograd.Function):
         ctx.window, ctx.sinks = window, sinks
         if window.is_pointwise(weight):
             return pointwise_convolution(x, weight, bias)
-        w = window
-        return F.conv2d(x, weight, bias, w.stride, w.padding, w.dilation, w.groups)
+        return _outputs(x, weight, bias, window)
 
     @staticmethod
     @once_differentiable

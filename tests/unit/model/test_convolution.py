@@ -108,3 +108,19 @@ def test_without_bias() -> None:
         bench = Bench(shape)
         convolution(bench.x, bench.weight, None, window).sum().backward()
         assert bench.written == ["weight"]
+
+
+@pytest.mark.parametrize(("width", "kernel_width"), [(3, 2), (5, 5)])
+def test_one_channel_makes_images_one_pixel_wide(width: int, kernel_width: int) -> None:
+    """oneDNN on several threads is wrong here, by what lies behind a weight whose strides are channels-last."""
+    x, weight = torch.randn(2, 1, 12, width), torch.randn(8, 3, kernel_width, 1).permute(0, 3, 1, 2)
+    window, threads = ConvolutionWindow(stride=(1, 2)), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        freed = [torch.full((size,), 1e12) for size in (16, 32, 64, 128, 256, 512) for _ in range(8)]
+        del freed
+        ours = convolution(x, weight, None, window)
+    finally:
+        torch.set_num_threads(threads)
+    exact = convolution(x.double(), weight.double(), None, window)
+    torch.testing.assert_close(ours, exact.float())
