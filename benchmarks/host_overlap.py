@@ -6,8 +6,9 @@ Gradients travel whole, except those of a transformer that sees few tokens, whic
 
 - the defaults of `samovar.replicate` with DDP, which overlap their exchange with the backward pass;
 - both with what one core and one link allow: the larger of the wire's time and the computing's. The first is what a
-  host sends in a step, at the link's rate. The second is a step of the same loop alone, plus the CPU time of an
-  all-reduce of the gradients without a step. That is the time of the process and of the kernel's network.
+  host sends in a step, at the link's rate. The second is a step of the same loop alone, plus the time that an
+  all-reduce of the gradients without a step keeps the core busy. On a busy core packets come in larger lots, so that
+  a step can take a little less.
 
 All are measured in turns, in one run. Ranks end with finite and equal weights.
 """
@@ -82,5 +83,5 @@ def figures_of(case: Case, short: bool) -> list[Figure]:
 
 def bound(ranks: Ranks, case: Case, alone_s: float) -> float:
     """Steps/s that these cores and this link allow, unless less is sent, or for less CPU time."""
-    sent, cpu_s = zip(*ranks.ask(f"exchange {case.num_bytes}"), strict=True)
-    return 1 / max(8 * max(sent) / BITS_PER_S, alone_s + median(cpu_s))
+    sent, busy_s = zip(*ranks.ask(f"exchange {case.num_bytes}"), strict=True)
+    return 1 / max(8 * max(sent) / BITS_PER_S, alone_s + median(busy_s))

@@ -7,7 +7,7 @@ It answers when it is ready, and then to each line of its input. `SIDE STEPS` gi
 their computing. `accuracy SIDE` gives the number of test images in its part that are right, and `loss SIDE` the loss on
 its part of held-out text. `traffic SIDE` gives the bytes that the host sent in the side's steps, and their peak.
 `exchange BYTES` makes an all-reduce of that size by gloo, without a step. It gives the bytes that the host sent, and
-the CPU seconds of its process and of the kernel's network on its core. `verify SIDE` gives the weights' digest and
+the seconds in which its core was busy. `verify SIDE` gives the weights' digest and
 counts. At the end of the input it leaves.
 """
 
@@ -43,7 +43,7 @@ from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 
 _PIECE_BYTES = 8 << 20
-_SOFT_INTERRUPTS = 7  # a column of /proc/stat, behind the core's name
+_BUSY = (1, 3, 6, 7)  # columns of /proc/stat: programs that are not niced, their calls, interrupts of both kinds
 
 
 def language_model(width: int, layers: int) -> nn.Module:
@@ -60,11 +60,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-def network_s() -> float:
-    """The seconds that the kernel's soft interrupts, which receive and send packets, took of this process's core."""
+def busy_s() -> float:
+    """The seconds that this process's core was busy with programs that are not niced, and with the network."""
     (core,) = os.sched_getaffinity(0)
     line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{core} "))
-    return int(line.split()[_SOFT_INTERRUPTS]) / os.sysconf("SC_CLK_TCK")
+    columns = line.split()
+    return sum(int(columns[place]) for place in _BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 class Rank:
@@ -190,12 +191,11 @@ class Rank:
         dist.barrier()
         traffic = Traffic()
         with Meter(self._job["interface"], traffic):
-            cpu_s = time.process_time() + network_s()
+            began_s = busy_s()
             for work in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
                 work.wait()
             dist.barrier()
-            cpu_s = time.process_time() + network_s() - cpu_s
-        return [traffic.num_bytes, cpu_s]
+        return [traffic.num_bytes, busy_s() - began_s]
 
     def _verified(self, side: Side) -> dict[str, Any]:
         """A digest of the weights that count, and how many updates the center holds, by chunks, and of this rank."""
