@@ -7,6 +7,7 @@ import re
 import resource
 import time
 from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,14 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
 def boot_id() -> str:
     """The number of this host's last start, which no other host has."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def says_loopback(name: str) -> bool:
+    """Whether a name or a numeric address means this host by itself, wherever names lead."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def keep_freed_memory(*, large_too: bool) -> bool:

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from typing import Final
 
 import rich.console
@@ -15,6 +14,7 @@ import rich.text
 
 from samovar.core import units
 from samovar.core.errors import InputError, SamovarError
+from samovar.core.host import says_loopback
 from samovar.report.charts import count
 from samovar.report.comparison import Comparison, who_trains
 from samovar.report.history import FAILED, OPEN, History, binned
@@ -133,7 +133,7 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
             return page(Comparison.of([run.look()], None), is_live=True)
 
     try:
-        server = ThreadingHTTPServer((address, port), _handler(shown, _is_loopback(address)))
+        server = ThreadingHTTPServer((address, port), _handler(shown, says_loopback(address)))
     except OSError as error:
         raise InputError(f"--listen {address}:{port}: {error.strerror}; give a free port of this host") from error
     server.daemon_threads = False
@@ -147,13 +147,6 @@ def served(run: History, address: str, port: int) -> Iterator[str]:
             thread.join()
 
 
-def _is_loopback(address: str) -> bool:
-    try:
-        return ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
 def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestHandler]:
     class PageHandler(BaseHTTPRequestHandler):
         """Answers with the page, and nothing else."""
@@ -163,7 +156,7 @@ def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestH
 
         def do_GET(self) -> None:
             host = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
-            if only_here and not _is_loopback(host):
+            if only_here and not says_loopback(host):
                 self._answer(403, "text/plain", "this page is for this host only")
             elif self.path != "/":
                 self._answer(404, "text/plain", "there is only one page here: /")

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, RankFailed
+from samovar.core.host import says_loopback
 
 _Answer = TypeVar("_Answer")
 _RETRY_S = 0.05
@@ -142,7 +143,7 @@ def listen_at(address: str, port: int) -> socket.socket | None:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise InputError(f"MASTER_ADDR {address!r} is not a known host ({error.strerror})") from error
-    if is_loopback(str(place[0])) and not _says_loopback(address):
+    if is_loopback(str(place[0])) and not says_loopback(address):
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", *place[1:])
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,13 +164,6 @@ def listen_at(address: str, port: int) -> socket.socket | None:
 def is_loopback(address: str) -> bool:
     """Whether a numeric address leads back to its own host."""
     return ip_address(address.partition("%")[0]).is_loopback
-
-
-def _says_loopback(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
 
 
 _SIOCGIFADDR = 0x8915
