@@ -11,7 +11,7 @@ from samovar.checkpoint.reading import read_manifest, verify
 from samovar.core.errors import InputError
 from samovar.report.plain import to_plain
 from samovar.report.result import RunResult, WorkerFigures, read_result
-from samovar.report.run_folder import RunFolder
+from samovar.report.run_folder import RunFolder, read_config, strategy_settings
 from samovar.report.tables import printer, show_facts, show_lines, show_table
 
 Value: TypeAlias = str | int | float | bool | tuple[int, ...] | None
@@ -128,10 +128,7 @@ def describe_snapshot(path: Path) -> Description:
 
 def _config_facts(path: Path) -> list[tuple[str, Value]]:
     """The facts of any version's configuration."""
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+    config = read_config(path)
     if not isinstance(config, dict):
         raise InputError(f"{path}: is not a run's configuration; give the folder of a run")
     return _settings(config)
@@ -139,12 +136,8 @@ def _config_facts(path: Path) -> list[tuple[str, Value]]:
 
 def _settings(config: Mapping[str, object]) -> list[tuple[str, Value]]:
     """The settings that were given or found for the run; all those of the strategy."""
-    strategy = config.get("strategy")
-    settings = strategy if isinstance(strategy, dict) else {"name": strategy}
-    found = {"solver": config.get("model"), "strategy": settings.get("name")}
-    own = settings.get("own")  # of a user's strategy
-    settings = settings | own if isinstance(own, dict) else settings
-    found |= {name: value for name, value in settings.items() if name != "name" and value is not False}
+    settings = strategy_settings(config)
+    found = {"solver": config.get("model"), "strategy": settings.pop("name", None), **settings}
     found |= {name: config.get(name) for name in _SHOWN_SETTINGS}
     return [(name.replace("_", " "), value) for name, value in found.items() if isinstance(value, str | int | float)]
 

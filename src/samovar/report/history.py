@@ -1,6 +1,5 @@
 """A run as its folder says it, at its end or while it trains: curves, where the time went, and its result."""
 
-import json
 import re
 from array import array
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Final
 from samovar.core.errors import InputError
 from samovar.report.metrics import Line, parsed_line
 from samovar.report.result import RunResult, read_result
-from samovar.report.run_folder import RunFolder
+from samovar.report.run_folder import RunFolder, read_config
 from samovar.report.steps import KINDS, StepTimes
 from samovar.report.time_spent import Advice, Arrival, TimeSpent
 
@@ -257,12 +256,7 @@ def _told(log: Path) -> LogEnd:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+    config = read_config(path) if path.exists() else None
     return config if isinstance(config, dict) else {}
 
 

@@ -10,6 +10,7 @@ from samovar.report import charts
 from samovar.report.charts import Axis, Series, beside, cards, curves, legend, table
 from samovar.report.comparison import Comparison, ForeseenRun
 from samovar.report.history import FAILED, OPEN, History, Steps, binned, output
+from samovar.report.run_folder import strategy_settings
 from samovar.report.timeline import read_events
 from samovar.report.wording import number
 
@@ -324,17 +325,14 @@ def _settings(comparison: Comparison) -> str:
 
 
 def _facts(run: History) -> dict[str, str]:
-    result, strategy = run.result, run.config.get("strategy")
+    result, settings = run.result, strategy_settings(run.config)
     found: dict[str, object] = {
         "folder": run.files.path,
         "net": run.net,
         "strategy": run.strategy,
         "workers": run.workers,
     }
-    if isinstance(strategy, dict):
-        own = strategy.get("own")
-        chosen = {**strategy, **(own if isinstance(own, dict) else {})}
-        found |= {name: value for name, value in chosen.items() if name != "name" and value not in (None, False)}
+    found |= {name: value for name, value in settings.items() if name != "name"}
     found |= {name: run.config.get(name) for name in ("seed", "batch_mode", "stop_rule", "box")}
     if result is not None:
         names = (

@@ -99,6 +99,23 @@ def run_folders_of(net_name: str) -> list[Path]:
     return sorted(DEFAULT_PARENT.glob(f"*-{_safe(net_name) or 'net'}-*"))
 
 
+def read_config(path: Path) -> object:
+    """A run's configuration of any version, as JSON has it. Raises InputError."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as a run's configuration: {error}") from error
+
+
+def strategy_settings(config: Mapping[str, object]) -> dict[str, object]:
+    """The name and settings of the strategy in a configuration, a user's own too; none that is off or not given."""
+    strategy = config.get("strategy")
+    settings = strategy if isinstance(strategy, dict) else {"name": strategy}
+    own = settings.get("own")  # of a user's strategy
+    settings = settings | own if isinstance(own, dict) else settings
+    return {name: value for name, value in settings.items() if value is not None and value is not False}
+
+
 def write_json_atomic(path: Path, data: Mapping[str, object]) -> None:
     """Write `data` to `path` as indented JSON: the old file or the new one, never half of one.
 
