@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +31,7 @@ from samovar.data.published import write_mnist
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import load_solver, solver_config
+from samovar.launcher.momentum import of_worker
 from samovar.model.model import Model, layout_of
 from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
 from samovar.predict.learning import Learned, Learner, Lesson, learned
@@ -96,10 +97,7 @@ class CaffeSubject:
         portions = batch_portions(place.transport.group, reader.batch_size)
         stream = self._stack.enter_context(BatchStream(reader, portions, 0))
         net = build.net_for(self._definition, reader, seed, self._config)
-        settings = solver_config(self._caffe)
-        policy = replace(settings.policy, base_lr=settings.policy.base_lr * rate)
-        form = "Nesterov" if shares.is_nesterov else settings.type
-        return CaffeLearner(net, stream, place, replace(settings, type=form, momentum=shares.worker, policy=policy))
+        return CaffeLearner(net, stream, place, of_worker(solver_config(self._caffe), shares, rate))
 
     def tested(self, weights: Array) -> tuple[float, float]:
         with torch.no_grad():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from samovar.solver.policy import SolverConfig
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.defaults import shared_momentum
+from samovar.strategies.defaults import MomentumShares, shared_momentum
 
 _WITH_MOMENTUM = ("SGD", "Nesterov")  # of others a center can keep none
 
@@ -22,12 +22,18 @@ def with_momentum(
         return shared_momentum(strategy, 0.0, num_workers).config, solver, ()
     shares = shared_momentum(strategy, solver.momentum, num_workers)
     factor = shares.rate_factor if are_all else 1.0
-    policy = replace(solver.policy, base_lr=solver.policy.base_lr * factor)
+    own = of_worker(solver, shares, factor)
     notices = shares.notices
     if factor != 1.0:
-        notices = (*notices, _other_rate(strategy, solver, policy.base_lr, num_workers))
+        notices = (*notices, _other_rate(strategy, solver, own.policy.base_lr, num_workers))
+    return shares.config, own, notices
+
+
+def of_worker(solver: SolverConfig, shares: MomentumShares, rate_factor: float) -> SolverConfig:
+    """A worker's solver: its share of the momentum, in the form that this needs, and `rate_factor` times the rate."""
+    policy = replace(solver.policy, base_lr=solver.policy.base_lr * rate_factor)
     form = "Nesterov" if shares.is_nesterov else solver.type
-    return shares.config, replace(solver, type=form, momentum=shares.worker, policy=policy), notices
+    return replace(solver, type=form, momentum=shares.worker, policy=policy)
 
 
 def _other_rate(strategy: StrategyConfig, solver: SolverConfig, rate: float, num_workers: int) -> str:

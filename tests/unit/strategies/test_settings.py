@@ -209,12 +209,12 @@ def test_workers_that_keep_their_momentum_look_ahead_at_a_part_of_the_rate(name:
 def test_late_steps_that_look_ahead_converge_where_those_without_momentum_diverge() -> None:
     """f(c) = k c^2 / 2, each step made from the center of P - 1 steps before."""
     num_workers, rate = 4, 0.04
-    assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=True)) < 1e-3
-    assert abs(_late_descent("async-sgd", num_workers, rate, keep_momentum=None)) > 1e3
+    assert abs(_late_descent(num_workers, rate, keep_momentum=True)) < 1e-3
+    assert abs(_late_descent(num_workers, rate, keep_momentum=None)) > 1e3
 
 
-def _late_descent(name: str, num_workers: int, rate: float, keep_momentum: bool | None) -> float:
-    shares = shared_momentum(StrategyConfig(name, keep_momentum=keep_momentum), 0.9, num_workers)
+def _late_descent(num_workers: int, rate: float, keep_momentum: bool | None) -> float:
+    shares = shared_momentum(StrategyConfig("async-sgd", keep_momentum=keep_momentum), 0.9, num_workers)
     centers, velocities = [1.0] * num_workers, [0.0] * num_workers
     for step in range(2_000):
         worker, gradient = step % num_workers, 6.0 * centers[-num_workers]
