@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ from samovar.box.shards import CenterShard
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.transports.keys import read_key
+from samovar.transports.tcp_listen import HIGHEST_PORT, parse_address
 
-_HIGHEST_PORT: Final = 65_535
 _PATIENCE_S, _PAUSE_S = 5.0, 0.05
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -77,14 +77,12 @@ def parse_endpoint(text: str, key_file: Path | None) -> Endpoint:
         if key_file is not None:
             raise InputError(f"--key-file {key_file}: box {text!r} is one of this host; --box HOST:PORT needs a key")
         return Endpoint(checked_name(text), None, None)
-    host, _, port = text.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not port.isdecimal() or not port.isascii() or not 0 < int(port) <= _HIGHEST_PORT:
-        raise InputError(f"--box {text!r}: give a name, or HOST:PORT with a port from 1 to {_HIGHEST_PORT}")
+    if (address := parse_address(text, lowest_port=1)) is None:
+        raise InputError(f"--box {text!r}: give a name, or HOST:PORT with a port from 1 to {HIGHEST_PORT}")
     if key_file is None:
         raise InputError(f"--box {text}: a box of another host wants its key; give --key-file FILE")
     read_key(key_file)
-    return Endpoint(None, (host, int(port)), key_file)
+    return Endpoint(None, address, key_file)
 
 
 def create_buffer(endpoint: Endpoint, name: str, shape: BufferShape, who: str, deadline: Deadline) -> bool:

@@ -22,13 +22,12 @@ from samovar.core.errors import InputError
 from samovar.launcher.box_files import Content, Snapshots, load, saved
 from samovar.report.tables import printer, show_table
 from samovar.transports.keys import make_key, read_key
-from samovar.transports.tcp_listen import Listener, listen
+from samovar.transports.tcp_listen import Listener, listen, parse_address
 
 KEEP_S, GRACE_S, SNAPSHOT_S = 60.0, 120.0, 60.0
 _LONGEST_S = 86_400
 _WHO = "samovar box"
 _TIMEOUT_S = 30.0
-_HIGHEST_PORT = 65_535
 _COLUMNS = ("member", "process", "state", "steps", "samples/s", "loss", "staleness", "waited")
 _IS_NUMBER = (False, False, False, True, True, True, True, True)
 
@@ -112,15 +111,12 @@ def _network(
     if listen_at is None or key_file is None:
         yield "", None
         return
-    address, colon, port = listen_at.rpartition(":")
-    if not colon or not port.isdecimal() or not port.isascii() or int(port) > _HIGHEST_PORT:
-        raise InputError(
-            f"--listen {listen_at}: give an address of this host and a port up to 65535, such as 127.0.0.1:5600"
-        )
+    if (place := parse_address(listen_at)) is None:
+        raise InputError(f"--listen {listen_at}: give an address of this host and a port, such as 127.0.0.1:5600")
     if not key_file.exists():
         make_key(key_file)
     service = Service(BufferHost(server.buffers), ServingConfig(absent_s=grace_s))
-    listener = Listener(listen(address.strip("[]"), int(port)), read_key(key_file), service.accept)
+    listener = Listener(listen(*place), read_key(key_file), service.accept)
     try:
         yield f"{listener.address[0]}:{listener.address[1]}", service
     finally:

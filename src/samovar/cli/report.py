@@ -16,9 +16,9 @@ from samovar.report.history import History
 from samovar.report.page import MARK, page
 from samovar.report.run_folder import RunFolder, write_atomic
 from samovar.report.watching import served, watch
+from samovar.transports.tcp_listen import parse_address
 
 _LOOPBACK = "127.0.0.1:0"
-_HIGHEST_PORT = 65_535
 
 
 def report(
@@ -80,15 +80,9 @@ def watch_run(
     if not web:
         watch(history, stopped)
         return
-    address, port = _place(listen_at)
-    with served(history, address, port) as url:
+    if (place := parse_address(listen_at)) is None:
+        raise InputError(f"--listen {listen_at}: give an address of this host and a port, such as 127.0.0.1:8080")
+    with served(history, *place) as url:
         print(f"{run} is shown at {url}; Ctrl-C ends it", flush=True)
         stopped.wait()
     typer.echo("the page has ended; the run was not touched")
-
-
-def _place(written: str) -> tuple[str, int]:
-    address, colon, port = written.rpartition(":")
-    if not (colon and address and port.isascii() and port.isdecimal() and int(port) <= _HIGHEST_PORT):
-        raise InputError(f"--listen {written}: give an address of this host and a port, such as 127.0.0.1:8080")
-    return address.strip("[]"), int(port)

@@ -15,11 +15,20 @@ from samovar.transports.keys import Key
 from samovar.transports.secure import Address, Handshake, SecureChannel, prepare
 
 LOOPBACK = "127.0.0.1"
+HIGHEST_PORT = 65_535
 MOST_STRANGERS = 64
 _HANDSHAKE_S = 5.0
 _HANDSHAKE_BYTES = 16_384
 _RECEIVE_BYTES = 4096
 _POLL_S = 0.5
+
+
+def parse_address(text: str, lowest_port: int = 0) -> Address | None:
+    """`HOST:PORT`, with brackets around an IPv6 address ([::1]:4711); None if `text` is not one."""
+    host, _, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and lowest_port <= int(port) <= HIGHEST_PORT
+    return (host, int(port)) if host and is_port else None
 
 
 def listen(address: str = LOOPBACK, port: int = 0) -> socket.socket:

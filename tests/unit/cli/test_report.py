@@ -47,6 +47,8 @@ def test_another_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixt
         (("watch", "RUN", "--listen", "127.0.0.1:80"), "--listen is for --web"),
         (("watch", "RUN", "--web", "--listen", "8080"), "--listen 8080: give an address of this host and a port"),
         (("watch", "RUN", "--web", "--listen", "[::1]:99999"), "give an address of this host and a port"),
+        (("watch", "RUN", "--web", "--listen", f"127.0.0.1:{'9' * 5000}"), "give an address of this host and a port"),
+        (("watch", "RUN", "--web", "--listen", ":8080"), "give an address of this host and a port"),
     ],
 )
 def test_refusals(
