@@ -1,7 +1,7 @@
 """Ranks that train a small net of all kinds of layers, a thread each, with the net's memory in one place or another."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ class Setting:
 class Rank:
     """The parts of a rank of the command line, without its files."""
 
-    def __init__(self, path: Path, setting: Setting, transport: Transport, name: str) -> None:
+    def __init__(self, path: Path, setting: Setting, transport: Transport, name: str, closing: ExitStack) -> None:
         rank, world_size = transport.group.rank, transport.group.world_size
         self.net = build_net(load_net(path), "TRAIN", {}, 1)
         self.net.place(setting.device)
@@ -87,6 +87,7 @@ class Rank:
         if setting.strategy.needs_center:
             locks, velocity = setting.strategy.traits.has_locks, setting.strategy.traits.has_velocity
             center = WindowCenter(transport, size, with_velocity=velocity, with_locks=locks)
+            closing.callback(center.close)
             seat = CenterSeat(center, rank == 0)
         buffers = Buffers(rows[0], rows[1], tuple(rows[2:]))
         self.strategy = build_strategy(setting.strategy, collectives, buckets, buffers, deadline, seat)
@@ -131,14 +132,16 @@ def batches(rank: int, world_size: int) -> Iterator[Batch]:
 
 def learned(path: Path, setting: Setting, transport: Transport) -> dict[str, Any]:
     """All that a rank computes: losses, evaluations, weights, momentum, the strategy's state."""
-    with away_mode() if setting.device == AWAY else nullcontext():
+    with ExitStack() as closing:
+        if setting.device == AWAY:
+            closing.enter_context(away_mode())
         torch.set_num_threads(1)
-        rank = Rank(path, setting, transport, "first")
+        rank = Rank(path, setting, transport, "first", closing)
         losses, evaluated = [], [rank.evaluate()]
         for step in range(STEPS):
             if step and step == setting.steps_then_saved:
                 state, given = rank.state(), rank.batches
-                rank = Rank(path, setting, transport, "second")
+                rank = Rank(path, setting, transport, "second", closing)
                 rank.load(state)
                 rank.batches = given
             losses.append(rank.worker.step(step).loss)

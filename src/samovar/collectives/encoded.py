@@ -103,14 +103,14 @@ _Step: TypeAlias = Callable[[], None]
 class EncodedRunner(PlanRunner, Protocol):
     """A `PlanRunner` of an encoded all-reduce.
 
-    `residual`, float32, is the part that this rank's messages left out so far, and that its next ones will carry. It
-    may be written to between runs.
+    `residual`, float32, is the part that this rank's messages left out so far, and that its next ones will carry, in
+    the order of the buffer; empty on a rank that sends none. It may be written to between runs.
     """
 
     residual: Floats
 
     def give_back(self) -> None:
-        """buffer += residual, each where it was missing; residual = 0. Before a run that is not encoded."""
+        """buffer += residual; residual = 0. Before a run that is not encoded."""
 
 
 def encodable(name: str, host_size: HostSizes) -> PlanFunction:
@@ -128,8 +128,11 @@ class EncodedChannel(StepByStep):
     Nothing is lost: inputs and residuals before a run add up to the result and the residuals after it, over all ranks,
     as far as the sums are exact.
 
-    Memory: messages instead of the plan's stagings, one more for each cell, and a residual of N floats on every rank
-    (halving-doubling: if P is a power of two). Bytes: `samovar.collectives.cost`.
+    On any plan a rank encodes each element once. So its residual has the order of the buffer, and any other plan can
+    continue with it.
+
+    Memory: messages instead of the plan's stagings, one more for each cell, and a residual of N floats on every rank.
+    Bytes: `samovar.collectives.cost`.
     Sources: Seide et al. 2014 (1-bit SGD with residuals); Tang et al. 2019 (DoubleSqueeze: at the sum too).
     """
 
@@ -143,21 +146,16 @@ class EncodedChannel(StepByStep):
         self._sum_offsets = self._offsets_of_sums()
         super().__init__(plan.name, transport, transport.open_window(name, self._sum_offsets[-1], plan.num_slots))
         self._places = self._places_of_residuals(completed_cells(plans, rank))
-        sizes = [stop - start for start, stop in self._places.values()]
-        self.residual = np.zeros(sum(sizes), np.float32)
-        stops = accumulate(sizes)
-        self._residuals = {
-            key: self.residual[stop - size : stop] for key, stop, size in zip(self._places, stops, sizes, strict=True)
-        }
-        self._outgoing: Message = np.zeros(codec.message_bytes(max(sizes, default=0)), np.uint8)
+        self.residual = np.zeros(len(self._buffer), np.float32)
+        most = max((stop - start for start, stop in self._places.values()), default=0)
+        self._outgoing: Message = np.zeros(codec.message_bytes(most), np.uint8)
         self._encoded: set[int] = set()
         self._operations = [step for operation in plan.operations for step in self._compiled(operation)]
         self._operations += self._completing(range(plan.num_cells))
         self._operations += [partial(self._take, cell) for cell in range(plan.num_cells)]
 
     def give_back(self) -> None:
-        for key, (start, stop) in self._places.items():
-            self._buffer[start:stop] += self._residuals[key]
+        self._buffer += self.residual
         self.residual[:] = 0.0
 
     def _offsets_of_sums(self) -> list[int]:
@@ -193,7 +191,7 @@ class EncodedChannel(StepByStep):
     def _put_part(self, put: Put) -> None:
         start, stop = self._places[put]
         message = self._outgoing[: self._codec.message_bytes(stop - start)]
-        self._encode(self._buffer[start:stop], self._residuals[put], message)
+        self._encode(start, stop, message)
         assert put.staging is not None
         self._window.put(put.peer, put.staging * self._staging_bytes, message)
 
@@ -222,8 +220,7 @@ class EncodedChannel(StepByStep):
         return partial(self._work, add, [*messages, values], [values])
 
     def _complete(self, cell: int) -> None:
-        start, stop = self._places[cell]
-        self._encode(self._buffer[start:stop], self._residuals[cell], self._sum(cell))
+        self._encode(*self._places[cell], self._sum(cell))
 
     def _take(self, cell: int) -> None:
         """Take the decoded message of the cell, as every rank does."""
@@ -234,7 +231,8 @@ class EncodedChannel(StepByStep):
     def _sum(self, cell: int) -> Message:
         return self._window.local[self._sum_offsets[cell] : self._sum_offsets[cell + 1]]
 
-    def _encode(self, source: Floats, residual: Floats, message: Message) -> None:
+    def _encode(self, start: int, stop: int, message: Message) -> None:
+        source, residual = self._buffer[start:stop], self.residual[start:stop]
         encode = partial(self._codec.encode, source, residual, message)
         self._work(encode, [source, residual], [residual, message])
 

@@ -183,7 +183,7 @@ class Quorum:
                 self._begin_with_those_here(now_s)
         elif self._is_tired(waiting, now_s):
             self._expel(waiting, now_s)
-        for number in (*self._waiting(), *self._door, *self._coming):
+        for number in (*self._waiting(), *self._door):
             self.send(number, StillWaiting())
 
     def _is_tired(self, waiting: Sequence[int], now_s: float) -> bool:
@@ -200,8 +200,8 @@ class Quorum:
 
     def _expel(self, waiting: Sequence[int], now_s: float) -> None:
         """Give up the members for whom others wait, if each had the time that its own limit allows."""
-        silent = [member for member in self._members if member not in (*waiting, *self._coming)]
-        for member in silent:
+        silent = [member for member in self._members if member not in waiting]
+        for member in silent if self._giver is None else [self._giver]:
             worker = self._workers[member]
             if not worker.is_busy and now_s > worker.since_s + worker.hello.timeout_s:
                 self._refuse(member, "it was silent for so long that the others continued without it")
@@ -221,7 +221,8 @@ class Quorum:
     def _waiting(self) -> tuple[int, ...]:
         """The members that wait for others."""
         if self._phase is _Phase.TRAINING:
-            return tuple(number for number in self._members if self._workers[number].is_ready)
+            ready = (number for number in self._members if self._workers[number].is_ready)
+            return (*ready, *self._coming)
         if self._phase is _Phase.EXCHANGE:
             return tuple(number for number in self._members if self._workers[number].vote is not None)
         return self.members if self._phase is _Phase.HELD else ()

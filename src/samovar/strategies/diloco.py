@@ -318,7 +318,7 @@ class StreamingDiLoCo(DiLoCo):
         return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residuals of another codec, cut or plan are left out.
+        """The residuals of another codec or cut are left out.
 
         Raises InputError if an exchange of other settings was under way.
         """

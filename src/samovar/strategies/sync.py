@@ -317,15 +317,19 @@ class CompressedSync(Sync):
         return residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """Residuals of another codec, cut or plan are dropped, and the trial begins again."""
+        """With another codec the trial begins again, on all ranks. Residuals of another codec or cut are dropped.
+
+        A rank whose messages now another one of its host sends has none of its own.
+        """
         found = [np.asarray(state.get(f"residual/{index}", ())) for index in range(len(self._runners))]
-        fits = state.get("codec") == self._codec and all(
+        is_same = state.get("codec") == self._codec
+        fits = is_same and all(
             values.shape == runner.residual.shape for values, runner in zip(found, self._runners, strict=True)
         )
         for values, runner in zip(found, self._runners, strict=True):
             runner.residual[:] = values if fits else 0.0
-        self._gives_back = fits and bool(state["gives_back"])
-        self._trial.load_state_dict(state if fits else {})
+        self._gives_back = is_same and bool(state["gives_back"])
+        self._trial.load_state_dict(state if is_same else {})
         self._choose()
 
     def _choose(self) -> None:

@@ -215,7 +215,7 @@ class SyncEasgd(LocalSteps):
         return kept
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
-        """The residual of another codec or plan is left out."""
+        """The residual of another codec is left out."""
         self.drain()
         take_center(state, self._center, self._weights)
         left_out = np.asarray(state.get("residual", ()))

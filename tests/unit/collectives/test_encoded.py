@@ -10,7 +10,7 @@ import pytest
 from samovar.collectives.cost import cost
 from samovar.collectives.encoded import CODECS, Codec, EncodedChannel, completed_cells, encodable
 from samovar.collectives.execute import Channel
-from samovar.collectives.plan import PlanFunction, segmented
+from samovar.collectives.plan import PlanFunction, Put, segmented
 from samovar.collectives.plans import ALL_REDUCES, halving_doubling_all_reduce, two_level
 from samovar.core.clock import Deadline
 from samovar.transports.base import Region, Transport
@@ -32,7 +32,7 @@ def share(rank: int, run: int) -> np.ndarray:
 
 
 def take_part(plan: str, codec: str, transport: Transport, deadline: Deadline) -> Found:
-    """After each run the result, and what this rank left out, where it was missing; and the bytes it sent."""
+    """After each run the result, and what this rank left out; and the bytes it sent."""
     window = transport.open_window("gradients", SIZE * 4, 0)
     buffer = Region.of(window, 0, SIZE, np.float32)
     channel = EncodedChannel("sum", PLANS[plan], transport, buffer, Codec(codec))
@@ -47,7 +47,8 @@ def take_part(plan: str, codec: str, transport: Transport, deadline: Deadline) -
         buffer.array[:] = 0
         channel.give_back()
         assert not channel.residual.any()
-        left_out.append(buffer.array.copy())
+        assert np.array_equal(buffer.array, residual)
+        left_out.append(residual)
         channel.residual[:] = residual
     return results, left_out, sent
 
@@ -66,6 +67,18 @@ def test_each_sum_is_completed_by_one_rank(plan: str, world_size: int) -> None:
     plans = [PLANS[plan](rank, world_size) for rank in range(world_size)]
     completed = [cell for rank in range(world_size) for cell in completed_cells(plans, rank)]
     assert sorted(completed) == list(range(plans[0].num_cells))
+
+
+@pytest.mark.parametrize("world_size", range(1, 10))
+@pytest.mark.parametrize("plan", PLANS)
+def test_each_rank_encodes_each_element_once(plan: str, world_size: int) -> None:
+    """So a residual in the order of the buffer belongs to it on any plan."""
+    plans = [PLANS[plan](rank, world_size) for rank in range(world_size)]
+    for rank, own in enumerate(plans):
+        puts = [one for one in own.operations if isinstance(one, Put) and one.staging is not None]
+        cells = [own.cell_bounds(cell, SIZE) for cell in completed_cells(plans, rank)]
+        encoded = sorted([*cells, *(own.chunk_bounds(put.chunk, SIZE) for put in puts)])
+        assert [element for bounds in encoded for element in range(*bounds)] == list(range(SIZE))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5])

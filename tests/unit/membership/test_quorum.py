@@ -184,6 +184,25 @@ def test_if_the_giver_is_silent_those_at_the_door_are_not_given_up_with_it() -> 
     assert played.quorum.members == (2,)
 
 
+def test_a_giver_that_is_silent_is_given_up_even_if_nobody_else_is_ready() -> None:
+    """Stopped before it gave its state: those that come wait for it alone."""
+    founding = Played(2)
+    founding.came(1, 2)
+    founding.quorum.look(TIMEOUT_S - 0.1)
+    assert founding.quorum.members == (1, 2)
+    founding.quorum.look(TIMEOUT_S + 0.1)
+    assert [type(reply) for reply in founding.got(1)] == [Admission, Refused]
+    (admission,) = founding.got(2)
+    assert isinstance(admission, Admission)
+    assert admission.is_founder
+    played = Played(2).begun(1, 2)
+    played.came(5, joins=True)
+    played.ready(1, 2)
+    played.voted(1, 2)
+    played.quorum.look(2.0 + TIMEOUT_S + 0.1)
+    assert played.quorum.members == (2,)
+
+
 def test_a_worker_that_got_its_state_late_has_its_own_time() -> None:
     played = Played(2).begun(1, 2)
     played.came(5, joins=True)

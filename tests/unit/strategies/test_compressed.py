@@ -174,6 +174,16 @@ def test_what_was_decided_stays_after_a_resume(compressed_s: float, at_resume_s:
         assert sums == whole_sums[-4:]
 
 
+def test_ranks_stay_agreed_if_one_of_them_sends_no_messages_any_more() -> None:
+    """After a resume over hosts, where a host's first rank sends for the others, these have no residual."""
+    half = on_threads(2, partial(tried, 0.25, NUM_TRIAL_STEPS + 1, []))
+    states = [dict(state) for state, _, _, _ in half]
+    states[1] |= {key: np.zeros(0, np.float32) for key in states[1] if key.startswith("residual/")}
+    (_, told, sums, _), (_, others_told, others_sums, _) = on_threads(2, partial(tried, 0.25, 4, states))
+    assert told == others_told == []
+    assert sums == others_sums
+
+
 def test_a_state_of_another_codec_begins_anew() -> None:
     half = job("bf16", num_steps=4)
     left = on_sim(half, 2, seed=1)
