@@ -62,7 +62,7 @@ class StrategyConfig:
         if unknown := [name for name in self.own if name not in declared]:
             raise TypeError(f"unknown settings {unknown}")
         for name, settings in declared.items():
-            if (value := self[name]) is None or value is False:
+            if (value := self[name]) is None or (value is False and settings[0].kind is bool):
                 continue
             setting = self.traits.setting(name)
             if setting is not None:
@@ -162,6 +162,6 @@ def parse_bucket(text: str, words: str = "'model', 'layer'") -> int | None:
         return None
     if text == "layer":
         return 1
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < 1:
         raise InputError(f"--bucket: got {text!r}; give {words} or a number of bytes")
     return int(text)

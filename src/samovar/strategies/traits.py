@@ -16,6 +16,7 @@ MAX_REFUSED_PUSHES: Final = 3  # in a row, of one worker
 SYNC_PERIOD_STEPS: Final = "sync_period_steps"
 _UNITS = ("_steps", "_bytes", "_s")
 _MEASURES: dict[type, type] = {int: Integral, float: Real}
+_MOST: Final = 2**63  # and more is no number for a file or a word of shared memory
 
 Value: TypeAlias = bool | int | float | str
 
@@ -106,10 +107,10 @@ class Setting:
         if self.choices:
             whose = f" of {strategy}" if self.name == "overlap" else ""
             require_choice(f"{self.flag}{whose}", value, self.choices)
-        elif not isinstance(value, _MEASURES.get(self.kind, self.kind)):
+        elif not _is_of(self.kind, value):
             raise TypeError(f"{self.flag}: got {value!r}; give a value of type {self.kind.__name__}")
-        elif self.kind in _MEASURES and not self._holds(float(value)):
-            got = f"{value:g}" if self.above is not None else f"{value}"
+        elif self.kind in _MEASURES and not self._holds(number := _measured(value)):
+            got = f"{value}" if self.above is None and math.isfinite(number) else f"{number:g}"
             unit = f" {self.unit}" if self.unit else ""
             raise InputError(f"{self.flag}: got {got}{unit}; give {self.limits}{self.or_else}")
 
@@ -123,10 +124,23 @@ class Setting:
 
     def _holds(self, value: float) -> bool:
         return (
-            (self.least is None or value >= self.least)
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and value < self.below
         )
+
+
+def _is_of(kind: type, value: object) -> bool:
+    """Whether it is a value of this type; a switch is no number."""
+    return isinstance(value, _MEASURES.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
+
+
+def _measured(value: Any) -> float:
+    """The number; infinite from 2^63 on."""
+    if abs(value) >= _MOST:
+        return math.inf if value > 0 else -math.inf
+    return float(value)
 
 
 def require_choice(flag: str, value: object, allowed: tuple[str, ...]) -> None:

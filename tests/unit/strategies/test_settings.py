@@ -11,7 +11,7 @@ from samovar.core.errors import InputError
 from samovar.launcher.momentum import with_momentum
 from samovar.solver.policy import PolicyConfig, SolverConfig
 from samovar.strategies.catalog import STRATEGIES
-from samovar.strategies.config import StrategyConfig
+from samovar.strategies.config import StrategyConfig, parse_bucket
 from samovar.strategies.defaults import MomentumShares, described, resolved, shared_momentum, warnings
 
 LONE_GROUPS = (
@@ -49,6 +49,8 @@ LONE_GROUPS = (
         ({"name": "sync-easgd", "variant": "tree"}, "--variant: got 'tree'; choose one of: reduce, broadcast"),
         ({"name": "sync-easgd", "variant": "broadcast", "overlap": "step"}, "--overlap step: --variant broadcast"),
         ({"name": "diloco", "sync_period_steps": 0}, "--sync-period: got 0 steps; give at least 1"),
+        ({"name": "diloco", "sync_period_steps": 10**400}, "--sync-period: got inf steps; give at least 1"),
+        ({"bucket_size_bytes": -(10**400)}, "--bucket: got -inf bytes; give at least 1"),
         ({"name": "sync-easgd", "moving_rate": 0.0}, "--moving-rate: got 0; give more than 0 and less than 1"),
         ({"name": "sync-easgd", "moving_rate": float("nan")}, "--moving-rate: got nan"),
         ({"name": "diloco", "outer_rate": -1.0}, "--outer-rate: got -1; give more than 0$"),
@@ -70,6 +72,18 @@ LONE_GROUPS = (
 def test_refusals_are_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         StrategyConfig(**settings)
+
+
+@pytest.mark.parametrize("size", ["²", "0", "-1", "1" * 5000])
+def test_the_size_of_a_bucket_is_a_number_of_bytes(size: str) -> None:
+    with pytest.raises(InputError, match=r"--bucket: got .*; give 'model', 'layer' or a number of bytes"):
+        parse_bucket(size)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_is_no_number(value: bool) -> None:
+    with pytest.raises(TypeError, match=r"--sync-period: got (True|False); give a value of type int"):
+        StrategyConfig("local-sgd", sync_period_steps=value)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 31])

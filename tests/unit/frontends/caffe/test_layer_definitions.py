@@ -17,8 +17,8 @@ from tests.unit.frontends.caffe.reference import losses, sequences, shapes, valu
 from tests.unit.frontends.caffe.reference.case import Array, Case, Draw
 
 TOLERANCE = 1e-4  # of an array's largest value
-# Below it the values are taken for this large. A saturated gate's output is near 1, so its float32 is off by up to 6e-8,
-# its derivative y (1 - y) or 1 - y^2 by 1.2e-7, and a gradient by some of these times weights of 1 to 3.
+# Smaller arrays count as this large. A saturated gate's output is near 1, so its float32 is off by up to 6e-8, its
+# derivative, y (1 - y) or 1 - y^2, by 1.2e-7, and a gradient by some of these times weights of 1 to 3.
 SMALLEST_OUTPUT, SMALLEST_GRADIENT = 1e-3, 1e-2
 STEP = 1e-5
 MOST_DIFFERENCES = 40  # of one array; of a larger one, so many of its values at random
