@@ -11,7 +11,8 @@ from paper_nets import counted, of_size, taking
 from paper_rows import FITTED, OURS, PUBLISHED, Input, PaperRow, show
 
 from samovar.predict.cluster import OWN_NODES, Cluster, NetworkSpec, ServerSpec, WorkerSpec
-from samovar.predict.prediction import Prediction, Question, predicted
+from samovar.predict.prediction import Question, predicted
+from samovar.report.comparison import Prediction
 
 GPUS, ALEXNET_BYTES = 8, 249e6
 ORIGINAL_SHARE, FIRST_STEP, SECOND_STEP, THIRD_STEP, WHOLE = 0.87, 3.7, 1.3, 1.1, 5.3

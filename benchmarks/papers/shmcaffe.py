@@ -14,7 +14,8 @@ from paper_nets import counted, of_size, taking
 from paper_rows import FITTED, OURS, PUBLISHED, Input, PaperRow, show
 
 from samovar.predict.cluster import OWN_NODES, Cluster, NetworkSpec, NodeSpec, ServerSpec, WorkerSpec
-from samovar.predict.prediction import Prediction, Question, predicted
+from samovar.predict.prediction import Question, predicted
+from samovar.report.comparison import Prediction
 from samovar.report.profile import Profile
 
 IMAGES, EPOCHS, BATCH, GPUS = 1_281_167, 15, 60, 16

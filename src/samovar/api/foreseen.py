@@ -1,15 +1,13 @@
 """A finished loop and its prediction: what `samovar.predict.foresight` needs of a run of `samovar.replicate`."""
 
-import importlib
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from samovar.api.figures_wanted import say
-from samovar.core.requirements import is_installed
 from samovar.launch.wishes import state_folder
-from samovar.predict.kept import Kept, Subject
+from samovar.predict.kept import Kept, Ran, Subject, foreseen
 from samovar.report.profile import Profile
 from samovar.strategies.config import StrategyConfig
 
@@ -35,17 +33,15 @@ def compare(
     """
     (workers, ranks_per_host), (step_s, num_steps) = places, mean_step
     subject = _subject(model)
-    if subject is None or not is_installed("greenlet"):
+    if subject is None:
         return
     if config.is_async:
         if len(rates) < workers or not batch_size or min(rates) <= 0:
             return
         step_s = workers * batch_size / sum(rates)
-    # Only now: it imports the simulator.
-    foresight = importlib.import_module("samovar.predict.foresight")
-    ran = foresight.Ran(subject, config, workers, ranks_per_host, batch_size, step_s, num_steps)
-    if (foreseen := foresight.close_loop(state_folder(), ran)) is not None:
-        say(str(foreseen))
+    found = foreseen(Ran(subject, config, workers, ranks_per_host, batch_size, step_s, num_steps))
+    if found is not None:
+        say(str(found))
 
 
 def _subject(model: nn.Module) -> Subject | None:

@@ -1,26 +1,21 @@
 """A finished run and its prediction: what `samovar.predict.foresight` needs of a run of `samovar train`."""
 
-import importlib
 from dataclasses import replace
 
 from samovar.config import RunConfig
 from samovar.core.device import CPU
-from samovar.core.requirements import is_installed
-from samovar.launch.wishes import state_folder
-from samovar.predict.kept import Subject
+from samovar.predict.kept import Ran, Subject, foreseen
 from samovar.report.result import RunResult
 
 
 def with_foresight(config: RunConfig, result: RunResult) -> RunResult:
     """The result with its prediction, if there can be one; see `samovar.predict.foresight.close_loop`."""
     is_plain = config.box is None and config.device == CPU and result.stopped_by is None
-    if not is_plain or not is_installed("greenlet"):
+    if not is_plain:
         return result
     rates = [one.samples_per_second for one in result.by_worker if not one.is_gone]
     samples_per_s = sum(rates) if rates else result.samples_per_second
-    # Only now: it imports the simulator.
-    foresight = importlib.import_module("samovar.predict.foresight")
-    ran = foresight.Ran(
+    ran = Ran(
         Subject(result.net, result.net_parameters, result.threads_per_worker, result.precision),
         config.strategy,
         result.workers,
@@ -32,4 +27,4 @@ def with_foresight(config: RunConfig, result: RunResult) -> RunResult:
         result.bucket_sizes_bytes,
         config.calibration,
     )
-    return replace(result, foreseen=foresight.close_loop(state_folder(), ran))
+    return replace(result, foreseen=foreseen(ran))

@@ -2,43 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from samovar.collectives.plans import ALL_REDUCE_NAMES
 from samovar.core.machine import NOMINAL, CalibrationRecord
 from samovar.predict.cluster import cluster_here
-from samovar.predict.kept import Kept, Subject
+from samovar.predict.kept import Kept, Ran
 from samovar.predict.plans import plans_for
 from samovar.predict.runs import SharingChoice, run
 from samovar.predict.work import Segment, work_of
 from samovar.report.profile import BYTES_OF_A_FLOAT, LayerProfile, Profile
 from samovar.report.result import Foreseen
-from samovar.strategies.config import StrategyConfig
 
 _LEAST_STEPS = 20
 _MOST_WORKERS = 64  # a simulation of more takes seconds
 _FORWARD_SHARE = 1 / 3
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run that has ended: `strategy` settled, seconds of a mean step of all workers, and of how many steps.
-
-    `batch_size` is that of one worker, 0 if it is not known. `collective` and `bucket_sizes_bytes` are those of the
-    run, if known. `ranks_per_host` is the most on a host.
-    """
-
-    subject: Subject
-    strategy: StrategyConfig
-    workers: int
-    ranks_per_host: int
-    batch_size: float
-    step_s: float
-    num_steps: int
-    collective: str = ""
-    bucket_sizes_bytes: tuple[int, ...] = ()
-    calibration: CalibrationRecord = NOMINAL
 
 
 def close_loop(folder: Path | None, ran: Ran) -> Foreseen | None:

@@ -3,6 +3,7 @@
 All are JSON files in one folder of the user. A file that is damaged counts as missing.
 """
 
+import importlib
 import json
 import re
 from collections.abc import Mapping
@@ -15,11 +16,14 @@ from typing import Any
 
 from samovar.core.device import FP32
 from samovar.core.errors import InputError
-from samovar.core.machine import CalibrationRecord
+from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.requirements import is_installed
+from samovar.launch.wishes import state_folder
 from samovar.report.plain import from_plain, to_plain
 from samovar.report.profile import Profile, load_profile
 from samovar.report.result import Foreseen
 from samovar.report.run_folder import write_json_atomic
+from samovar.strategies.config import StrategyConfig
 
 _MOST_PROFILES, _MOST_RUNS = 64, 256
 _WHOLE = "-whole"
@@ -50,6 +54,26 @@ class Subject:
     def file_name(self) -> str:
         text = f"{self.net[:80]} {self.num_parameters} {self.threads} {self.precision}"
         return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run that has ended: `strategy` settled, seconds of a mean step of all workers, and of how many steps.
+
+    `batch_size` is that of one worker, 0 if it is not known. `collective` and `bucket_sizes_bytes` are those of the
+    run, if known. `ranks_per_host` is the most on a host.
+    """
+
+    subject: Subject
+    strategy: StrategyConfig
+    workers: int
+    ranks_per_host: int
+    batch_size: float
+    step_s: float
+    num_steps: int
+    collective: str = ""
+    bucket_sizes_bytes: tuple[int, ...] = ()
+    calibration: CalibrationRecord = NOMINAL
 
 
 class Kept:
@@ -110,3 +134,15 @@ class Kept:
             with suppress(OSError, InputError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json_atomic(path, values)
+
+
+def foreseen(ran: Ran) -> Foreseen | None:
+    """The run and its prediction, kept for later ones; see `samovar.predict.foresight.close_loop`.
+
+    None without the packages of a simulation.
+    """
+    if not is_installed("greenlet"):
+        return None
+    # Only now: it imports the simulator.
+    found: Foreseen | None = importlib.import_module("samovar.predict.foresight").close_loop(state_folder(), ran)
+    return found

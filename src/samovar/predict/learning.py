@@ -11,10 +11,11 @@ from samovar.core.layout import Bucket, Layout
 from samovar.predict.center import CenterServers
 from samovar.predict.cluster import Cluster
 from samovar.predict.plans import plans_for
-from samovar.predict.prediction import Prediction, Question, fitting_settings
+from samovar.predict.prediction import Question, fitting_settings
 from samovar.predict.runs import Scaled, SimulatedWorker, Workplace, server_hosts_of, servers_of
 from samovar.predict.simulated import simulated
 from samovar.predict.work import Work
+from samovar.report.comparison import Prediction
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import MomentumShares, resolved, shared_momentum
 from samovar.strategies.settings import OVERLAP

@@ -7,7 +7,8 @@ from typing import Any
 from samovar.core.errors import InputError
 from samovar.core.requirements import Missing
 from samovar.predict.learning import Taught
-from samovar.predict.prediction import Prediction, Question, verdicts
+from samovar.predict.prediction import Question, verdicts
+from samovar.report.comparison import Prediction
 
 try:
     from matplotlib.figure import Figure

@@ -10,6 +10,7 @@ from samovar.predict.kept import ErrorBar, Kept
 from samovar.predict.plans import Plans, plans_for
 from samovar.predict.runs import SharingChoice, SimulatedSteps, run
 from samovar.predict.work import Work, work_of
+from samovar.report.comparison import Prediction
 from samovar.report.profile import BYTES_OF_A_FLOAT, Profile
 from samovar.strategies.base import Strategy
 from samovar.strategies.bucketing import ExchangeModel, least_exposed
@@ -55,37 +56,6 @@ class Question:
                 f"{self.batch_size} workers, or a larger batch"
             )
         return work_of(self.profile, self.cluster.worker, share, self.cluster.slower(num_workers))
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """One strategy with a number of workers, simulated.
-
-    `speed_up` is against one worker without any exchange. Seconds are those of a mean step: `slower_s` waits for slower
-    workers, `exchange_s` for the exchange. `limit` is what the exchange waits for. Times and prices of the whole
-    training are None if samples or prices are not known.
-    """
-
-    strategy: str
-    workers: int
-    settings: str
-    plan: str
-    num_buckets: int
-    step_s: float
-    samples_per_s: float
-    speed_up: float
-    efficiency: float
-    forward_s: float
-    backward_s: float
-    update_s: float
-    slower_s: float
-    exchange_s: float
-    bytes_per_step: float
-    limit: str
-    staleness: float | None
-    hours: float | None
-    price: float | None
-    price_per_million: float | None
 
 
 def predicted(question: Question, tell: Callable[[str, int], None] = lambda *_: None) -> list[Prediction]:

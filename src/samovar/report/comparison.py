@@ -16,19 +16,34 @@ _SAME_ACCURACY: Final = 0.003
 
 
 @dataclass(frozen=True, slots=True)
-class ForeseenRun:
-    """A row of a prediction; see `samovar.predict.prediction.Prediction`."""
+class Prediction:
+    """One strategy with a number of workers, simulated.
+
+    `speed_up` is against one worker without any exchange. Seconds are those of a mean step: `slower_s` waits for slower
+    workers, `exchange_s` for the exchange. `limit` is what the exchange waits for. Times and prices of the whole
+    training are None if samples or prices are not known.
+    """
 
     strategy: str
     workers: int
+    settings: str
+    plan: str
+    num_buckets: int
+    step_s: float
     samples_per_s: float
     speed_up: float
+    efficiency: float
     forward_s: float
     backward_s: float
     update_s: float
     slower_s: float
     exchange_s: float
     bytes_per_step: float
+    limit: str
+    staleness: float | None
+    hours: float | None
+    price: float | None
+    price_per_million: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +52,9 @@ class ForeseenRuns:
 
     net: str
     cluster: str
-    rows: tuple[ForeseenRun, ...]
+    rows: tuple[Prediction, ...]
 
-    def of(self, run: History) -> ForeseenRun | None:
+    def of(self, run: History) -> Prediction | None:
         """The row of this strategy with this number of workers."""
         wanted = (run.strategy, run.workers)
         return next((row for row in self.rows if (row.strategy, row.workers) == wanted), None)
@@ -68,8 +83,8 @@ def read_foreseen(path: Path) -> ForeseenRuns:
         raise InputError(f"{path} is not a prediction: {error}; give a file of samovar predict --json") from error
 
 
-def _row(row: Mapping[str, Any]) -> ForeseenRun:
-    return from_plain(ForeseenRun, {field.name: row[field.name] for field in fields(ForeseenRun)})
+def _row(row: Mapping[str, Any]) -> Prediction:
+    return from_plain(Prediction, {field.name: row[field.name] for field in fields(Prediction)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,11 @@ class History:
     def look(self) -> "History":
         """Read on."""
         for line in self._new_lines():
-            self._take(line)
+            try:
+                self._take(line)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                where = f"{self.files.metrics}:{self._num_lines}"
+                raise InputError(f"{where} is not a line of a run: {error}; remove that line") from error
         self.told = _told(self.files.log)
         self.config = _config(self.files.config)
         self.result = read_result(self.files.result) if _is_newest(self.files) else None

@@ -8,7 +8,7 @@ from typing import Final
 from samovar.core import units
 from samovar.report import charts
 from samovar.report.charts import Axis, Series, beside, cards, curves, legend, table
-from samovar.report.comparison import Comparison, ForeseenRun
+from samovar.report.comparison import Comparison, Prediction
 from samovar.report.history import FAILED, OPEN, History, Steps, binned, output
 from samovar.report.run_folder import strategy_settings
 from samovar.report.timeline import read_events
@@ -228,7 +228,7 @@ def _speed_row(comparison: Comparison, run: History, label: str) -> list[str]:
     return [label, rate, times, "" if row is None else f"{row.samples_per_s:,.0f}", error]
 
 
-def _foreseen(comparison: Comparison, run: History) -> ForeseenRun | None:
+def _foreseen(comparison: Comparison, run: History) -> Prediction | None:
     return None if comparison.foreseen is None else comparison.foreseen.of(run)
 
 

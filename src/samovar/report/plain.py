@@ -8,6 +8,7 @@ import json
 import math
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -81,7 +82,8 @@ def _scalar(hint: type, value: object, where: str) -> object:
     if hint is float:
         value = as_number(value)
         if type(value) in (int, float):
-            return float(value)  # type: ignore[arg-type]
+            with suppress(OverflowError):
+                return float(value)  # type: ignore[arg-type]
     if type(value) is not hint:
         raise ValueError(f"{where} is {_shown(value)}, not {hint.__name__}")
     return value

@@ -8,8 +8,8 @@ import pytest
 from samovar.core.machine import NOMINAL
 from samovar.launch.wishes import state_folder
 from samovar.predict.cluster import Cluster, NetworkSpec, WorkerSpec
-from samovar.predict.foresight import Ran, close_loop, foreseen_of
-from samovar.predict.kept import Kept, Subject
+from samovar.predict.foresight import close_loop, foreseen_of
+from samovar.predict.kept import Kept, Ran, Subject
 from samovar.report.profile import LayerProfile, Profile
 from samovar.report.result import Foreseen
 from samovar.strategies.config import StrategyConfig

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from samovar.core.trace import Span
+from samovar.report.comparison import Prediction
 from samovar.report.metrics import MetricsWriter
+from samovar.report.plain import json_document
 from samovar.report.result import RunResult, WorkerFigures, write_result
 from samovar.report.run_folder import RunFolder
 from samovar.report.timeline import PartHeader, merge, write_part
@@ -105,23 +107,32 @@ def write_trace(files: RunFolder, workers: int) -> None:
 
 
 def prediction(path: Path, strategies: tuple[str, ...] = ("sync", "async-easgd")) -> Path:
-    """An answer of `samovar predict --json`, of which the page takes a part."""
+    """An answer of `samovar predict --json`."""
     rows = [
-        {
-            "strategy": strategy,
-            "workers": workers,
-            "samples_per_s": BATCH / STEP_S * speed_up,
-            "speed_up": speed_up,
-            "forward_s": 0.3 * STEP_S,
-            "backward_s": 0.5 * STEP_S,
-            "update_s": 0.1 * STEP_S,
-            "slower_s": 0.0,
-            "exchange_s": 0.05 * STEP_S,
-            "bytes_per_step": 1_700_000.0,
-            "settings": "not of interest",
-        }
+        Prediction(
+            strategy=strategy,
+            workers=workers,
+            settings="",
+            plan="ring",
+            num_buckets=1,
+            step_s=workers * STEP_S / speed_up,
+            samples_per_s=BATCH / STEP_S * speed_up,
+            speed_up=speed_up,
+            efficiency=speed_up / workers,
+            forward_s=0.3 * STEP_S,
+            backward_s=0.5 * STEP_S,
+            update_s=0.1 * STEP_S,
+            slower_s=0.0,
+            exchange_s=0.05 * STEP_S,
+            bytes_per_step=1_700_000.0,
+            limit="computation",
+            staleness=None,
+            hours=None,
+            price=None,
+            price_per_million=None,
+        )
         for strategy in strategies
         for workers, speed_up in PREDICTED_SPEED_UP.items()
     ]
-    path.write_text(json.dumps({"net": "LeNet", "cluster": "two machines", "predictions": rows}))
+    path.write_text(json_document({"net": "LeNet", "cluster": "two machines", "predictions": rows}))
     return path

@@ -72,6 +72,23 @@ def test_a_folder_that_is_not_a_runs(tmp_path: Path) -> None:
         History(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 4, "kind": "train", "samples": "many"}',
+        '{"step": 4, "kind": "train", "loss": null}',
+        '{"step": 4, "kind": "train", "forward_s": 1, "last_rank": [1]}',
+        '{"step": 4, "kind": "test", "loss": 1%s}' % ("0" * 400),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(tmp_path: Path, line: str) -> None:
+    step_lines(tmp_path, 1, 3)
+    with RunFolder(tmp_path).metrics.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl:5 is not a line of a run: .*; remove that line"):
+        History(tmp_path).look()
+
+
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     step_lines(tmp_path, 1, 3)
     with RunFolder(tmp_path).metrics.open("a") as file:

@@ -147,7 +147,17 @@ def test_a_launcher_that_is_gone_is_a_broken_pipe() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"hello", b"[1, 2]", b'{"record": "progress"}', b"\xff\xfe", b'"', b"[" * 100_000, b"NaN"]
+    "garbage",
+    [
+        b"hello",
+        b"[1, 2]",
+        b'{"record": "progress"}',
+        b"\xff\xfe",
+        b'"',
+        b"[" * 100_000,
+        b"NaN",
+        json.dumps(to_json(PROGRESS) | {"loss": 10**400}).encode(),
+    ],
 )
 def test_a_garbage_line_becomes_a_warning_and_the_next_record_is_read(garbage: bytes) -> None:
     reader = RecordReader()
