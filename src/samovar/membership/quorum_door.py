@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, InputError, SamovarError
@@ -21,6 +21,8 @@ from samovar.transports.unix_sockets import LocalMessage, listen, receive, send,
 _LOOK_S = 1.0
 # A message that is there takes no time; to a worker that reads nothing for long nothing is sent any more.
 _MESSAGE_S = 0.05
+# The errors of a message of another version.
+OTHER_LANGUAGE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def address_of(job: str, door: str = "") -> str:
@@ -52,13 +54,19 @@ class QuorumDoor(ABC):
     """Lets workers of this host into the elastic `job`, until the end of its context, which they see as the job's end.
 
     It holds the segment of the present generation, and the state for those that come. Workers of other hosts come by a
-    door of their own, and a `courier` brings their state here. Raises InputError if another door has this name.
+    door of their own, and a `courier`, which this owns, brings their state here. Raises InputError if another door has
+    this name.
     """
 
     def __init__(self, job: str, door: str, courier: Courier | None) -> None:
         self._courier = courier
+        try:
+            self._listener = listen(address_of(job, door))
+        except BaseException:
+            if courier is not None:
+                courier.close()
+            raise
         self._selector = selectors.DefaultSelector()
-        self._listener = listen(address_of(job, door))
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -184,7 +192,7 @@ class QuorumDoor(ABC):
             elif content["kind"] == "hello":
                 connection.hello = {**content, "joins": True}
             self._heard(connection.number, content)
-        except (SamovarError, TypeError, ValueError, KeyError):  # it has closed, or speaks another version's language
+        except (SamovarError, *OTHER_LANGUAGE):  # or it has closed
             self._dead.append(connection.number)
 
     def _bury(self) -> None:

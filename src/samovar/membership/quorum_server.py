@@ -10,7 +10,7 @@ from typing import Any
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, SamovarError
 from samovar.membership.quorum import Quorum, QuorumSize
-from samovar.membership.quorum_door import QuorumDoor
+from samovar.membership.quorum_door import OTHER_LANGUAGE, QuorumDoor
 from samovar.membership.quorum_messages import Admission, Hello, Last, Reply
 from samovar.membership.state_courier import Courier, StatePlace
 from samovar.transports.keys import Key
@@ -66,12 +66,7 @@ class QuorumServer(QuorumDoor):
         courier = None
         if meeting is not None:
             courier = Courier(listen(meeting.address, meeting.port), meeting.key, self._on_host)
-        try:
-            super().__init__(job, "", courier)
-        except BaseException:
-            if courier is not None:
-                courier.close()
-            raise
+        super().__init__(job, "", courier)
 
     @property
     def address(self) -> Address | None:
@@ -98,8 +93,7 @@ class QuorumServer(QuorumDoor):
         now_s = time.monotonic()
         match content.pop("kind"):
             case "hello":
-                about = {"cores": tuple(content["cores"]), "host": host}
-                self._quorum.came(number, Hello(**(content | about)), now_s)
+                self._quorum.came(number, _hello(content, host), now_s)
             case "state":
                 self._place = StatePlace.from_json(content["state"])
                 self._quorum.gave(number, now_s)
@@ -150,7 +144,7 @@ class QuorumServer(QuorumDoor):
         for _, message, _ in far.inbox.take():
             try:
                 self._act_far(far, message)
-            except (LookupError, TypeError, ValueError):  # it speaks another version's language
+            except OTHER_LANGUAGE:
                 self._lose(far)
                 return
 
@@ -182,6 +176,18 @@ class QuorumServer(QuorumDoor):
             del self._far_workers[number]
         for number in far.numbers.values():
             self._gone(number)
+
+
+def _hello(content: dict[str, Any], host: str) -> Hello:
+    return Hello(
+        place=int(content["place"]),
+        mark=str(content["mark"]),
+        job=str(content["job"]),
+        timeout_s=float(content["timeout_s"]),
+        cores=tuple(map(int, content["cores"])),
+        joins=bool(content["joins"]),
+        host=host,
+    )
 
 
 def _address(content: dict[str, Any]) -> Address | None:

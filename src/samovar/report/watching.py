@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +156,7 @@ def _handler(shown: Callable[[], str], only_here: bool) -> type[BaseHTTPRequestH
         server_version, sys_version = "samovar", ""
 
         def do_GET(self) -> None:
-            host = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
+            host = re.sub(r":\d+$", "", self.headers.get("Host", "")).strip("[]")  # at port 80 without one
             if only_here and not says_loopback(host):
                 self._answer(403, "text/plain", "this page is for this host only")
             elif self.path != "/":

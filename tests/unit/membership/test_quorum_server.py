@@ -1,5 +1,6 @@
 """The quorum behind its socket: seats in threads of this process."""
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,15 @@ from typing import Any
 import pytest
 
 from samovar.core.clock import Deadline, polled
-from samovar.core.errors import InputError, RankFailed
+from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.membership.quorum import QuorumSize
+from samovar.membership.quorum_door import address_of
 from samovar.membership.quorum_messages import Decision, Hello, Last
 from samovar.membership.quorum_relay import QuorumRelay
 from samovar.membership.quorum_seat import QuorumSeat
 from samovar.membership.quorum_server import Meeting, QuorumServer
 from samovar.transports.keys import Key, make_key, read_key
+from samovar.transports.unix_sockets import connect, receive, send
 
 STATE = b"weights"
 
@@ -159,3 +162,43 @@ def test_there_is_one_job_of_a_name_and_without_one_nobody_joins(job: str) -> No
     with QuorumServer(job, QuorumSize(1)), pytest.raises(InputError, match="in use"):
         QuorumServer(job, QuorumSize(1))
     assert threading.active_count() == 1
+
+
+def test_a_door_that_is_taken_leaves_nothing_behind(job: str, key: Key) -> None:
+    meeting = Meeting("127.0.0.1", 0, key, "near")
+    with (
+        QuorumServer(job, QuorumSize(1), meeting) as server,
+        relay_to(server, job, key, "door"),
+        pytest.raises(InputError, match="in use"),
+    ):
+        relay_to(server, job, key, "door")
+    assert threading.active_count() == 1
+
+
+HELLO = {"kind": "hello", "place": 1, "mark": "5/0/0", "job": "a net", "timeout_s": 9.0, "cores": [0], "joins": True}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"kind": "ready", "num_steps": math.inf, "last": "no", "origin": ""},
+        {"kind": "ready", "num_steps": 1, "last": "no", "origin": "", "address": []},
+        {"kind": "state", "state": {}},
+        HELLO | {"timeout_s": "long"},
+        HELLO | {"cores": [[]]},
+        HELLO | {"mark": None, "cores": None},
+    ],
+)
+def test_a_worker_that_speaks_another_language_ends_nobody_else(
+    job: str, pool: ThreadPoolExecutor, content: dict[str, Any]
+) -> None:
+    with QuorumServer(job, QuorumSize(1)):
+        stranger = connect(address_of(job), Deadline.after(30.0))
+        assert stranger is not None
+        with stranger:
+            send(stranger, content, Deadline.after(30.0))
+            with pytest.raises(SamovarError):
+                receive(stranger, Deadline.after(30.0))
+        first = seat(job, 0)
+        assert pool.submit(first.enter).result()[0].is_founder
+        first.close()

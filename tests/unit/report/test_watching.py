@@ -74,6 +74,8 @@ def test_the_page_is_served_and_follows_the_run(tmp_path: Path) -> None:
         step_lines(tmp_path, 21, 30)
         assert "at step 30," in answer(url)[1]
         assert answer(f"{url}../etc/passwd") == (404, "there is only one page here: /")
+        assert [answer(url, host)[0] for host in ("localhost", "[::1]:80", "[::1]", "127.0.0.1")] == [200] * 4
+        assert answer(url, "a.name.of.another.site")[0] == 403
         assert answer(url, "a.name.of.another.site:80") == (403, "this page is for this host only")
         RunFolder(tmp_path).metrics.write_text("no line\n")
         code, text = answer(url)
