@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
@@ -111,6 +112,9 @@ class BoxServer:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                continue
+            except OSError:  # no descriptor is free
+                time.sleep(_POLL_S)
                 continue
             with connection:
                 if unix_sockets.user_process(connection):

@@ -170,7 +170,11 @@ class QuorumDoor(ABC):
                 self._hear(key.data)
 
     def _accept(self) -> None:
-        link, _ = self._listener.accept()
+        try:
+            link, _ = self._listener.accept()
+        except OSError:  # no descriptor is free
+            time.sleep(_MESSAGE_S)
+            return
         process_id = user_process(link)
         if process_id is None:
             link.close()

@@ -6,9 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import numpy as np
 import pytest
@@ -170,6 +172,26 @@ def test_nonsense_does_no_harm(box: str) -> None:
             connection.close()
         assert LocalBox(box).names(soon()) == []
     end(box)
+
+
+def test_who_comes_while_no_descriptor_is_free_waits(box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, over, refused, sleep = BoxServer(box, KEEP_S), threading.Event(), threading.Event(), time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (refused.set(), sleep(seconds)))
+    thread, (soft, hard) = threading.Thread(target=server.serve, args=(over.is_set,)), getrlimit(RLIMIT_NOFILE)
+    connection = unix_sockets.connect(server_address(box), soon())
+    assert connection is not None
+    with connection:
+        unix_sockets.send(connection, {"do": "names"}, soon())
+        try:
+            setrlimit(RLIMIT_NOFILE, (3, hard))
+            thread.start()
+            assert refused.wait(30.0)
+        finally:
+            setrlimit(RLIMIT_NOFILE, (soft, hard))
+        assert unix_sockets.receive(connection, soon()).content == {"names": []}
+    over.set()
+    thread.join()
+    server.close()
 
 
 def test_a_server_after_one_that_was_killed_finds_everything(box: str) -> None:
