@@ -164,7 +164,7 @@ class _Host0:
     ) -> None:
         closing.callback(link.close)
         deadline = Deadline.after(_ANSWER_S)
-        why = _misfit(self._own, message, self._place)
+        why = _strange(self._own, message) or _misfit(self._own, _hello_of(message), self._place)
         if why is not None:
             links[-1] = link
             self._refuse(links, InputError(f"{self._who}: {why}"))
@@ -258,23 +258,33 @@ def _refusal(why: str, kind: type[SamovarError] = InputError) -> dict[str, str]:
 
 
 def _hello_of(message: Mapping[str, Any]) -> HostHello:
+    """Raises LookupError, TypeError or ValueError if it is none."""
     values = {name: value for name, value in message.items() if name != "is"}
-    return HostHello(**(values | {"ports": tuple(values["ports"])}))
+    counts = {name: int(values[name]) for name in ("number", "workers", "threads", "spare")}
+    return HostHello(**(values | counts | {"ports": tuple(values["ports"]), "settings": dict(values["settings"])}))
 
 
-def _misfit(own: HostHello, message: Mapping[str, Any], place: HostPlace) -> str | None:
-    """The first difference of another host from host 0, as text; None if it fits."""
+def _strange(own: HostHello, message: Mapping[str, Any]) -> str | None:
+    """Why another version of Samovar, or nobody, sent the message; None if this version did."""
     versions = message.get("versions")
-    number, name = message.get("number"), message.get("name")
-    who = f"host {number} ({name})"
+    unknown = f"a message does not come from this version of Samovar ({_shown(message)}); install the same everywhere"
     if message.get("is") != "hello" or not isinstance(versions, Mapping):
-        shown = str(message)[:_SHOWN]
-        return f"a message does not come from this version of Samovar ({shown}); install the same on all hosts"
+        return unknown
     for package in sorted({*own.versions, *versions}):
         here, there = own.versions.get(package), versions.get(package)
         if here != there:
+            who = f"host {message.get('number')} ({message.get('name')})"
             return f"{who} has {package} {there}, and host 0 {here}; install the same version on all hosts"
-    hello = _hello_of(message)
+    try:
+        _hello_of(message)
+    except (LookupError, TypeError, ValueError):
+        return unknown
+    return None
+
+
+def _misfit(own: HostHello, hello: HostHello, place: HostPlace) -> str | None:
+    """The first difference of another host from host 0, as text; None if it fits."""
+    who = f"host {hello.number} ({hello.name})"
     if place.num_hosts is not None and not 0 < hello.number < place.num_hosts:
         return (
             f"{who}: hosts are numbered from 0 to {place.num_hosts - 1}; give each its own --node-rank, and one --nodes"
