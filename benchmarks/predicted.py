@@ -26,8 +26,8 @@ from ranks import FOLDER
 from samovar.core.machine import CalibrationRecord
 from samovar.launcher.calibrate import calibrate
 from samovar.predict.cluster import cluster_here
-from samovar.predict.foresight import Ran, foreseen_of
-from samovar.predict.kept import Subject
+from samovar.predict.foresight import foreseen_of
+from samovar.predict.kept import Ran, Subject
 from samovar.predict.work import work_of
 from samovar.report.host import read_host
 from samovar.report.plain import from_plain

@@ -103,8 +103,8 @@ _Step: TypeAlias = Callable[[], None]
 class EncodedRunner(PlanRunner, Protocol):
     """A `PlanRunner` of an encoded all-reduce.
 
-    `residual`, float32, is the part that this rank's messages left out so far, and that its next ones will carry, in
-    the order of the buffer; empty on a rank that sends none. It may be written to between runs.
+    `residual`, float32, is the part that this rank's messages left out so far, and that its next ones will carry. It
+    has the order of the buffer, and is empty on a rank that sends none. It may be written to between runs.
     """
 
     residual: Floats

@@ -132,7 +132,7 @@ class Setting:
 
 
 def _is_of(kind: type, value: object) -> bool:
-    """Whether it is a value of this type; a switch is no number."""
+    """Whether it is a value of this type; a switch is not a number."""
     return isinstance(value, _MEASURES.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
 
 

@@ -82,7 +82,7 @@ def check(make: Callable[[Draw], Case], draw: Draw, path: Path) -> None:
     exact = [np.array(array, np.float64, order="C") for array in (*case.inputs, *case.parameters)]
     expected = case.reference(*exact)
     for top, array in zip(tops, expected, strict=True):
-        assert_near(top.detach().numpy(), array, SMALLEST_OUTPUT, "output")
+        assert_near(top.detach().numpy(), array, "output")
     if case.has_gradient:
         learned = [info.parameter for info in parameters_of(net)]
         wanted = [t for t in (*inputs, *learned) if t.requires_grad]
@@ -111,7 +111,7 @@ def check_gradients(
         ours = gradient.contiguous().numpy()
         assert ours.shape == exact[place].shape
         differences = central_differences(value, exact[place].reshape(-1), chosen)
-        assert_near(ours.reshape(-1)[chosen], differences, SMALLEST_GRADIENT, f"gradient of argument {place}")
+        assert_near(ours.reshape(-1)[chosen], differences, f"gradient of argument {place}", SMALLEST_GRADIENT)
 
 
 def central_differences(value: Callable[[], float], flat: Array, chosen: Array) -> Array:
@@ -127,7 +127,7 @@ def central_differences(value: Callable[[], float], flat: Array, chosen: Array) 
     return result
 
 
-def assert_near(ours: Array, expected: Array, smallest: float, what: str) -> None:
+def assert_near(ours: Array, expected: Array, what: str, smallest: float = SMALLEST_OUTPUT) -> None:
     assert ours.shape == expected.shape, what
     difference = np.abs(ours - expected).max()
     assert difference <= TOLERANCE * max(smallest, np.abs(expected).max()), what
