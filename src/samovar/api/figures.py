@@ -338,14 +338,11 @@ class SameLosses:
 
     def take(self, losses: npt.NDArray[np.float64], num_ranks: int) -> bool:
         """Whether all ranks had the same losses in all of the first steps, and these are enough to say so; once."""
-        if self._seen is None:
+        if (seen := self._seen) is None:
             return False
-        is_same = 1 < num_ranks == len(losses) and (losses == losses[0]).all() and losses[0] not in self._seen
-        self._seen.add(float(losses[0]))
-        is_sure = is_same and len(self._seen) == _SAME_LOSSES
-        if is_sure or not is_same:
-            self._seen = None
-        return is_sure
+        is_same = 1 < num_ranks == len(losses) and bool((losses == losses[0]).all()) and losses[0] not in seen
+        self._seen = seen | {losses[0]} if is_same and len(seen) < _SAME_LOSSES - 1 else None
+        return is_same and self._seen is None
 
 
 class FigureCalls:

@@ -41,10 +41,7 @@ class Hdf5Source:
         self._tops = config.tops
         self._open: OrderedDict[int, Hdf5Table] = OrderedDict()
         if is_hdf5(config.source):
-            raise InputError(
-                f"{config.source}: is an HDF5 file; the source of an HDF5Data layer is a text file with the path of "
-                "one HDF5 file a line"
-            )
+            raise InputError(f"{config.source}: is an HDF5 file; give a text file with the path of one a line")
         files = ListedFiles(config.source, None, "put the list into the folder of its files")
         self._paths = [files.find(name) for name in _names(config)]
         try:

@@ -25,23 +25,17 @@ class PassingFolder:
         self.is_kept = True
 
 
-@contextmanager
-def alone_in(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep other jobs out of `folder`. Raises InputError(refusal) if one is in; any death opens the lock.
-
-    A file system without locks keeps nobody out.
-    """
+def locked(folder: Path, refusal: str) -> int:
+    """A descriptor that keeps other jobs out of `folder` as long as it is open. A file system may have no locks."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(refusal) from error
-        except OSError:
-            pass
-        yield
-    finally:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
         os.close(lock)
+        raise InputError(refusal) from error
+    except OSError:
+        pass
+    return lock
 
 
 @contextmanager
