@@ -3,7 +3,7 @@
 import copy
 import io
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from functools import partial
 from typing import Any
 
@@ -131,6 +131,15 @@ def differs_at_finish(loop: Loop) -> None:
     loop.replica.finish()
 
 
+def differs_at_evaluating(loop: Loop) -> None:
+    loop.train(1)
+    if loop.replica.rank == 1:
+        loop.optimizer.param_groups[0]["lr"] *= 2.0
+    loop.train(1)
+    with loop.replica.evaluating():
+        pass
+
+
 def wrapped_later(loop: Loop) -> None:
     with _default_group():
         DistributedDataParallel(loop.model)
@@ -204,6 +213,19 @@ def several_replicas(process_group: ProcessGroup) -> Any:
     return {"distance": distance(model, train_alone(perceptron(), first.world_size, STEPS))}
 
 
+def warned(process_group: ProcessGroup, strategy: str, *, same_data: bool) -> Any:
+    """What a rank says in a few steps and an evaluation."""
+    loop = Loop(process_group, strategy)
+    if same_data:
+        loop.batches = batches(0, 20)
+    with redirect_stderr(io.StringIO()) as said:
+        loop.train(STEPS + 1)
+        with loop.replica.evaluating():
+            pass
+    loop.replica.close()
+    return {"text": said.getvalue()}
+
+
 def copies_are_free(process_group: ProcessGroup) -> Any:
     """A copy of the model belongs to nobody."""
     model = perceptron()
@@ -253,6 +275,7 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
             loads_mixed_runs,
             differs_at_save,
             differs_at_finish,
+            differs_at_evaluating,
             wrapped_later,
         )
     },
@@ -269,6 +292,9 @@ SCENARIOS: dict[str, Callable[[ProcessGroup], Any]] = {
         f"rank {one} loads alone/{strategy}": _in_loop(partial(loads_alone_at_a_center, one=one), strategy)
         for one, strategy in ((0, "shm-easgd"), (1, "async-easgd"))
     },
+    "warned/same data": partial(warned, strategy="sync", same_data=True),
+    "warned/early": partial(warned, strategy="sync-easgd", same_data=False),
+    "warned/sync": partial(warned, strategy="sync", same_data=False),
     "wrapped_before": wrapped_before,
     "sync_batch_norm": sync_batch_norm,
     "parameter_in_two_optimizers": parameter_in_two_optimizers,

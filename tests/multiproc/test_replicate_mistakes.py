@@ -30,6 +30,7 @@ REFUSED = {
     "differs_at_save": EQUAL,
     "differs_when_asked": EQUAL,
     "differs_at_finish": EQUAL,
+    "differs_at_evaluating": EQUAL,
     "wrapped_later": "DistributedDataParallel got a model that samovar.replicate has already",
     "wrapped_before": "replicate: a DistributedDataParallel has this model already",
     "sync_batch_norm": "layer '1' is a SyncBatchNorm",
@@ -63,6 +64,21 @@ def test_a_rank_that_loads_alone_at_a_center_is_told_and_the_others_go_on(name: 
     for rank, result in enumerate(succeeded(results(world_size), name)):
         expected = "all ranks make this call together." if rank == one else "nothing was said"
         assert expected in result["text"], rank
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("warned/same data", "all ranks had the same loss in each of the first steps, so they read the same data"),
+        ("warned/early", "the center that is evaluated lacks all steps so far: the first exchange comes after step 8"),
+        ("warned/sync", ""),
+    ],
+)
+def test_steps_that_teach_less_than_they_seem_to_are_named_once(name: str, sentence: str) -> None:
+    first, *others = succeeded(results(2), name)
+    assert first["text"].count("warning") == bool(sentence)
+    assert sentence in first["text"]
+    assert [other["text"] for other in others] == [""]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samovar.transports.shm import BoardWord, RunBoard
-from tests.multiproc.command import Command, Ended, last_step, result_of
+from tests.multiproc.command import Command, Ended, last_step, result_of, run
 from tests.multiproc.held_import import HeldImport
 from tests.multiproc.leftovers import living
 from tests.multiproc.nets import write_net, write_solver
@@ -153,6 +153,33 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path, second: sig
     assert living(processes) == []
     assert not (out / "result.json").exists()
     assert not list(out.glob("snapshots/*"))
+
+
+def test_a_second_signal_names_the_snapshot_that_was_written(endless: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start(endless, out) as command:
+        command.wait_for_step(out, 3)
+        command.send(signal.SIGHUP)
+        command.until(partial(has_snapshots, out, 1), "a snapshot")
+        command.wait_for_step(out, last_step(out) + 3)
+        command.wait_for_rank(1).suspend()
+        send_and_wait(command, signal.SIGINT)
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    (saved,) = out.glob("snapshots/step_*")
+    assert f"second signal (SIGINT); resume with --snapshot {saved}" in ended.error
+
+
+def test_a_folder_in_which_a_run_trains_is_refused_to_another(endless: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with start(endless, out, workers=1) as command:
+        command.wait_for_step(out, 3)
+        other = run("train", "--solver", endless, "--iterations", 1, "--out", out, folder=tmp_path)
+        command.send(signal.SIGINT)
+        ended = command.wait()
+    assert other.return_code == 2
+    assert "another run trains there now; give another folder, or wait for its end" in other.error
+    assert ended.return_code == 0, ended.errors
 
 
 def has_snapshots(out: Path, count: int) -> bool:

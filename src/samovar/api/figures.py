@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -34,6 +35,7 @@ from samovar.report.tracing import Tracing, Voice
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.torch_dist import NearCollectives
 
+_SAME_LOSSES: Final = 3
 _ALONE_EVERY_S: Final = 1.0  # reading a loss from a device waits for it
 _WORKERS_EVERY_S: Final = 1.0
 _Batch = TypeVar("_Batch")
@@ -76,6 +78,7 @@ class ReplicaFigures:
         self._times = StepTimes()
         self._num_steps = self._num_samples_told = 0
         self._posted: tuple[int, StepTimes] | None = None
+        self._same = SameLosses()
         self._has_met = self._is_open = self._has_passed = False
         self._waits = False  # whether an exchange waits for a device
         self._num_fetched = 0
@@ -207,6 +210,11 @@ class ReplicaFigures:
         self._posted, self._steps_told = None, steps_done
         last, late_s = last_to_arrive(arrivals_s)
         last_rank = None if last is None else self._announcer.uneven.first_rank + int(told[last])
+        if self._same.take(losses, len(rows)) and not self._rank:
+            warn(
+                "all ranks had the same loss in each of the first steps, so they read the same data; loop over "
+                "replica.shard(loader), or divide the data by replica.rank"
+            )
         loss = float(losses @ weights / weights.sum())
         seconds = sum(times.by_kind().values())
         self._tell(StepDone(steps_done, loss, int(samples.sum()), seconds, times, last_rank, late_s, num_steps))
@@ -320,6 +328,21 @@ class ReplicaFigures:
             "strategy": config.name,
             **{name: value for name, value in settings.items() if value is not None},
         }
+
+
+class SameLosses:
+    """Finds ranks that learn from the same data: their losses are equal to the bit, and change from step to step."""
+
+    def __init__(self) -> None:
+        self._seen: set[float] | None = set()
+
+    def take(self, losses: npt.NDArray[np.float64], num_ranks: int) -> bool:
+        """Whether all ranks had the same losses in all of the first steps, and these are enough to say so; once."""
+        if (seen := self._seen) is None:
+            return False
+        is_same = 1 < num_ranks == len(losses) and bool((losses == losses[0]).all()) and losses[0] not in seen
+        self._seen = seen | {losses[0]} if is_same and len(seen) < _SAME_LOSSES - 1 else None
+        return is_same and self._seen is None
 
 
 class FigureCalls:

@@ -88,7 +88,7 @@ class Replica(Checkpoints, FigureCalls):
             self._join(config, box, closing)
             self._closing = closing.pop_all()
         self._is_async = config.is_async
-        of_run = (processes, self._announcer, config, compare_weights_steps)
+        of_run = (processes, self._announcer, self.config, compare_weights_steps)
         self._checks = WeightChecks(self._parameters, optimizers, *of_run)
         self._order = CallOrder(self.rank, exchanges_gradients=not config.exchanges_weights or config.traits.in_groups)
         self._shards, self._step = Shards(), 0
@@ -193,7 +193,7 @@ class Replica(Checkpoints, FigureCalls):
             return
         self._require_training("evaluating()")
         self._order.require_steps("evaluating()")
-        self._checks.require_finite(self._step, self._figures)
+        self._checks.before_evaluation(self._step, self._figures)
         if not self._is_async:
             self._announcer.agree(Event.EVALUATING, self._step)
         with ExitStack() as stack:

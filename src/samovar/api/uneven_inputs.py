@@ -221,8 +221,8 @@ class UnevenInputs:
         if differing := [rank for rank, digest in shown.items() if digest != shown[first]]:
             raise ReplicasDiffer(
                 f"rank {self.first_rank + self._group.rank}: the weights of ranks {differing} differ from those of "
-                f"rank {first}, and this strategy keeps them equal; did something else change them on some ranks only? "
-                "Start again from a checkpoint"
+                f"rank {first}, and this strategy keeps them equal. Do ranks have other learning rates, or did "
+                "something else change some weights? Start again from a checkpoint"
             )
 
 

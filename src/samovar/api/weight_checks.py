@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from samovar.api.figures import ReplicaFigures
+from samovar.api.figures_wanted import warn
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.core.errors import NotFinite
 from samovar.core.layout import LOOK_EVERY_STEPS
@@ -32,6 +33,8 @@ class WeightChecks:
         self._is_async = config.is_async
         self._keeps_equal = not config.exchanges_weights and not config.needs_center and processes.group.world_size > 1
         self._compare_steps = compare_steps
+        is_elastic = config.traits.setting("moving_rate") is not None
+        self._first_exchange = (config.sync_period_steps or 0) if is_elastic else 0
         self._looked: tuple[int, LateCopy] | None = None  # after which step, on a device
 
     def stepped(self, step: int, figures: ReplicaFigures) -> None:
@@ -48,6 +51,17 @@ class WeightChecks:
         """Raise NotFinite if ranks train in step and a weight is infinite or NaN; a center looks by itself."""
         if not self._is_async and (name := first_not_finite(self._parameters)):
             self._refuse(name, step, figures)
+
+    def before_evaluation(self, step: int, figures: ReplicaFigures) -> None:
+        """Require finite weights, let ranks compare equal ones, and warn if the center has learned nothing yet."""
+        self.require_finite(step, figures)
+        self.show_digest()
+        first, self._first_exchange = self._first_exchange, 0
+        if 0 < step < first and not self._rank:
+            warn(
+                f"the center that is evaluated lacks all steps so far: the first exchange comes after step {first}, "
+                f"and this is step {step}; make more steps, or give a shorter sync_period"
+            )
 
     def _look_later(self, step: int, figures: ReplicaFigures) -> None:
         """Look without a wait for the device: each look raises what the one before found."""

@@ -227,7 +227,10 @@ class CheckpointFile:
                 metadata = file.metadata() or {}
         except FileNotFoundError as error:
             raise InputError(f"load: {path} does not exist; {_GIVE}") from error
-        except (OSError, SafetensorError) as error:
+        except SafetensorError as error:
+            reason = f"is not a safetensors file, or is damaged: {error}"
+            raise InputError(f"load: {path} {reason}; {_GIVE}, and read files of torch.save by torch.load") from error
+        except OSError as error:
             raise InputError(f"load: {path} cannot be read: {error}; {_NEXT_STEP}") from error
         if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
             raise InputError(f"load: {path} is not a checkpoint of version {VERSION}; {_GIVE}")

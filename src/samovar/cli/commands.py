@@ -69,6 +69,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         help="Train deep networks on several workers, and choose how they share what they learn.",
         epilog=_EXIT_CODES,
         no_args_is_help=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
         cls=GroupHelpLast,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",

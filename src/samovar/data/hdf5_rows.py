@@ -14,7 +14,7 @@ from samovar.data.datasets import ListedFiles
 from samovar.data.order import SampleOrder, sample_indices
 from samovar.data.shares import Share
 from samovar.formats.caffe.files import read_file
-from samovar.formats.caffe.hdf5 import Hdf5Table
+from samovar.formats.caffe.hdf5 import Hdf5Table, is_hdf5
 
 Floats = npt.NDArray[np.float32]
 
@@ -40,6 +40,8 @@ class Hdf5Source:
         self.cache: RecordCache | None = None
         self._tops = config.tops
         self._open: OrderedDict[int, Hdf5Table] = OrderedDict()
+        if is_hdf5(config.source):
+            raise InputError(f"{config.source}: is an HDF5 file; give a text file with the path of one a line")
         files = ListedFiles(config.source, None, "put the list into the folder of its files")
         self._paths = [files.find(name) for name in _names(config)]
         try:

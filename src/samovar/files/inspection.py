@@ -72,7 +72,12 @@ def _is_text(path: Path) -> bool:
 
 
 def _describe_weights(path: Path, wanted: Wanted) -> Description:
-    stored = read_stored_net(path)
+    try:
+        stored = read_stored_net(path)
+    except InputError as error:
+        if not path.is_file() or ".caffemodel" in path.name:
+            raise
+        raise InputError(f"{path}: is of no kind that `samovar inspect --help` lists; give one of these") from error
     arrays = [(record, i, array) for record in stored.layers for i, array in enumerate(record.blobs)]
     rows = [(record.name, record.type, i, array.shape, array.size) for record, i, array in arrays]
     facts: list[tuple[str, Value]] = [

@@ -5,7 +5,6 @@ one, `velocity`. It also has the `versions` of the chunks, the `words` of the bo
 `sha256` of all these. To fill a buffer, `center` is enough.
 """
 
-import fcntl
 import hashlib
 import os
 import threading
@@ -36,6 +35,7 @@ from samovar.checkpoint.arrays import Array, chunks, parse
 from samovar.core.clock import Deadline
 from samovar.core.durable import FileMark, publish_file, sync_folder
 from samovar.core.errors import InputError, SamovarError
+from samovar.launcher.passing import locked
 
 TIMEOUT_S: Final = 120.0
 _BY_PART: Final = ("center", "velocity", "versions")  # what follows one part after the other in the whole
@@ -329,14 +329,9 @@ def _locked_folder(folder: Path) -> int:
     """A descriptor that keeps other boxes out as long as it is open."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = locked(folder, f"--box-snapshot {folder}: another box writes there; give another folder")
     except OSError as error:
         raise InputError(f"--box-snapshot {folder}: {error.strerror}; give a folder that can be written") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(f"--box-snapshot {folder}: another box writes there; give another folder") from error
     if not os.access(folder, os.W_OK):
         os.close(descriptor)
         raise InputError(f"--box-snapshot {folder}: cannot be written; give another folder")

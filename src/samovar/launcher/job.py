@@ -164,7 +164,7 @@ class _RunningJob:
             ends = others.settled(ends, launch.signals)
             launch.signals.kill_signal = launch.signals.kill_signal or others.kill_signal
         if launch.signals.kill_signal:
-            raise _killed_by(launch.signals)
+            raise _killed_by(launch.signals, told.snapshot)
         if told.result is None and ends[0].return_code != 0:
             self._fail(blamed(ends, told.failures))
         if told.result is None:
@@ -301,11 +301,12 @@ def _without_result(signals: Signals) -> SamovarError:
     return RankFailed("all ranks ended without a result; if there is a snapshot, resume with --snapshot latest")
 
 
-def _killed_by(signals: Signals) -> EndedBySignal:
+def _killed_by(signals: Signals, snapshot: Path | None) -> EndedBySignal:
     name = signal.Signals(signals.kill_signal).name
     sentence = f"ended by {name}"
     if signals.stop_signal:
-        sentence = f"ended at once by a second signal ({name}); no snapshot was written"
+        last = "no snapshot was written" if snapshot is None else f"resume with --snapshot {snapshot}"
+        sentence = f"ended at once by a second signal ({name}); {last}"
     return EndedBySignal(sentence, signals.kill_signal)
 
 
@@ -339,10 +340,8 @@ def _placement(config: RunConfig) -> Notice | None:
 
 def _left_alone(config: RunConfig) -> str:
     taken, threads = counted(config.num_taken_cpus, "core"), counted(config.threads_per_worker, "thread")
-    return (
-        f"other programs use {taken}, so each worker has {threads}. Results depend on this number: "
-        "--threads-per-worker fixes it"
-    )
+    flag = "-threads_per_worker" if config.by_caffe else "--threads-per-worker"
+    return f"other programs use {taken}, so each worker has {threads}. Results depend on this number: {flag} fixes it"
 
 
 def _oversubscribed(config: RunConfig) -> str:

@@ -1,4 +1,4 @@
-"""Folders of jobs that leave none: deleted at their end, or by a later job if their owner died."""
+"""Folders that belong to one job: deleted at its end, or by a later job if their owner died; or kept, and locked."""
 
 import fcntl
 import os
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from samovar.core.errors import InputError
 
 _PREFIX, _LOCK = "samovar-", ".running"
 
@@ -21,6 +23,19 @@ class PassingFolder:
 
     def keep(self) -> None:
         self.is_kept = True
+
+
+def locked(folder: Path, refusal: str) -> int:
+    """A descriptor that keeps other jobs out of `folder` as long as it is open. A file system may have no locks."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise InputError(refusal) from error
+    except OSError:
+        pass
+    return lock
 
 
 @contextmanager

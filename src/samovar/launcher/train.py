@@ -20,6 +20,7 @@ from samovar.launch.script import Hosts
 from samovar.launcher.hosts import place_of, run_on_hosts
 from samovar.launcher.job import remove_if_unused, run_job
 from samovar.launcher.other_hosts import Host0
+from samovar.launcher.passing import locked
 from samovar.launcher.placing import on_device, placed
 from samovar.launcher.plan import TrainingPlan, find_snapshot, plan_training
 from samovar.launcher.started import as_started
@@ -182,6 +183,8 @@ def _on_hosts(
 
 def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, errors: TextIO) -> RunResult:
     """If no training began because of wrong input, delete the new folder."""
+    path = plan.folder.path
+    lock = locked(path, f"--out {path}: another run trains there now; give another folder, or wait for its end")
     try:
         return _shown(plan, others, output, errors)
     except BaseException as error:
@@ -189,6 +192,8 @@ def _run(plan: TrainingPlan, others: Host0 | None = None, *, output: TextIO, err
         if is_input and plan.is_new and not plan.folder.metrics.exists():
             remove_if_unused(plan.folder)
         raise
+    finally:
+        os.close(lock)
 
 
 def _shown(plan: TrainingPlan, others: Host0 | None, output: TextIO, errors: TextIO) -> RunResult:

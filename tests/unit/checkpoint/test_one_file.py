@@ -138,7 +138,9 @@ def test_a_changed_bit_of_the_manifest_is_found(tmp_path: Path, seed: int) -> No
     for _ in range(40):
         place = 8 + rng.randrange(start, end)
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(7)]) + whole[place + 1 :])
-        with pytest.raises(InputError, match=r"a\.safetensors (is damaged|cannot be read|is not a checkpoint)"):
+        with pytest.raises(
+            InputError, match=r"a\.safetensors (is damaged|is not a safetensors file|is not a checkpoint)"
+        ):
             CheckpointFile.read(path)
 
 
@@ -146,7 +148,7 @@ def test_a_changed_bit_of_the_manifest_is_found(tmp_path: Path, seed: int) -> No
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"a\.safetensors cannot be read"):
+    with pytest.raises(InputError, match=r"a\.safetensors is not a safetensors file"):
         CheckpointFile.read(path)
     safetensors.numpy.save_file({"x": np.zeros(3)}, path, {"format": "pt", "manifest": json.dumps({})})
     with pytest.raises(InputError, match="is not a checkpoint of version 1"):

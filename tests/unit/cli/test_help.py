@@ -45,6 +45,11 @@ def test_a_help_fits_a_screen(words: tuple[str, ...], columns: int) -> None:
     assert max(map(len, lines)) <= columns
 
 
+@pytest.mark.parametrize("words", [(), ("train",), ("box", "serve")], ids=" ".join)
+def test_one_letter_asks_for_help_too(words: tuple[str, ...]) -> None:
+    assert help_of(*words, flag="-h") == help_of(*words)
+
+
 def test_the_rest_is_in_help_all() -> None:
     few, every = flags_in(help_of("train")), flags_in(help_of("train", flag="--help-all"))
     assert {"--solver", "--workers", "--strategy", "--sync-period", "--help-all", "--quiet", "--json"} <= few < every

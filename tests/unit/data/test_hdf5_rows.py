@@ -130,6 +130,8 @@ def test_lists_that_cannot_be_used(config: Hdf5DataConfig, tmp_path: Path) -> No
         source.write_text(text)
         with pytest.raises(InputError, match=message):
             BatchReader([Hdf5DataConfig(source, 4, config.tops)], False)
+    with pytest.raises(InputError, match=r"a\.h5: is an HDF5 file; give a text file with the path of one a line"):
+        BatchReader([Hdf5DataConfig(tmp_path / "a.h5", 4, config.tops)], False)
 
 
 def test_a_file_cut_while_it_is_read(config: Hdf5DataConfig) -> None:

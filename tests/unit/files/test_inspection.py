@@ -229,7 +229,11 @@ def test_the_result_of_workers_at_a_box(tmp_path: Path) -> None:
 
 def test_what_is_nothing_of_this(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(bytes(range(256)))
-    for path, message in ((tmp_path, "neither"), (tmp_path / "none", "no such file"), (tmp_path / "noise", "noise")):
+    for path, message in (
+        (tmp_path, "neither"),
+        (tmp_path / "none", "no such file"),
+        (tmp_path / "noise", "noise: is of no kind"),
+    ):
         with pytest.raises(InputError, match=message):
             describe(path, NO_FLAGS)
 

@@ -9,7 +9,7 @@ from samovar.data.config import LayerConfig
 from samovar.data.reader import BatchReader
 from samovar.formats.caffe.blob import read_mean
 from samovar.formats.caffe.schema import Message
-from samovar.formats.caffe.text import TextMessage, nearest, read_text
+from samovar.formats.caffe.text import TextMessage, field_names, nearest, read_text
 from samovar.frontends.caffe.data import data_config, data_warnings, refuse_memory_data
 from samovar.frontends.caffe.layers.ends import input_shapes
 from samovar.frontends.caffe.layers.registry import DATA_TYPES, INPUT_TYPES, layer_class, settings_of
@@ -88,6 +88,9 @@ def load_net(path: Path, level: int | None = None, stages: Sequence[str] = ()) -
     Raises InputError with file and line if it is not a net, has no layers, or has a layer type or phase rule that
     cannot be used.
     """
+    names = field_names(path)
+    if "base_lr" in names and names.isdisjoint(("layer", "layers")):
+        raise InputError(f"{path}: is a solver (it has base_lr), not a net; give the net that it names")
     return net_from_message(read_text(path, "NetParameter", FOREIGN_FIELDS), level, stages)
 
 

@@ -97,8 +97,8 @@ def find_named(written: str, prototxt: Path, where: str) -> Path:
     for candidate in (Path(written), beside):
         if is_there(candidate):
             return candidate
-    places = str(beside) if Path(written).is_absolute() else f"{Path.cwd() / written} and {beside.absolute()}"
-    raise InputError(f"{where}: '{written}' does not exist; looked for {places}")
+    places = dict.fromkeys(str(path.absolute()) for path in (Path(written), beside))
+    raise InputError(f"{where}: '{written}' does not exist; looked for {' and '.join(places)}")
 
 
 def is_there(path: Path) -> bool:

@@ -124,6 +124,13 @@ def test_refused_data_layers(definition_of: Definition, settings: str, message: 
         definition.data_layers("TRAIN")
 
 
+def test_a_folder_is_named_once(definition_of: Definition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    definition = definition_of(DATA.format('data_param { source: "none" batch_size: 1 backend: LMDB }'))
+    with pytest.raises(InputError, match=f"looked for {tmp_path}/none$"):
+        definition.data_layers("TRAIN")
+
+
 def test_no_data_layer_and_two(definition_of: Definition) -> None:
     one = DATA.format("include { phase: TRAIN }")
 
@@ -134,6 +141,7 @@ def test_no_data_layer_and_two(definition_of: Definition) -> None:
 
 BAD = [
     ('name: "empty"', "net.prototxt: has no layers"),
+    ('net: "a.prototxt"\nbase_lr: 0.1', r"net.prototxt: is a solver .*, not a net; give the net that it names"),
     (
         'layer { name: "x" type: "ReLU" }\nlayers { name: "y" type: RELU }',
         "net.prototxt:2: .*excludes 'layer'",
