@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from samovar.api.connect_hosts import (
-    connected_by_mpi,
+    LIBRARIES,
+    connected_by_library,
     connected_by_tcp,
     connected_leaders,
     connected_near,
@@ -33,6 +34,7 @@ from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO, require_choice
+from samovar.transports.gaspi_library import gaspi_library
 from samovar.transports.keys import make_key
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
@@ -99,7 +101,7 @@ def join_group(
 
     `transport` `auto` is `shm` on one host and `gloo` between several; `shm` is refused between hosts. Ranks with their
     own GPUs may exchange there by NCCL, which `nccl` demands. `device` is the model's (None: the CPU).
-    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start.
+    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start, `gaspi` GPI-2.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
@@ -148,6 +150,8 @@ def _chosen_transport(given: str, of_environment: str) -> str:
     chosen = of_environment if given == AUTO else given
     if chosen == "mpi":
         require_optional("mpi4py")
+    elif chosen == "gaspi":
+        gaspi_library()
     return chosen
 
 
@@ -177,7 +181,7 @@ def _together(
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
-            "choose auto, gloo, nccl, tcp or mpi"
+            "choose auto, gloo, nccl, tcp, mpi or gaspi"
         )
     local: ShmTransport | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
@@ -185,7 +189,7 @@ def _together(
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
         short = [f"rank {number}" for number in gathering.host.ranks]
         local.watch(short if gathering.is_one_host else local.names, processes)
-    addresses = host_addresses(gathering) if len(hosts) > 1 else []
+    addresses = host_addresses(gathering) if len(hosts) > 1 or choice.transport == "gaspi" else []
     heartbeats = Heartbeats(gathering.rendezvous)
     closing.callback(heartbeats.close)
     collectives: Collectives
@@ -196,8 +200,19 @@ def _together(
     else:
         assert local is not None
         collectives = PlannedCollectives(local, choose)
-        if choice.transport == "mpi":
-            collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
+        if choice.transport in LIBRARIES:
+            collectives = connected_by_library(
+                *(
+                    choice.transport,
+                    gathering,
+                    addresses,
+                    collectives,
+                    choice.collective,
+                    timeout_s,
+                    heartbeats,
+                    closing,
+                )
+            )
         elif len(hosts) > 1:
             between = connected_leaders(gathering, addresses)
             collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
@@ -220,7 +235,7 @@ def _inside(
     oversubscribed = len(host.ranks) > len(cores)
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
-    maps = hellos[rank].transport != "mpi"
+    maps = hellos[rank].transport not in LIBRARIES
     return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed, maps=maps)
 
 

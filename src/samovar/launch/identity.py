@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from samovar.core.errors import InputError
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
-TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi")
+TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi", "gaspi")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
@@ -119,11 +120,36 @@ def launcher_process() -> str:
     return f"{parent}-{_status_fields(parent)[19]}"
 
 
-def checked_transport(what: str, name: str) -> str:
-    """Raises InputError about `what` if `name` is not a transport."""
-    if name not in TRANSPORTS:
-        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(TRANSPORTS)}")
+def checked_transport(what: str, name: str, allowed: Sequence[str] = TRANSPORTS) -> str:
+    """Raises InputError about `what` if `name` is not one of these transports."""
+    if name not in allowed:
+        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(allowed)}")
     return name
+
+
+@contextmanager
+def variables_of_gaspi(rank: int, addresses: Sequence[str]) -> Iterator[None]:
+    """While this is open, GPI-2 finds in the environment what gaspi_run would tell it; `addresses` are all ranks'."""
+    descriptor = os.memfd_create("gaspi-hosts")  # a file that no name leads to, so that none is left
+    os.write(descriptor, "".join(f"{address}\n" for address in addresses).encode())
+    told = {
+        "GASPI_RANK": str(rank),
+        "GASPI_NRANKS": str(len(addresses)),
+        "GASPI_SOCKET": str(addresses[:rank].count(addresses[rank])),
+        "GASPI_MFILE": f"/proc/self/fd/{descriptor}",
+        "GASPI_SET_NUMA_SOCKET": "0",  # `launch.numa` places ranks
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        os.close(descriptor)
 
 
 def _torchrun(given: Mapping[str, str]) -> Identity:
