@@ -26,7 +26,7 @@ from typing import Any
 
 from figures import Figure, compare
 from hosts import ETHERNET_MTU, require_namespaces
-from namespaces import INTERFACE, NamespaceHost, two_hosts
+from namespaces import NamespaceHost, mpiexec_over, two_hosts
 from ranks import Ranks, own_cpus
 
 from samovar.collectives.cost import choose_all_reduce, choose_between
@@ -224,7 +224,8 @@ def measure(
         job_file.write_text(json.dumps(job))
         program = [sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)]
         if hosts:
-            run_on_hosts(program, hosts, Path(folder))
+            launcher = mpiexec_over(hosts, [1] * len(hosts), Path(sys.executable).with_name("mpiexec"), Path(folder))
+            subprocess.run([*launcher, *program], check=True, timeout=TIMEOUT_S)
         else:
             run_ranks(program, world_size, with_mpi)
         ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(world_size)]
@@ -241,20 +242,6 @@ def run_ranks(program: list[str], world_size: int, with_mpi: bool) -> None:
         process.wait(TIMEOUT_S)
     if any(process.returncode != 0 for process in processes):
         raise SystemExit("a rank of the benchmark failed; see its error above")
-
-
-def run_on_hosts(program: list[str], hosts: Sequence[NamespaceHost], folder: Path) -> None:
-    """A rank on each; mpiexec reaches the others by a script, as it would by ssh."""
-    reach = folder / "reach"
-    cases = "".join(f"{host.address}) name={host.name};; " for host in hosts)
-    reach.write_text(f'#!/bin/sh\ncase "$1" in {cases}esac\nshift\nexec ip netns exec "$name" sh -c "$*"\n')
-    reach.chmod(0o700)
-    launcher = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "rsh", "-launcher-exec", str(reach)]
-    places = ["-iface", INTERFACE, "-hosts", ",".join(host.address for host in hosts), "-n", str(len(hosts))]
-    # Both hosts are one machine, whose shared memory UCX would use.
-    network = ["-genv", "UCX_TLS", "tcp,self", "-genv", "UCX_NET_DEVICES", INTERFACE]
-    command = [*hosts[0].prefix, *launcher, *places, *network, *program]
-    subprocess.run(command, check=True, timeout=TIMEOUT_S)
 
 
 def together(ranks: Sequence[Mapping[str, Sequence[tuple[float, float]]]], num_runs: int) -> Times:

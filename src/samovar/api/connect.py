@@ -36,6 +36,7 @@ from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO, require_choice
 from samovar.transports.gaspi_library import gaspi_library
 from samovar.transports.keys import make_key
+from samovar.transports.looking import LookingTransport
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.torch_dist import JobStore, default_group
@@ -222,7 +223,9 @@ def _together(
     gathering.close()
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
-        home = Home(hosts[0].ranks, addresses[0], choice.key_file)
+        over = getattr(collectives, "transport", None)
+        windows = over if isinstance(over, LookingTransport) else None
+        home = Home(hosts[0].ranks, addresses[0], choice.key_file, windows=windows)
     return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
 
 
