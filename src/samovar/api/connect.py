@@ -184,42 +184,17 @@ def _together(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
             "choose auto, gloo, nccl, tcp, mpi or gaspi"
         )
-    local: ShmTransport | None = None
+    inside: PlannedCollectives | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
         segment = gathering.segment()
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
         short = [f"rank {number}" for number in gathering.host.ranks]
         local.watch(short if gathering.is_one_host else local.names, processes)
+        inside = PlannedCollectives(local, choose)
     addresses = host_addresses(gathering) if len(hosts) > 1 or choice.transport == "gaspi" else []
     heartbeats = Heartbeats(gathering.rendezvous)
     closing.callback(heartbeats.close)
-    collectives: Collectives
-    if choice.transport == "tcp":
-        collectives = connected_by_tcp(
-            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
-        )
-    else:
-        assert local is not None
-        collectives = PlannedCollectives(local, choose)
-        if choice.transport in LIBRARIES:
-            collectives = connected_by_library(
-                *(
-                    choice.transport,
-                    gathering,
-                    addresses,
-                    collectives,
-                    choice.collective,
-                    timeout_s,
-                    heartbeats,
-                    closing,
-                )
-            )
-        elif len(hosts) > 1:
-            between = connected_leaders(gathering, addresses)
-            collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
-            closing.callback(collectives.close)
-            if between is not None:
-                closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
     gathering.close()
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
@@ -227,6 +202,39 @@ def _together(
         windows = over if isinstance(over, LookingTransport) else None
         home = Home(hosts[0].ranks, addresses[0], choice.key_file, windows=windows)
     return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
+
+
+def _of_all(
+    gathering: Gathering,
+    addresses: list[str],
+    inside: PlannedCollectives | None,
+    choice: Choice,
+    timeout_s: float,
+    heartbeats: Heartbeats,
+    closing: ExitStack,
+) -> Collectives:
+    """The collectives of all ranks. Those `inside` a host share memory, unless each is taken for a host of its own."""
+    local = None if inside is None else inside.transport
+    assert local is None or isinstance(local, ShmTransport), local
+    if choice.transport == "tcp":
+        return connected_by_tcp(
+            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
+        )
+    assert inside is not None
+    assert local is not None
+    if choice.transport in LIBRARIES:
+        return connected_by_library(
+            *(choice.transport, gathering, addresses, inside, choice.collective, timeout_s, heartbeats, closing)
+        )
+    if len(gathering.hosts) == 1:
+        return inside
+    between, group = connected_leaders(gathering, addresses), Group(gathering.identity.rank, len(gathering.hellos))
+    deadline = partial(heartbeats.deadline, timeout_s)
+    collectives = HierarchicalCollectives(local, group, gathering.hosts, between, deadline)
+    closing.callback(collectives.close)
+    if between is not None:
+        closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    return collectives
 
 
 def _inside(

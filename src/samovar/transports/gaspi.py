@@ -26,7 +26,7 @@ from samovar.transports.gaspi_library import (
     TEST,
     TIMEOUT,
     GaspiLibrary,
-    Segment,
+    GaspiSegment,
     milliseconds,
 )
 from samovar.transports.looking import LINE_BYTES, WORD_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher
@@ -61,8 +61,8 @@ class GaspiTransport(LookingTransport):
         assert library.started == (group.rank, group.world_size), library.started
         super().__init__(group, names, "samovar-gaspi", timeout_s, deadline_after)
         self._library = library
-        self._segments: list[Segment] = []
-        self._copies: list[Segment] = []
+        self._segments: list[GaspiSegment] = []
+        self._copies: list[GaspiSegment] = []
         tells = "This rank ends, so that the others notice"
         ending = Ending(_WATCH_S, lambda: None, self._is_broken, _end_at_once, tells)
         self._watcher = Watcher(self.names, group.rank, ending)
@@ -101,7 +101,7 @@ class GaspiTransport(LookingTransport):
         is_wide = last.used_notifications + num_slots <= self._library.num_notifications
         return is_wide and last.used_bytes + num_bytes <= len(last.memory)
 
-    def _tell(self, segment: Segment) -> None:
+    def _tell(self, segment: GaspiSegment) -> None:
         """Every rank knows the segment of every other, when this returns."""
         for peer in range(self.group.world_size):
             with self.watched(peer):
@@ -158,7 +158,7 @@ class GaspiTransport(LookingTransport):
                     part[:] = copied
 
     @contextmanager
-    def _copy(self) -> Iterator[Segment]:
+    def _copy(self) -> Iterator[GaspiSegment]:
         """Registered memory that no other thread uses meanwhile."""
         try:
             segment = self._copies.pop()
@@ -260,7 +260,7 @@ class GaspiWindow(LookingWindow):
         self,
         transport: GaspiTransport,
         name: str,
-        segment: Segment,
+        segment: GaspiSegment,
         place: tuple[int, int],
         num_bytes: int,
         num_slots: int,

@@ -143,7 +143,7 @@ class GaspiLibrary:
         self.require(name, self.call(name, *place, byref(old), timeout_ms))
         return old.value
 
-    def allocate(self, num_bytes: int, *, is_own: bool = False) -> "Segment":
+    def allocate(self, num_bytes: int, *, is_own: bool = False) -> "GaspiSegment":
         """A segment of this rank, not zeroed. Raises InputError if there is no room for it."""
         number = self._config.segment_max - 1 - self._num_own_segments if is_own else self.segments
         code = self.call("segment_alloc", number, num_bytes, _UNINITIALIZED)
@@ -160,7 +160,7 @@ class GaspiLibrary:
         self.require("segment_ptr", self.call("segment_ptr", number, byref(place)))
         assert place.value is not None
         memory = np.ctypeslib.as_array((num_bytes * c_ubyte).from_address(place.value))
-        return Segment(number, place.value, memory)
+        return GaspiSegment(number, place.value, memory)
 
     def size_on(self, segment: int, rank: int) -> int | None:
         """The size of the segment that the rank has told; None until then."""
@@ -186,7 +186,7 @@ class GaspiLibrary:
         return first.value if code == SUCCESS else None
 
 
-class Segment:
+class GaspiSegment:
     """Registered memory of this rank, and how much of it, and of its notifications, windows have taken."""
 
     def __init__(self, number: int, start: int, memory: npt.NDArray[np.uint8]) -> None:
