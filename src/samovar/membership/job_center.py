@@ -39,7 +39,7 @@ class Home:
     """The place of a job's center: with rank 0, in memory that the `ranks` of its host map.
 
     Ranks of other hosts reach it at `address`. `key_file` names the job's key on each host. If the launcher starts
-    ranks again, it keeps the center: `kept`. If a library has `windows` of all ranks, the center lies in them.
+    ranks again, it keeps the center: `kept`. If a library has `windows` of all ranks, the center is in them.
     """
 
     ranks: tuple[int, ...]

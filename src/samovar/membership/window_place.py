@@ -1,4 +1,4 @@
-"""A center in windows of a library (MPI, GASPI): it lies with rank 0, and the others reach it without a server."""
+"""A center in windows of a library (MPI, GASPI): it is with rank 0, and the others reach it without a server."""
 
 import struct
 import time
@@ -57,7 +57,7 @@ class WindowsCenter:
 class WindowBoard:
     """A `samovar.box.board.Rows`: a rank's row is in its own memory, and the words are in that of rank 0.
 
-    A row ends with a checksum. Who reads a row while it is written reads it again.
+    A row ends with a checksum. A rank that reads a row while it is written reads it again.
     """
 
     def __init__(self, transport: LookingTransport) -> None:

@@ -140,7 +140,7 @@ class GaspiTransport(LookingTransport):
                 raise self._failed(peer) or error from None
 
     def _registered(self, data: Array, *, fills: bool = False) -> Iterator[tuple[int, int, Array]]:
-        """Parts of the array as segment, offset and bytes. What lies elsewhere goes through memory of this rank's."""
+        """Parts of the array as segment, offset and bytes. An array elsewhere goes through memory of this rank."""
         for segment in self._segments:
             if (place := segment.place_of(data)) is not None:
                 most = self._library.most_bytes

@@ -197,7 +197,7 @@ class GaspiSegment:
         self._start = start
 
     def place_of(self, array: npt.NDArray[np.uint8]) -> int | None:
-        """Where the array begins in here; None if it lies elsewhere."""
+        """Where the array begins in here; None if it is elsewhere."""
         place = array.ctypes.data - self._start
         return place if 0 <= place <= len(self.memory) - array.nbytes else None
 
@@ -223,7 +223,7 @@ def gaspi_library() -> GaspiLibrary:
 
 
 def is_free(port: int, num_ranks: int) -> bool:
-    """Whether so many ranks of this host can have ports from this one on."""
+    """Whether the ranks of this host can have ports from this one on."""
     for part in range(NUM_PORTS // MOST_RANKS_A_HOST):
         for place in range(num_ranks):
             with socket.socket() as listening:

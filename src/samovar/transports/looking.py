@@ -165,7 +165,7 @@ class LookingWindow(PeerWindow):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a watcher does every `period_s`, and how it ends the process (and with it, as `tells` says, others)."""
+    """The work of a watcher every `period_s`, and the end of the process; `tells` says what that does to others."""
 
     period_s: float
     progress: Callable[[], None]
