@@ -100,18 +100,18 @@ def over_mpi(hosts: Pair, counts: tuple[int, int], words: tuple[str, ...], folde
     """The findings of each rank of mpiexec, by strategy."""
     variables = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": PORT, "SAMOVAR_TRANSPORT": "mpi", "GROUP_SIZE": 1}
     given = [str(word) for name, value in variables.items() for word in ("-genv", name, value)]
-    command = [*mpiexec_over(hosts, counts, Path(str(MPIEXEC)), folder), *given, "-prepend-rank"]
+    command = [
+        *mpiexec_over(hosts, counts, Path(str(MPIEXEC)), folder),
+        *given,
+        "-outfile-pattern",
+        f"{folder}/{words[0]}.%r",
+    ]
     ended = subprocess.run(
         [*command, sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=END_S, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    found: list[dict[str, Any]] = [{} for _ in range(sum(counts))]
-    for line in ended.stdout.splitlines():
-        rank, _, text = line[1:].partition("] ")
-        if text.startswith("{"):
-            said = json.loads(text)
-            found[int(rank)][said["strategy"]] = said
-    return found
+    lines = [(folder / f"{words[0]}.{rank}").read_text().splitlines() for rank in range(sum(counts))]
+    return [{(said := json.loads(line))["strategy"]: said for line in own} for own in lines]
 
 
 @pytest.mark.parametrize("way", ["mpi", "gaspi"])
@@ -119,15 +119,18 @@ def test_a_center_in_windows_of_a_library_needs_no_key_and_no_server(
     way: str, hosts: Pair, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """It takes every step once, and the turns that have an order give the numbers of that order."""
-    found, words = library(way, request.config), (",".join((*ASYNC, "round-robin-easgd")),)
-    if way == "mpi":
-        ranks = over_mpi(hosts, (2, 1), words, tmp_path)
-    else:
+    found = library(way, request.config)
+
+    def trained(strategies: str) -> list[dict[str, Any]]:
+        if way == "mpi":
+            return over_mpi(hosts, (2, 1), (strategies,), tmp_path)
         settings = {"SAMOVAR_TRANSPORT": "gaspi", "LD_LIBRARY_PATH": str(found.folder), "GROUP_SIZE": "1"}
-        ranks = results(start(hosts, (2, 1), words, **settings))
+        return results(start(hosts, (2, 1), (strategies,), **settings))
+
+    ranks = trained(",".join(ASYNC))
     for strategy in ASYNC:
         require_conserved([rank[strategy] for rank in ranks], adds_steps=strategy == "async-sgd")
-    require_turns(ranks)
+    require_turns(trained("round-robin-easgd"))
 
 
 def test_the_turn_goes_around_over_hosts(hosts: Pair, variables: dict[str, str]) -> None:
