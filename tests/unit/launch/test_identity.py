@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.identity import Identity, first_node, identity, launcher_process, tasks_on_node
+from samovar.launch.identity import (
+    Identity,
+    first_node,
+    identity,
+    launcher_process,
+    tasks_on_node,
+    variables_of_gaspi,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -189,3 +196,16 @@ def test_ranks_under_wrappers_have_their_launcher_in_common(tmp_path: Path) -> N
     assert len(said) == 1
     assert said.pop().startswith(f"{os.getpid()}-")
     assert launcher_process().startswith(f"{os.getppid()}-")
+
+
+def test_gpi2_finds_what_gaspi_run_would_tell_it_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GASPI_RANK", "7")
+    monkeypatch.delenv("GASPI_MFILE", raising=False)
+    hosts = ["10.0.0.1", "10.0.0.1", "10.0.0.10", "10.0.0.10"]
+    with variables_of_gaspi(3, hosts):
+        assert [os.environ[name] for name in ("GASPI_RANK", "GASPI_NRANKS", "GASPI_SOCKET")] == ["3", "4", "1"]
+        file = Path(os.environ["GASPI_MFILE"])
+        assert file.read_text().split() == hosts
+    assert os.environ["GASPI_RANK"] == "7"
+    assert "GASPI_MFILE" not in os.environ
+    assert not file.exists() or not file.resolve().name.startswith("memfd:gaspi")
