@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 from samovar.core.errors import InputError
 
@@ -89,15 +90,15 @@ def identity_in_group(rank: int, world_size: int, address: str | None) -> Identi
 
 
 def identity(variables: Mapping[str, str]) -> Identity:
-    """The first that applies of torchrun's variables, SLURM's and MPI's; else a single process. A pure function.
+    """The first that applies of the variables of torchrun, gaspi_run, SLURM and MPI; else a single process.
 
-    WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are incomplete, not
+    A pure function. WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are incomplete, not
     numbers, or contradict each other.
     """
     given = {name: value for name, value in variables.items() if value != ""}
     if "RANK" in given:
         return _checked(_torchrun(given), given)
-    found = _innermost(_slurm(given), _mpi(given))
+    found = _gaspi(given) or _innermost(_slurm(given), _mpi(given))
     if found is None:
         if given.get("WORLD_SIZE", "1") != "1":
             raise InputError(f"WORLD_SIZE is {given['WORLD_SIZE']} but RANK is not set; set both, or neither")
@@ -193,6 +194,22 @@ def _slurm(given: Mapping[str, str]) -> Identity | None:
         address=None if is_one_node or nodes is None else first_node(nodes),
         port=None if is_one_node else port,
         job=f"slurm-{job}.{step}-{given.get('SLURM_RESTART_COUNT', '0')}",
+    )
+
+
+def _gaspi(given: Mapping[str, str]) -> Identity | None:
+    """gaspi_run names no port. Its file of hosts has a name of its own for each job, the same on all hosts."""
+    if "GASPI_RANK" not in given:
+        return None
+    _require(given, "gaspi_run's variables", "GASPI_NRANKS", "GASPI_SOCKET", "GASPI_MASTER", "GASPI_MFILE")
+    return Identity(
+        rank=_number(given, "GASPI_RANK"),
+        world_size=_number(given, "GASPI_NRANKS"),
+        local_rank=_number(given, "GASPI_SOCKET"),
+        local_world_size=None,
+        launcher="gaspi_run",
+        address=given["GASPI_MASTER"],
+        port=_MIN_PORT + crc32(given["GASPI_MFILE"].encode()) % _NUM_PORTS,
     )
 
 

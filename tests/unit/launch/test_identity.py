@@ -209,3 +209,21 @@ def test_gpi2_finds_what_gaspi_run_would_tell_it_and_nothing_is_left(monkeypatch
     assert os.environ["GASPI_RANK"] == "7"
     assert "GASPI_MFILE" not in os.environ
     assert not file.exists() or not file.resolve().name.startswith("memfd:gaspi")
+
+
+def test_ranks_of_gaspi_run_meet_at_its_master_at_a_port_of_their_job() -> None:
+    variables = {
+        "GASPI_RANK": "3",
+        "GASPI_NRANKS": "4",
+        "GASPI_SOCKET": "1",
+        "GASPI_MASTER": "node0",
+        "GASPI_MFILE": "/tmp/.gpi2.a",
+    }
+    found, other = identity(variables), identity(variables | {"GASPI_MFILE": "/tmp/.gpi2.b"})
+    assert (found.rank, found.world_size, found.local_rank, found.address) == (3, 4, 1, "node0")
+    assert found.port is not None
+    assert 15_000 <= found.port < 30_000
+    assert found.port != other.port
+    assert identity(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "99"}).port == 99
+    with pytest.raises(InputError, match="gaspi_run's variables: GASPI_MASTER not set"):
+        identity({name: value for name, value in variables.items() if name != "GASPI_MASTER"})
