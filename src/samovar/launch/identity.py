@@ -92,8 +92,8 @@ def identity_in_group(rank: int, world_size: int, address: str | None) -> Identi
 def identity(variables: Mapping[str, str]) -> Identity:
     """The first that applies of the variables of torchrun, gaspi_run, SLURM and MPI; else a single process.
 
-    A pure function. WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are incomplete, not
-    numbers, or contradict each other.
+    A pure function. WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are
+    incomplete, not numbers, or contradict each other.
     """
     given = {name: value for name, value in variables.items() if value != ""}
     if "RANK" in given:
