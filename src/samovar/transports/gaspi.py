@@ -228,7 +228,7 @@ class GaspiTransport(LookingTransport):
 
     def _is_broken(self, peer: int) -> bool:
         """Whether operations on the peer fail. One that changes nothing shows it, now or at the next call."""
-        if peer == self.group.rank or not hasattr(self, "_meeting"):
+        if peer == self.group.rank or not self._num_met:
             return False
         if not self._library.is_corrupt(peer):
             segment, number = self._meeting.slot(2 * self.group.world_size)
