@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from samovar.core.errors import RankFailed
+from samovar.core.errors import InputError, RankFailed
 from samovar.strategies.config import StrategyConfig
 from samovar.transports.gaspi import completed
 from tests.conformance import cases
@@ -123,17 +123,21 @@ def test_a_notification_of_gaspi_is_completed_from_the_one_before() -> None:
 
 
 @pytest.mark.skipif(find_library("GPI2") is not None, reason="this system has GPI-2 for all programs")
-def test_a_missing_library_of_gaspi_is_refused_with_what_to_install() -> None:
-    script = "import samovar.api.connect as connect; connect.join_group(9.0, transport='gaspi')"
-    variables = {"RANK": "0", "WORLD_SIZE": "1", "LD_LIBRARY_PATH": ""}
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert "InputError: transport 'gaspi' needs GPI-2, and the loader finds no libGPI2.so: install it" in ended.stderr
+def test_a_missing_library_of_gaspi_is_refused_with_what_to_install(tmp_path: Path) -> None:
+    refused = "transport 'gaspi' needs GPI-2, and the loader finds no libGPI2.so: install it"
+    script = tmp_path / "script.py"
+    script.write_text("import samovar.api.connect as connect; connect.join_group(9.0, transport='gaspi')")
+    commands = {1: [], InputError.exit_code: ["-m", "samovar", "run", "--transport", "gaspi"]}
+    for exit_code, words in commands.items():
+        ended = subprocess.run(
+            [sys.executable, *words, str(script)],
+            cwd=ROOT,
+            env=os.environ | {"LD_LIBRARY_PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert ended.returncode == exit_code
+        assert refused in ended.stderr.splitlines()[-1]
+    assert len(ended.stderr.splitlines()) == 1

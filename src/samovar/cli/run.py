@@ -24,6 +24,7 @@ from samovar.launch.wishes import METRICS, TRACE
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
+from samovar.transports.gaspi_library import gaspi_library
 
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
@@ -155,7 +156,8 @@ def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
             "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or transport='mpi' in the "
             "script, and run mpiexec -n N python SCRIPT"
         )
-    checked_transport("--transport", transport, _TRANSPORTS)
+    if checked_transport("--transport", transport, _TRANSPORTS) == "gaspi":
+        gaspi_library()
     settings = {} if transport == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 
