@@ -7,6 +7,7 @@
 - Round trips.
 - Two and four ranks over a network: every plan and gloo (`run.py collectives-network`).
 - Two and four ranks over windows of MPI against its own all-reduce (`run.py collectives-mpi`).
+- The same for two ranks on two hosts (`run.py collectives-mpi-hosts`).
 
 MPI needs the extra `mpi` (mpi4py and mpich). Without it the comparison is with gloo alone, and says so.
 """
@@ -24,6 +25,8 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from figures import Figure, compare
+from hosts import ETHERNET_MTU, require_namespaces
+from namespaces import NamespaceHost, mpiexec_over, two_hosts
 from ranks import Ranks, own_cpus
 
 from samovar.collectives.cost import choose_all_reduce, choose_between
@@ -115,6 +118,32 @@ def mpi_windows(world_size: int, sizes: Sequence[int], num_pairs: int) -> list[F
     return figures
 
 
+def run_mpi_hosts(short: bool = False) -> list[Figure]:
+    """The same between two hosts, one rank each, on a cable with Ethernet's packets."""
+    require_namespaces()
+    sizes = SIZES[:1] if short else MPI_SIZES
+    return [figure for rate in (None, "10gbit", "1gbit") for figure in mpi_between(rate, sizes, 2 if short else 7)]
+
+
+def mpi_between(rate: str | None, sizes: Sequence[int], num_pairs: int) -> list[Figure]:
+    names = [choose_between(NOMINAL, 2, size) for size in sizes]
+    cells = [
+        {"num_bytes": size, "sides": [f"mpi {name}", "mpi"], "num_runs": 1, "num_pairs": num_pairs}
+        for size, name in zip(sizes, names, strict=True)
+    ]
+    with two_hosts(rate, ETHERNET_MTU) as hosts:
+        before = hosts[0].traffic()
+        measured = measure(2, cells, with_mpi=True, hosts=hosts)
+        if hosts[0].traffic().num_bytes - before.num_bytes < sum(2 * (1 + num_pairs) * size for size in sizes):
+            raise SystemExit("the sums have not gone over the cable: MPI takes both hosts for one")
+    figures = []
+    for times, size, name in zip(measured, sizes, names, strict=True):
+        rates = {side: [1 / second for second in seconds] for side, seconds in times.items()}
+        what = f"{shown(size)}, 2 hosts, {rate or 'no limit'}: {name} over windows / MPI_Allreduce"
+        figures.append(compare(what, rates[f"mpi {name}"], rates["mpi"], "1/s", 0.9))
+    return figures
+
+
 def in_gigabytes(rates: Sequence[float], num_bytes: int) -> list[float]:
     return [rate * num_bytes / 1e9 for rate in rates]
 
@@ -175,7 +204,9 @@ def shown(num_bytes: int) -> str:
     return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
 
 
-def measure(world_size: int, cells: list[dict[str, Any]], with_mpi: bool) -> list[Times]:
+def measure(
+    world_size: int, cells: list[dict[str, Any]], with_mpi: bool, hosts: Sequence[NamespaceHost] = ()
+) -> list[Times]:
     """Per cell the seconds of each side, from the first rank's begin to the last one's end."""
     placement = place(world_size, 1)
     with tempfile.TemporaryDirectory(prefix="samovar-bench-") as folder:
@@ -185,12 +216,18 @@ def measure(world_size: int, cells: list[dict[str, Any]], with_mpi: bool) -> lis
             "cpus": placement.cpus,
             "folder": folder,
             "mpi": with_mpi,
+            "between": len(hosts) > 0,
             "cells": cells,
         }
         make_key(Path(folder, KEY_FILE_NAME))
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job))
-        run_ranks([sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)], world_size, with_mpi)
+        program = [sys.executable, str(FOLDER / "collectives_rank.py"), str(job_file)]
+        if hosts:
+            launcher = mpiexec_over(hosts, [1] * len(hosts), Path(sys.executable).with_name("mpiexec"), Path(folder))
+            subprocess.run([*launcher, *program], check=True, timeout=TIMEOUT_S)
+        else:
+            run_ranks(program, world_size, with_mpi)
         ranks = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(world_size)]
     return [together([rank[number] for rank in ranks], cell["num_runs"]) for number, cell in enumerate(cells)]
 

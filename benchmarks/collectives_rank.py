@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -98,6 +98,9 @@ class Rank:
         self.group = Group(rank, job["world_size"])
         self.oversubscribed: bool = job["oversubscribed"]
         self.mpi = mpi
+        if job["between"]:  # hosts have nothing in common but MPI
+            self.barrier: Callable[[], None] = mpi.COMM_WORLD.Barrier
+            return
         self.store = torch.distributed.FileStore(f"{job['folder']}/store", self.group.world_size)
         torch.distributed.init_process_group("gloo", store=self.store, rank=rank, world_size=self.group.world_size)
         self._num_segments = 0
@@ -156,14 +159,24 @@ class Cell:
 
     def __init__(self, rank: Rank, num_bytes: int, sides: list[str]) -> None:
         self._rank = rank
-        count = num_bytes // 4
-        transport = rank.transport()
-        data = Region.of(transport.open_window("data", num_bytes, 0), 0, count, np.float32)
+        self._num_bytes = num_bytes
         # Memory of the others' own, as their users have it.
-        other = np.zeros(count, np.float32)
-        self.sides = {name: self._open(name, transport, data, other) for name in sides}
+        other = np.zeros(num_bytes // 4, np.float32)
+        self.sides = {name: self._open(name, other) for name in sides}
 
-    def _open(self, name: str, transport: ShmTransport, data: Region, other: Array) -> Side:
+    @cached_property
+    def _shared(self) -> ShmTransport:
+        return self._rank.transport()
+
+    @cached_property
+    def _data(self) -> Region:
+        return self._region(self._shared)
+
+    def _region(self, transport: Transport) -> Region:
+        window = transport.open_window("data", self._num_bytes, 0)
+        return Region.of(window, 0, self._num_bytes // 4, np.float32)
+
+    def _open(self, name: str, other: Array) -> Side:
         if name == "gloo":
             return Gloo(other)
         if name == "mpi":
@@ -171,9 +184,8 @@ class Cell:
         way, _, plan = name.partition(" ")
         if plan:
             over = self._rank.tcp if way == "tcp" else self._rank.mpi_windows
-            window = over.open_window("data", data.array.nbytes, 0)
-            return Ours(plan, over, Region.of(window, 0, len(data.array), np.float32))
-        return Copy(data.array) if name == "copy" else Ours(name, transport, data)
+            return Ours(plan, over, self._region(over))
+        return Copy(self._data.array) if name == "copy" else Ours(name, self._shared, self._data)
 
     def block(self, side: Side, num_runs: int, verified: bool) -> tuple[float, float]:
         """When this rank began and ended `num_runs` all-reduces."""

@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "lenet": lenet.run,
     "collectives": collectives.run,
     "collectives-mpi": collectives.run_mpi,
+    "collectives-mpi-hosts": collectives.run_mpi_hosts,
     "collectives-network": collectives.run_network,
     "collectives-pair": collectives.run_pair,
     "collectives-sweep": collectives.run_sweep,

@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--run-slow", action="store_true", help="also run tests marked slow")
     group.addoption("--golden", metavar="DIR", help="recorded BVLC Caffe data (default: ../shared/golden)")
     group.addoption("--data-sets", metavar="DIR", help="MNIST and other sets (default: ../shared/data)")
+    group.addoption("--gaspi", metavar="DIR", help="where GPI-2 is installed (default: its tests are skipped)")
     group.addoption("--leak-grace", type=float, metavar="SECONDS", default=GRACE_S, help=_GRACE_HELP)
 
 

@@ -214,6 +214,19 @@ def named(hosts: Sequence[NamespaceHost], names: Sequence[str]) -> Iterator[list
         yield [(*host.prefix, *call_it, name.split()[0]) for host, name in zip(hosts, names, strict=True)]
 
 
+def mpiexec_over(hosts: Sequence[NamespaceHost], counts: Sequence[int], mpiexec: Path, folder: Path) -> list[str]:
+    """The words by which MPICH's mpiexec starts so many ranks on each host, which a script in `folder` reaches."""
+    reach = folder / "reach"
+    cases = "".join(f"{host.address}) name={host.name};; " for host in hosts)
+    reach.write_text(f'#!/bin/sh\ncase "$1" in {cases}esac\nshift\nexec ip netns exec "$name" sh -c "$*"\n')
+    reach.chmod(0o700)
+    places = ",".join(f"{host.address}:{count}" for host, count in zip(hosts, counts, strict=True))
+    words = ["-launcher", "rsh", "-launcher-exec", reach, "-iface", INTERFACE, "-hosts", places, "-n", sum(counts)]
+    # All hosts are one machine, whose shared memory UCX would use.
+    network = ["-genv", "UCX_TLS", "tcp,self", "-genv", "UCX_NET_DEVICES", INTERFACE]
+    return [*hosts[0].prefix, str(mpiexec), *map(str, words), *network]
+
+
 def left_over() -> list[str]:
     """Namespaces of this process that are still there."""
     return sorted(path.name for path in _RUN.glob(f"samovar-{os.getpid()}-*"))

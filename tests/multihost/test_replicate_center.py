@@ -14,7 +14,9 @@ import pytest
 from samovar.box.job_server import ABSENT_S
 from samovar.core.clock import Deadline, polled
 from samovar.transports.keys import make_key
+from tests.libraries import MPIEXEC, library
 from tests.multihost.conftest import PORT, Pair
+from tests.multihost.namespaces import mpiexec_over
 from tests.multihost.replicate_program import STEPS
 
 PROGRAM = Path(__file__).with_name("replicate_program.py")
@@ -94,12 +96,52 @@ def test_every_step_counts_once_and_all_end_with_the_center(hosts: Pair, variabl
     require_no_server(variables["SAMOVAR_KEY_FILE"])
 
 
+def over_mpi(hosts: Pair, counts: tuple[int, int], words: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
+    """The findings of each rank of mpiexec, by strategy."""
+    variables = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": PORT, "SAMOVAR_TRANSPORT": "mpi", "GROUP_SIZE": 1}
+    given = [str(word) for name, value in variables.items() for word in ("-genv", name, value)]
+    command = [
+        *mpiexec_over(hosts, counts, Path(str(MPIEXEC)), folder),
+        *given,
+        "-outfile-pattern",
+        f"{folder}/{words[0]}.%r",
+    ]
+    ended = subprocess.run(
+        [*command, sys.executable, str(PROGRAM), *words], capture_output=True, text=True, timeout=END_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = [(folder / f"{words[0]}.{rank}").read_text().splitlines() for rank in range(sum(counts))]
+    return [{(said := json.loads(line))["strategy"]: said for line in own} for own in lines]
+
+
+@pytest.mark.parametrize("way", ["mpi", "gaspi"])
+def test_a_center_in_windows_of_a_library_needs_no_key_and_no_server(
+    way: str, hosts: Pair, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It takes every step once, and the turns that have an order give the numbers of that order."""
+    found = library(way, request.config)
+
+    def trained(strategies: str) -> list[dict[str, Any]]:
+        if way == "mpi":
+            return over_mpi(hosts, (2, 1), (strategies,), tmp_path)
+        settings = {"SAMOVAR_TRANSPORT": "gaspi", "LD_LIBRARY_PATH": str(found.folder), "GROUP_SIZE": "1"}
+        return results(start(hosts, (2, 1), (strategies,), **settings))
+
+    ranks = trained(",".join(ASYNC))
+    for strategy in ASYNC:
+        require_conserved([rank[strategy] for rank in ranks], adds_steps=strategy == "async-sgd")
+    require_turns(trained("round-robin-easgd"))
+
+
 def test_the_turn_goes_around_over_hosts(hosts: Pair, variables: dict[str, str]) -> None:
+    require_turns(results(start(hosts, (1, 1), ("round-robin-easgd",), **variables, SAMOVAR_TRANSPORT="tcp")))
+
+
+def require_turns(ranks: list[dict[str, Any]]) -> None:
     """By the rule, in the order of ranks, in float64."""
-    ranks = results(start(hosts, (1, 1), ("round-robin-easgd",), **variables, SAMOVAR_TRANSPORT="tcp"))
-    workers, center = [BEFORE, BEFORE], BEFORE
+    workers, center = [BEFORE] * len(ranks), BEFORE
     for number in range(1, STEPS + 1):
-        for rank in range(2):
+        for rank in range(len(ranks)):
             stepped = workers[rank] + number * (1 + 4 * rank)
             difference = 0.5 * (stepped - center)
             workers[rank], center = stepped - difference, center + difference

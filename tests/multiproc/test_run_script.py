@@ -84,7 +84,7 @@ def test_several_hosts_number_their_ranks_on_and_say_how_they_meet(tmp_path: Pat
         (("nowhere.py",), "nowhere.py: no such file"),
         (("-n", 0, "script.py"), "--workers 0: give a number from 1"),
         (("-n", "many", "script.py"), "--workers many: give a number from 1, or auto"),
-        (("--transport", "ib", "script.py"), "--transport: got 'ib'; choose one of: auto, shm, gloo, nccl, tcp, mpi"),
+        (("--transport", "ib", "script.py"), "--transport: got 'ib'; choose one of: auto, shm, gloo, nccl, tcp, gaspi"),
         (
             ("--transport", "mpi", "script.py"),
             "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=",

@@ -20,6 +20,7 @@ from samovar.membership.kept_center import KeptCenter, KeptRanks
 from samovar.membership.members import BoxMembers, Headcount, RunSteps, still_lagging
 from samovar.membership.ranks import JobRanks
 from samovar.membership.session import BoxCenter, CenterPlace, Session
+from samovar.membership.window_place import WindowsCenter
 from samovar.strategies.box_terms import MEAN, BoxWord, word_of
 from samovar.strategies.center_steps import CenterSeat, CenterSteps
 from samovar.strategies.config import StrategyConfig
@@ -198,7 +199,8 @@ class SharedCenter:
             if self._kept is not None:
                 admit = partial(self._admitted_again, self._kept, shape)
                 return Session(self._kept, self._ranks, shape, self.deadline, admit, life=self._kept.life)
-            place = JobCenter(processes.home or Home(tuple(range(world_size))))
+            home = processes.home or Home(tuple(range(world_size)))
+            place = JobCenter(home) if home.windows is None else WindowsCenter(home.windows)
             return Session(place, self._ranks, shape, self.deadline, lambda _session: 0)
         shape = BufferShape(size, MAX_MEMBERS, traits.has_velocity, traits.has_locks)
         way_out = "drop it, and start without join"

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from samovar.api.connect_hosts import (
-    connected_by_mpi,
+    LIBRARIES,
+    connected_by_library,
     connected_by_tcp,
     connected_leaders,
     connected_near,
@@ -33,7 +34,9 @@ from samovar.membership.job_center import Home
 from samovar.membership.kept_center import KeptCenter
 from samovar.strategies.config import COLLECTIVES
 from samovar.strategies.traits import AUTO, require_choice
+from samovar.transports.gaspi_library import gaspi_library
 from samovar.transports.keys import make_key
+from samovar.transports.looking import LookingTransport
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
 from samovar.transports.torch_dist import JobStore, default_group
@@ -99,7 +102,7 @@ def join_group(
 
     `transport` `auto` is `shm` on one host and `gloo` between several; `shm` is refused between hosts. Ranks with their
     own GPUs may exchange there by NCCL, which `nccl` demands. `device` is the model's (None: the CPU).
-    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start.
+    `gloo` and `tcp` take each rank of a single host for a host of its own. `mpi` needs MPI's start, `gaspi` GPI-2.
 
     `key_file` is the job's key, for `tcp` and for a center between hosts. It is the same on all hosts, and rank 0 makes
     it if it is missing. Without it the ranks of a single host make a key that no file has. `collective` names the
@@ -148,6 +151,8 @@ def _chosen_transport(given: str, of_environment: str) -> str:
     chosen = of_environment if given == AUTO else given
     if chosen == "mpi":
         require_optional("mpi4py")
+    elif chosen == "gaspi":
+        gaspi_library()
     return chosen
 
 
@@ -177,38 +182,59 @@ def _together(
     if len(hosts) > 1 and choice.transport == "shm":
         raise InputError(
             f"{gathering.who}: transport 'shm' is for one host, and ranks run on {', '.join(map(str, hosts))}; "
-            "choose auto, gloo, nccl, tcp or mpi"
+            "choose auto, gloo, nccl, tcp, mpi or gaspi"
         )
-    local: ShmTransport | None = None
+    inside: PlannedCollectives | None = None
     if choice.transport != "tcp" or any(len(host.ranks) > 1 for host in hosts):
         segment = gathering.segment()
         local, choose = _inside(segment, rank, gathering.host, gathering.hellos, choice.collective, closing)
         short = [f"rank {number}" for number in gathering.host.ranks]
         local.watch(short if gathering.is_one_host else local.names, processes)
-    addresses = host_addresses(gathering) if len(hosts) > 1 else []
+        inside = PlannedCollectives(local, choose)
+    addresses = host_addresses(gathering) if len(hosts) > 1 or choice.transport == "gaspi" else []
     heartbeats = Heartbeats(gathering.rendezvous)
     closing.callback(heartbeats.close)
-    collectives: Collectives
-    if choice.transport == "tcp":
-        collectives = connected_by_tcp(
-            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
-        )
-    else:
-        assert local is not None
-        collectives = PlannedCollectives(local, choose)
-        if choice.transport == "mpi":
-            collectives = connected_by_mpi(gathering, collectives, choice.collective, timeout_s, heartbeats, closing)
-        elif len(hosts) > 1:
-            between = connected_leaders(gathering, addresses)
-            collectives = HierarchicalCollectives(local, group, hosts, between, partial(heartbeats.deadline, timeout_s))
-            closing.callback(collectives.close)
-            if between is not None:
-                closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
     gathering.close()
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
-        home = Home(hosts[0].ranks, addresses[0], choice.key_file)
+        over = getattr(collectives, "transport", None)
+        windows = over if isinstance(over, LookingTransport) else None
+        home = Home(hosts[0].ranks, addresses[0], choice.key_file, windows=windows)
     return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
+
+
+def _of_all(
+    gathering: Gathering,
+    addresses: list[str],
+    inside: PlannedCollectives | None,
+    choice: Choice,
+    timeout_s: float,
+    heartbeats: Heartbeats,
+    closing: ExitStack,
+) -> Collectives:
+    """The collectives of all ranks. Those `inside` a host share memory, unless each is taken for a host of its own."""
+    local = None if inside is None else inside.transport
+    assert local is None or isinstance(local, ShmTransport), local
+    if choice.transport == "tcp":
+        return connected_by_tcp(
+            *(gathering, addresses, local, choice.collective, choice.key_file, timeout_s, heartbeats, closing)
+        )
+    assert inside is not None
+    assert local is not None
+    if choice.transport in LIBRARIES:
+        return connected_by_library(
+            *(choice.transport, gathering, addresses, inside, choice.collective, timeout_s, heartbeats, closing)
+        )
+    if len(gathering.hosts) == 1:
+        return inside
+    between, group = connected_leaders(gathering, addresses), Group(gathering.identity.rank, len(gathering.hellos))
+    deadline = partial(heartbeats.deadline, timeout_s)
+    collectives = HierarchicalCollectives(local, group, gathering.hosts, between, deadline)
+    closing.callback(collectives.close)
+    if between is not None:
+        closing.callback(between.close)  # runs first, and ends the waits of the other's thread
+    return collectives
 
 
 def _inside(
@@ -220,7 +246,7 @@ def _inside(
     oversubscribed = len(host.ranks) > len(cores)
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
-    maps = hellos[rank].transport != "mpi"
+    maps = hellos[rank].transport not in LIBRARIES
     return shared_memory(descriptor, local, names, collective, closing, oversubscribed=oversubscribed, maps=maps)
 
 

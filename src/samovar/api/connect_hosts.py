@@ -1,10 +1,11 @@
-"""Connects ranks of several hosts that have met: hosts' first ranks by gloo, or all by NCCL, TCP or MPI."""
+"""Connects ranks of several hosts that have met: hosts' first ranks by gloo, or all by NCCL, TCP, MPI or GASPI."""
 
 import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from socket import socket
@@ -18,11 +19,13 @@ from samovar.api.rendezvous import Gathering, RankHello
 from samovar.collectives.cost import chosen_between, require_messages
 from samovar.collectives.engine import Collectives, PlannedCollectives
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, RankFailed
+from samovar.core.errors import InputError, RankFailed, SamovarError
 from samovar.core.group import Group, JobHosts, consecutive_sizes, rank_names
 from samovar.core.machine import NOMINAL
-from samovar.launch.identity import Identity
+from samovar.launch.identity import Identity, variables_of_gaspi
 from samovar.strategies.traits import AUTO
+from samovar.transports.gaspi import GaspiTransport
+from samovar.transports.gaspi_library import NUM_PORTS, GaspiLibrary, gaspi_library, is_free
 from samovar.transports.hosts import open_hosts
 from samovar.transports.keys import Key, key_path, make_key_in_memory, read_key
 from samovar.transports.leaders import Leader, LeaderCollectives, Library
@@ -42,6 +45,9 @@ from samovar.transports.torch_dist import NearCollectives
 
 # Those who wait have a limit of their own, which heartbeats prolong. This one would end an exchange with a busy rank.
 _GLOO_LIMIT_S = 86_400.0
+LIBRARIES = ("mpi", "gaspi")
+# GPI-2 listens above a port of these, which are below those that Linux gives to whoever asks for any.
+_FIRST_PORT, _NUM_FIRST_PORTS, _NUM_DRAWN = 10_000, 20_000, 8
 
 
 def connected_leaders(gathering: Gathering, addresses: Sequence[str]) -> LeaderCollectives | None:
@@ -134,28 +140,37 @@ def connected_by_tcp(
     return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, host_sizes)
 
 
-def connected_by_mpi(
+def connected_by_library(
+    name: str,
     gathering: Gathering,
+    addresses: Sequence[str],
     inside: PlannedCollectives,
     collective: str,
     timeout_s: float,
     heartbeats: Heartbeats,
     closing: ExitStack,
 ) -> PlannedCollectives:
-    """Our own plans over MPI's windows of all ranks. Those `inside` a host see there how others end."""
+    """Our own plans over a library's windows of all ranks. Those `inside` a host see there how others end."""
     sizes, local = _host_sizes(gathering, collective), inside.transport
     assert isinstance(local, ShmTransport), local
     group = Group(gathering.identity.rank, gathering.identity.world_size)
     places = {rank: place for place, rank in enumerate(gathering.host.ranks)}
-    mpi = _mpi()
-    transport = mpi.MpiTransport(group, timeout_s, rank_names(gathering.hosts), heartbeats.deadline)
-    transport.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
-    closing.callback(transport.close)
-    _announce(gathering, f"MPI ({mpi.described()})")
+    if name == "mpi":
+        mpi = _mpi()
+        transport, means = mpi.MpiTransport, f"MPI ({mpi.described()})"
+    else:
+        library = _started_gaspi(gathering, addresses)
+        transport, means = partial(GaspiTransport, library=library), f"GASPI (GPI-2, {library.network})"
+    opened = transport(
+        group, timeout_s=timeout_s, names=rank_names(gathering.hosts), deadline_after=heartbeats.deadline
+    )
+    opened.lost_elsewhere = lambda rank: local.lost(places[rank]) if rank in places else None
+    closing.callback(opened.close)
+    _announce(gathering, means)
     if gathering.is_one_host:
-        return PlannedCollectives(transport, inside.all_reduce_name)
+        return PlannedCollectives(opened, inside.all_reduce_name)
     best = chosen_between(NOMINAL, sizes, group.world_size)
-    return PlannedCollectives(transport, best if collective == AUTO else lambda _num_bytes: collective, sizes)
+    return PlannedCollectives(opened, best if collective == AUTO else lambda _num_bytes: collective, sizes)
 
 
 def _mpi() -> Any:
@@ -166,6 +181,41 @@ def _mpi() -> Any:
         raise InputError(
             f"transport 'mpi': mpi4py cannot load MPI: {error}; install one, such as by `pip install 'samovar[mpi]'`"
         ) from error
+
+
+def _started_gaspi(gathering: Gathering, addresses: Sequence[str]) -> GaspiLibrary:
+    """GPI-2 among all ranks, at ports that are free on each host."""
+    library, identity = gaspi_library(), gathering.identity
+    if library.started is not None:
+        return library
+    host_of = {rank: number for number, host in enumerate(gathering.hosts) for rank in host.ranks}
+    ranks = range(identity.world_size)
+    port = _gaspi_port(gathering)
+
+    def start() -> None:
+        with variables_of_gaspi(identity.rank, [addresses[host_of[rank]] for rank in ranks]):
+            library.start(identity.rank, identity.world_size, port, gathering.deadline)
+
+    try:
+        within(start, gathering.deadline)
+    except (TimeoutError, SamovarError) as error:
+        raise RankFailed(
+            f"{gathering.who}: GPI-2 does not connect the ranks at ports {port} to {port + NUM_PORTS - 1}: "
+            f"{error or 'not in time'}; do hosts reach each other there?"
+        ) from error
+    return library
+
+
+def _gaspi_port(gathering: Gathering) -> int:
+    """The first of ports that are free on every host."""
+    leads = gathering.identity.rank == gathering.host.ranks[0]
+    drawn = [str(_FIRST_PORT + secrets.randbelow(_NUM_FIRST_PORTS)) for _ in range(_NUM_DRAWN)]
+    ports = gathering.tell_and_hear("gaspi", " ".join(drawn) if gathering.identity.rank == 0 else None, [0])[0].split()
+    free = [port for port in ports if leads and is_free(int(port), len(gathering.host.ranks))]
+    told = gathering.tell_and_hear("free", " ".join(free) if leads else None, range(len(gathering.hosts)))
+    if common := [port for port in ports if all(port in of_host.split() for of_host in told)]:
+        return int(common[0])
+    raise InputError(f"{gathering.who}: GPI-2: none of the ports {', '.join(ports)} is free on every host; start again")
 
 
 def _host_sizes(gathering: Gathering, collective: str) -> tuple[int, ...] | None:

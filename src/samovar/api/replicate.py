@@ -162,7 +162,7 @@ def replicate(
     The first call waits for all ranks, and no wait is longer than `timeout_s`. Rank 0 sends its weights to all.
 
     - `strategy`: its name, or your own: the class, "module:Name" or "file.py:Name". `settings` are its own.
-    - `collective`: the plan of the all-reduce. `transport`: "shm", "gloo", "nccl", "tcp", "mpi". A process has one.
+    - `collective`: the plan of the all-reduce. `transport`: "shm", "gloo", "nccl", "tcp", "mpi" or "gaspi", once.
     - `box`: the center's server: a name on this host, "HOST:PORT", or a list to divide the center. `buffer`: the
       center's name there. `join`: start from its weights. `key_file`: the key of the box, of "tcp", of a center.
     - `recipe`: "auto" makes ranks learn as well as one. `compare_weights_steps`: with `sync`, how often to compare.
@@ -277,7 +277,7 @@ def _require_home(config: StrategyConfig, joined: Joined) -> None:
             f"replicate: {config.name}: ranks pass the turn to each other through windows, and gloo has none; give "
             "transport='tcp' and a key file"
         )
-    if not joined.is_one_host and joined.home.key_file is None:
+    if not joined.is_one_host and joined.home.key_file is None and joined.home.windows is None:
         raise InputError(
             f"replicate: {config.name}: the center is on the first of {len(joined.hosts)} hosts, and ranks on the "
             "others need the job's key. Name its file by key_file='FILE', SAMOVAR_KEY_FILE or `samovar run "

@@ -1,4 +1,4 @@
-"""The center through the verbs of any window: the reference of the native one, used by the simulator."""
+"""The center through the verbs of any window: for those of MPI and GASPI, the simulator, and as the reference."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +64,7 @@ class WindowCenter:
         self._window: Window = transport.open_window("center", num_bytes, 4)
         self._thread = Background("samovar-push", independent=True)
         self._pushing: PendingPush | None = None
+        self.lock_wait_s = 0.0
 
     def write(self, values: Array, deadline: Deadline) -> None:
         """c = values."""
@@ -211,7 +212,9 @@ class WindowCenter:
         if before:
             rank, its_lane = _owner(before)
             self._window.notify(rank, Notification(_next_slot(its_lane), own))
+            before_s = deadline.remaining_s()
             self._window.wait_any(_one(_turn_slot(lane)), deadline)
+            self.lock_wait_s += max(0.0, before_s - deadline.remaining_s())
 
     def _unlock(self, chunk: int, lane: int, deadline: Deadline) -> None:
         own = _place(self._rank, lane)

@@ -16,7 +16,7 @@ from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
-from samovar.launch.identity import AUTO, checked_transport
+from samovar.launch.identity import AUTO, TRANSPORTS, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
@@ -24,12 +24,14 @@ from samovar.launch.wishes import METRICS, TRACE
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
+from samovar.transports.gaspi_library import gaspi_library
 
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. auto: one for each core."
-_TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl or tcp (encrypted)."
+_TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
+_TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl, tcp (encrypted) or gaspi."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
@@ -149,11 +151,13 @@ def _num_ranks(workers: str, oversubscribe: bool) -> int:
 
 
 def _settings(transport: str, key_file: Path | None) -> dict[str, str]:
-    if checked_transport("--transport", transport) == "mpi":
+    if transport == "mpi":
         raise InputError(
             "--transport mpi: MPI must start the ranks itself; set SAMOVAR_TRANSPORT=mpi, or transport='mpi' in the "
             "script, and run mpiexec -n N python SCRIPT"
         )
+    if checked_transport("--transport", transport, _TRANSPORTS) == "gaspi":
+        gaspi_library()
     settings = {} if transport == AUTO else {"SAMOVAR_TRANSPORT": transport}
     return settings if key_file is None else settings | {"SAMOVAR_KEY_FILE": str(key_file.absolute())}
 

@@ -81,7 +81,7 @@ def require_messages(collective: str) -> None:
     """Raise InputError for a plan that cannot run between hosts."""
     if collective in _NEED_MAPPED_MEMORY:
         raise InputError(
-            f"collective: {collective} needs memory that all ranks map; with tcp or mpi choose another, or auto"
+            f"collective: {collective} needs memory that all ranks map; with tcp, mpi or gaspi choose another, or auto"
         )
 
 

@@ -2,15 +2,17 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zlib import crc32
 
 from samovar.core.errors import InputError
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
-TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi")
+TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi", "gaspi")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
@@ -88,15 +90,15 @@ def identity_in_group(rank: int, world_size: int, address: str | None) -> Identi
 
 
 def identity(variables: Mapping[str, str]) -> Identity:
-    """The first that applies of torchrun's variables, SLURM's and MPI's; else a single process. A pure function.
+    """The first that applies of the variables of torchrun, gaspi_run, SLURM and MPI; else a single process.
 
-    WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are incomplete, not
-    numbers, or contradict each other.
+    A pure function. WORLD_SIZE alone only confirms what another launcher says. Raises InputError if variables are
+    incomplete, not numbers, or contradict each other.
     """
     given = {name: value for name, value in variables.items() if value != ""}
     if "RANK" in given:
         return _checked(_torchrun(given), given)
-    found = _innermost(_slurm(given), _mpi(given))
+    found = _gaspi(given) or _innermost(_slurm(given), _mpi(given))
     if found is None:
         if given.get("WORLD_SIZE", "1") != "1":
             raise InputError(f"WORLD_SIZE is {given['WORLD_SIZE']} but RANK is not set; set both, or neither")
@@ -119,11 +121,36 @@ def launcher_process() -> str:
     return f"{parent}-{_status_fields(parent)[19]}"
 
 
-def checked_transport(what: str, name: str) -> str:
-    """Raises InputError about `what` if `name` is not a transport."""
-    if name not in TRANSPORTS:
-        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(TRANSPORTS)}")
+def checked_transport(what: str, name: str, allowed: Sequence[str] = TRANSPORTS) -> str:
+    """Raises InputError about `what` if `name` is not one of these transports."""
+    if name not in allowed:
+        raise InputError(f"{what}: got {name!r}; choose one of: {', '.join(allowed)}")
     return name
+
+
+@contextmanager
+def variables_of_gaspi(rank: int, addresses: Sequence[str]) -> Iterator[None]:
+    """While this is open, GPI-2 finds in the environment what gaspi_run would tell it; `addresses` are all ranks'."""
+    descriptor = os.memfd_create("gaspi-hosts")  # a file that no name leads to, so that none is left
+    os.write(descriptor, "".join(f"{address}\n" for address in addresses).encode())
+    told = {
+        "GASPI_RANK": str(rank),
+        "GASPI_NRANKS": str(len(addresses)),
+        "GASPI_SOCKET": str(addresses[:rank].count(addresses[rank])),
+        "GASPI_MFILE": f"/proc/self/fd/{descriptor}",
+        "GASPI_SET_NUMA_SOCKET": "0",  # `launch.numa` places ranks
+    }
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        os.close(descriptor)
 
 
 def _torchrun(given: Mapping[str, str]) -> Identity:
@@ -167,6 +194,22 @@ def _slurm(given: Mapping[str, str]) -> Identity | None:
         address=None if is_one_node or nodes is None else first_node(nodes),
         port=None if is_one_node else port,
         job=f"slurm-{job}.{step}-{given.get('SLURM_RESTART_COUNT', '0')}",
+    )
+
+
+def _gaspi(given: Mapping[str, str]) -> Identity | None:
+    """gaspi_run names no port. Its file of hosts has a name of its own for each job, the same on all hosts."""
+    if "GASPI_RANK" not in given:
+        return None
+    _require(given, "gaspi_run's variables", "GASPI_NRANKS", "GASPI_SOCKET", "GASPI_MASTER", "GASPI_MFILE")
+    return Identity(
+        rank=_number(given, "GASPI_RANK"),
+        world_size=_number(given, "GASPI_NRANKS"),
+        local_rank=_number(given, "GASPI_SOCKET"),
+        local_world_size=None,
+        launcher="gaspi_run",
+        address=given["GASPI_MASTER"],
+        port=_MIN_PORT + crc32(given["GASPI_MFILE"].encode()) % _NUM_PORTS,
     )
 
 

@@ -27,6 +27,7 @@ from samovar.membership.kept_center import KeptCenter
 from samovar.membership.ranks import JobRanks, Ranks
 from samovar.transports.base import Transport
 from samovar.transports.keys import key_path, make_key, read_key
+from samovar.transports.looking import LookingTransport
 from samovar.transports.tcp_listen import address_of, listen
 from samovar.transports.unix_sockets import join_files, offer_files
 
@@ -38,13 +39,14 @@ class Home:
     """The place of a job's center: with rank 0, in memory that the `ranks` of its host map.
 
     Ranks of other hosts reach it at `address`. `key_file` names the job's key on each host. If the launcher starts
-    ranks again, it keeps the center: `kept`.
+    ranks again, it keeps the center: `kept`. If a library has `windows` of all ranks, the center is in them.
     """
 
     ranks: tuple[int, ...]
     address: str | None = None
     key_file: Path | None = None
     kept: KeptCenter | None = None
+    windows: LookingTransport | None = None
 
 
 class JobCenter:

@@ -8,10 +8,7 @@ millisecond while this rank computes, so that operations of others on it come to
 import atexit
 import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,29 +17,21 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from samovar.core.clock import Deadline
-from samovar.core.errors import InputError, RankFailed, SamovarError
+from samovar.core.errors import InputError, RankFailed
 from samovar.core.group import Group
 from samovar.core.layout import rounded_up
-from samovar.transports.base import Array, Notification, PeerTransport, PeerWindow
+from samovar.transports.base import Array, Notification
+from samovar.transports.looking import LINE_BYTES, WORD_BYTES, WORDS, Ending, LookingTransport, LookingWindow, Watcher
 
 _Result = TypeVar("_Result")
 
-_WORD_BYTES = 8
-_WORDS = 2**64
-_LINE_BYTES = 64
-# What ranks tell each other when they open a window: its bytes and its slots.
-_SIZES_BYTES = 2 * _WORD_BYTES
-# A wait sleeps for a tenth of the time that it has taken, so it adds as little, and at most for this.
-_LONGEST_SLEEP_S = 0.001
 _PROGRESS_S = 0.001
-# A wait that takes longer than this looks whether the rank that it waits for still lives.
-_LOOK_S = 0.1
 _MPICH_NAME = re.compile(r"/dev/shm/mpich_shm_\w+")
 _windows: list["MPI.Win"] = []
 _MEMORY = {"alloc_shared_noncontig": "true"}  # a rank's part on its own NUMA node
 
 
-class MpiTransport(PeerTransport):
+class MpiTransport(LookingTransport):
     """This rank's access to its peers' memory by MPI (see `samovar.transports.base.Transport`).
 
     `group` must be that of MPI_COMM_WORLD, and all ranks make this together. Windows open, and peers answer, by
@@ -59,92 +48,38 @@ class MpiTransport(PeerTransport):
         deadline_after: Callable[[float], Deadline] = Deadline.after,
     ) -> None:
         _require_world(group)
-        super().__init__(group, names, "samovar-mpi")
-        self._timeout_s = timeout_s
-        self._deadline_after = deadline_after
+        super().__init__(group, names, "samovar-mpi", timeout_s, deadline_after)
         self._communicator = MPI.COMM_WORLD.Dup()
         inside = self._communicator.Split_type(MPI.COMM_TYPE_SHARED)
         shares_memory = inside.size == group.world_size
         inside.Free()
-        self._helper = None if shares_memory else _Helper(self.names, group.rank, self.progress)
-        self._num_met = 0
-        sizes = (2 * group.world_size * _SIZES_BYTES, group.world_size)
+        if not shares_memory:
+            ending = Ending(_PROGRESS_S, self.progress, lambda _peer: False, _abort, "MPI ends all ranks")
+            self._watcher = Watcher(self.names, group.rank, ending)
+        sizes = self.meeting_sizes
         self._meeting = MpiWindow(self, "meeting", self._allocated("meeting", *sizes), [0] * group.world_size, *sizes)
         self._communicator.Barrier()
         _unlink_names()
 
-    def open_window(self, name: str, num_bytes: int, num_slots: int) -> "MpiWindow":
-        """Waits for all ranks. Cost: num_bytes + 8 * num_slots of this rank's memory, two messages to each other rank.
-
-        Raises SamovarError if another rank opened it with other sizes, InputError if memory is short, DeadlineExceeded
-        or RankFailed if a rank does not come.
-        """
-        own = (num_bytes, num_slots)
-        for rank, sizes in enumerate(self._met(own)):
-            if sizes != own:
-                raise SamovarError(
-                    f"{self.names[self.group.rank]}: window {name!r}: it has {own[0]} bytes and {own[1]} slots here, "
-                    f"{sizes[0]} bytes and {sizes[1]} slots on {self.names[rank]}; do all ranks train one net?"
-                )
+    def _opened(self, name: str, num_bytes: int, num_slots: int) -> "MpiWindow":
         native = self._allocated(name, num_bytes, num_slots)
-        starts = [start for start, _ in self._met((-_bytes_of(native).ctypes.data % _LINE_BYTES, 0))]
+        starts = [start for start, _ in self._met((-_bytes_of(native).ctypes.data % LINE_BYTES, 0))]
         return MpiWindow(self, name, native, starts, num_bytes, num_slots)
 
-    def close(self) -> None:
-        """End all threads; waits for no other rank."""
-        self._is_closed = True
-        self._background.close()
-        if self._helper is not None:
-            self._helper.end()
-
     def progress(self) -> None:
-        """Let MPI carry out what other ranks ask of this one."""
         self._communicator.Iprobe()
 
     def flush(self, window: "MPI.Win", peer: int) -> None:
         """Return when this rank's operations on the peer's memory are complete there.
 
-        MPI knows no limit for it. In shared memory it does not wait for others. Elsewhere the helper ends the job.
+        MPI knows no limit for it. In shared memory it does not wait for others. Elsewhere the watcher ends the job.
         """
-        with nullcontext() if self._helper is None else self._helper.over(peer, self._deadline()):
+        with self.watched(peer):
             window.Flush(peer)
-
-    def _deadline(self) -> Deadline:
-        return self._deadline_after(self._timeout_s)
-
-    def until(
-        self, look: Callable[[], _Result | None], is_over: Callable[[], bool], deadline: Deadline
-    ) -> _Result | None:
-        """The result of `look()`, once there is one; None if the deadline passes, or `is_over`."""
-        began_s = time.monotonic()
-        next_look_s = began_s + _LOOK_S
-        while (found := look()) is None:
-            now_s = time.monotonic()
-            is_last = deadline.passed()
-            if now_s >= next_look_s:
-                next_look_s, is_last = now_s + _LOOK_S, is_last or is_over()
-            self.progress()
-            if is_last:
-                return look()  # what came before the end of a peer counts
-            time.sleep(min((now_s - began_s) / 10, _LONGEST_SLEEP_S))
-        return found
-
-    def _met(self, sizes: tuple[int, int]) -> list[tuple[int, ...]]:
-        """The sizes that every rank tells here, when all have. A rank is at most one meeting ahead of another."""
-        window, rank, world_size = self._meeting, self.group.rank, self.group.world_size
-        self._num_met += 1
-        half = self._num_met % 2 * world_size * _SIZES_BYTES
-        own, told = np.array(sizes, np.int64), Notification(rank, self._num_met)
-        for peer in range(world_size):
-            window.put(peer, half + rank * _SIZES_BYTES, own, told)
-        for peer in range(world_size):
-            window.wait(peer, self._num_met, peer, self._deadline())
-        rows = window.local[half : half + world_size * _SIZES_BYTES].view(np.int64).reshape(-1, len(sizes))
-        return [tuple(row) for row in rows.tolist()]
 
     def _allocated(self, name: str, num_bytes: int, num_slots: int) -> "MPI.Win":
         """Zeroed memory of MPI's, in which a window begins at a multiple of 64 bytes."""
-        size = rounded_up(num_bytes, _LINE_BYTES) + num_slots * _WORD_BYTES + _LINE_BYTES
+        size = rounded_up(num_bytes, LINE_BYTES) + num_slots * WORD_BYTES + LINE_BYTES
         try:
             native = MPI.Win.Allocate(size, 1, MPI.Info.Create(_MEMORY), self._communicator)
         except MPI.Exception as error:
@@ -159,7 +94,7 @@ class MpiTransport(PeerTransport):
         return native
 
 
-class MpiWindow(PeerWindow):
+class MpiWindow(LookingWindow):
     """See `samovar.transports.base.Window`. Its slots are behind its memory, in one window of MPI.
 
     `starts` is where the memory begins in that of MPI, on every rank.
@@ -176,8 +111,8 @@ class MpiWindow(PeerWindow):
     ) -> None:
         memory = _bytes_of(native)[starts[transport.group.rank] :]
         super().__init__(transport, name, memory[:num_bytes], num_slots)
-        self._slots_offset = rounded_up(num_bytes, _LINE_BYTES)
-        self._slots = memory[self._slots_offset :][: num_slots * _WORD_BYTES].view(np.uint64)
+        self._slots_offset = rounded_up(num_bytes, LINE_BYTES)
+        self._slots = memory[self._slots_offset :][: num_slots * WORD_BYTES].view(np.uint64)
         self._native = native
         self._starts = starts
         self._transport = transport
@@ -189,37 +124,26 @@ class MpiWindow(PeerWindow):
         self._sent(peer, data.nbytes, notification)
 
     def accumulate(self, peer: int, offset: int, source: Array, notification: Notification | None = None) -> None:
-        """Add float32 or float64 to the peer's memory, then notify if asked.
-
-        Additions of several ranks are complete in the end; their order is not known.
-        """
         data = np.ascontiguousarray(source).reshape(-1)
         self._check(peer, offset, data.nbytes, notification)
         kind = {np.dtype(np.float32): MPI.FLOAT, np.dtype(np.float64): MPI.DOUBLE}[data.dtype]
         self._move(self._native.Accumulate, data, kind, peer, offset, MPI.SUM)
         self._sent(peer, data.nbytes, notification)
 
-    def get(self, peer: int, offset: int, destination: Array) -> None:
-        if not (destination.flags.c_contiguous and destination.flags.writeable):
-            raise TypeError("get needs a destination that is contiguous and can be written")
-        self._check(peer, offset, destination.nbytes)
-        self._move(self._native.Get, destination.reshape(-1).view(np.uint8), MPI.BYTE, peer, offset)
+    def _get(self, peer: int, offset: int, destination: Array) -> None:
+        self._move(self._native.Get, destination, MPI.BYTE, peer, offset)
 
     def fetch_add(self, peer: int, offset: int, value: int) -> int:
         self._check_word(peer, offset)
-        return self._fetch(peer, offset, value % _WORDS, MPI.SUM)
+        return self._fetch(peer, offset, value % WORDS, MPI.SUM)
 
     def compare_swap(self, peer: int, offset: int, expected: int, desired: int) -> int:
         self._check_word(peer, offset)
-        new, old, found = (np.array([word % _WORDS], np.uint64) for word in (desired, expected, 0))
+        new, old, found = (np.array([word % WORDS], np.uint64) for word in (desired, expected, 0))
         place, kind = self._starts[peer] + offset, MPI.UINT64_T
         self._native.Compare_and_swap((new, kind), (old, kind), (found, kind), peer, place)
         self._transport.flush(self._native, peer)
         return int(found[0])
-
-    def notify(self, peer: int, notification: Notification) -> None:
-        self._check(peer, 0, 0, notification)
-        self._sent(peer, 0, notification)
 
     def _await(self, slot: int, at_least: int, is_over: Callable[[], bool], deadline: Deadline) -> int | None:
         def look() -> int | None:
@@ -267,48 +191,11 @@ class MpiWindow(PeerWindow):
         return int(old[0])
 
     def _slot_offset(self, slot: int) -> int:
-        return self._slots_offset + slot * _WORD_BYTES
-
-    def _check_word(self, peer: int, offset: int) -> None:
-        self._check(peer, offset, _WORD_BYTES)
-        if offset % _WORD_BYTES != 0:
-            raise SamovarError(f"an atomic needs an offset divisible by {_WORD_BYTES}, got {offset}")
+        return self._slots_offset + slot * WORD_BYTES
 
 
-class _Helper:
-    """A thread that lets MPI work, and ends the job if a peer does not answer until its deadline."""
-
-    def __init__(self, names: Sequence[str], rank: int, progress: Callable[[], None]) -> None:
-        self._names, self._rank, self._progress = names, rank, progress
-        self._waits: dict[int, tuple[int, Deadline]] = {}  # by thread
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="samovar-mpi-progress", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def over(self, peer: int, deadline: Deadline) -> Iterator[None]:
-        """While this is open, the calling thread waits for the peer."""
-        self._waits[threading.get_ident()] = (peer, deadline)
-        try:
-            yield
-        finally:
-            del self._waits[threading.get_ident()]
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(_PROGRESS_S):
-            self._progress()
-            late = [peer for peer, deadline in list(self._waits.values()) if deadline.passed()]
-            if late:
-                self._ended.set()  # MPI_Abort may return, and end this process a moment later
-                sys.stderr.write(
-                    f"samovar: error: {self._names[self._rank]}: {self._names[late[0]]} did not answer in time; is it "
-                    "stopped, or is its host or link gone? MPI ends all ranks\n"
-                )
-                MPI.COMM_WORLD.Abort(RankFailed.exit_code)
+def _abort() -> None:
+    MPI.COMM_WORLD.Abort(RankFailed.exit_code)
 
 
 def _bytes_of(native: "MPI.Win") -> npt.NDArray[np.uint8]:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from samovar.core.errors import InputError
-from samovar.launch.identity import Identity, first_node, identity, launcher_process, tasks_on_node
+from samovar.launch.identity import (
+    Identity,
+    first_node,
+    identity,
+    launcher_process,
+    tasks_on_node,
+    variables_of_gaspi,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -189,3 +196,34 @@ def test_ranks_under_wrappers_have_their_launcher_in_common(tmp_path: Path) -> N
     assert len(said) == 1
     assert said.pop().startswith(f"{os.getpid()}-")
     assert launcher_process().startswith(f"{os.getppid()}-")
+
+
+def test_gpi2_finds_what_gaspi_run_would_tell_it_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GASPI_RANK", "7")
+    monkeypatch.delenv("GASPI_MFILE", raising=False)
+    hosts = ["10.0.0.1", "10.0.0.1", "10.0.0.10", "10.0.0.10"]
+    with variables_of_gaspi(3, hosts):
+        assert [os.environ[name] for name in ("GASPI_RANK", "GASPI_NRANKS", "GASPI_SOCKET")] == ["3", "4", "1"]
+        file = Path(os.environ["GASPI_MFILE"])
+        assert file.read_text().split() == hosts
+    assert os.environ["GASPI_RANK"] == "7"
+    assert "GASPI_MFILE" not in os.environ
+    assert not file.exists() or not file.resolve().name.startswith("memfd:gaspi")
+
+
+def test_ranks_of_gaspi_run_meet_at_its_master_at_a_port_of_their_job() -> None:
+    variables = {
+        "GASPI_RANK": "3",
+        "GASPI_NRANKS": "4",
+        "GASPI_SOCKET": "1",
+        "GASPI_MASTER": "node0",
+        "GASPI_MFILE": "/tmp/.gpi2.a",
+    }
+    found, other = identity(variables), identity(variables | {"GASPI_MFILE": "/tmp/.gpi2.b"})
+    assert (found.rank, found.world_size, found.local_rank, found.address) == (3, 4, 1, "node0")
+    assert found.port is not None
+    assert 15_000 <= found.port < 30_000
+    assert found.port != other.port
+    assert identity(variables | {"MASTER_ADDR": "node1", "MASTER_PORT": "99"}).port == 99
+    with pytest.raises(InputError, match="gaspi_run's variables: GASPI_MASTER not set"):
+        identity({name: value for name, value in variables.items() if name != "GASPI_MASTER"})

@@ -1,4 +1,4 @@
-"""One rank that mpiexec starts: `replicate_mpi_program.py TRANSPORT WHAT FOLDER`.
+"""One rank: `replicate_library_program.py TRANSPORT WHAT FOLDER`.
 
 in-step, own-speed, groups   trains a small net by these strategies, and writes the hashes of its weights to
                              FOLDER/RANK.json

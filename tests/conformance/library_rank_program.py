@@ -1,4 +1,4 @@
-"""One rank of the conformance suite on MPI, which mpiexec starts: `mpi_rank_program.py PART FOLDER`.
+"""One rank of the conformance suite over a library: `library_rank_program.py mpi|gaspi PART FOLDER`.
 
 It writes what it found to FOLDER/RANK.json, one JSON value a line. A failed assertion ends all ranks.
 """
@@ -6,56 +6,75 @@ It writes what it found to FOLDER/RANK.json, one JSON value a line. A failed ass
 import hashlib
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
+from importlib import import_module
+from itertools import count, permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
+from samovar.api.connect import join_group
 from samovar.core.clock import Deadline
 from samovar.core.errors import DeadlineExceeded, RankFailed, SamovarError
 from samovar.core.group import Group
 from samovar.transports.base import Notification
-from samovar.transports.mpi import MpiTransport
+from samovar.transports.gaspi import GaspiTransport
+from samovar.transports.gaspi_library import gaspi_library
+from samovar.transports.looking import LookingTransport
 from tests.conformance import cases
 from tests.conformance.rank_program import TIMEOUT_S, run_case
 from tests.conformance.test_hosts import olds_of
-from tests.conformance.test_mpi import STRATEGIES, job
+from tests.conformance.test_libraries import STRATEGIES, job
 from tests.unit.strategies import center_harness, harness, test_center, test_definitions
 
+FOLDER = Path(sys.argv[3])
+_numbers = count()
 
-def plans(transport: MpiTransport) -> Iterator[Any]:
+
+def of_all(transport: LookingTransport, value: Any) -> list[Any]:
+    """The values of all ranks, by files."""
+    name, world_size = f"{next(_numbers)}", transport.group.world_size
+    (FOLDER / f"{name}.{transport.group.rank}").write_bytes(pickle.dumps(value))
+    window = transport.open_window("files", 0, world_size)
+    for peer in range(world_size):
+        window.notify(peer, Notification(transport.group.rank, 1))
+    for peer in range(world_size):
+        window.wait(peer, 1, peer, harness.in_time())
+    return [pickle.loads((FOLDER / f"{name}.{rank}").read_bytes()) for rank in range(world_size)]
+
+
+def plans(transport: LookingTransport) -> Iterator[Any]:
     chosen = [case for case in cases.cases() if case.executor == "python"]
     data = transport.open_window("data", max(case.size * int(case.dtype[-2:]) // 8 for case in chosen), 0)
     for case in chosen:
         yield from run_case(transport, data, case)
 
 
-def strategies(transport: MpiTransport) -> Iterator[Any]:
+def strategies(transport: LookingTransport) -> Iterator[Any]:
     for config in STRATEGIES.values():
         left = harness.train(job(config), transport)
         yield [None if bits is None else hashlib.sha256(bits).hexdigest() for bits in harness.bits(left)]
 
 
-def centers(transport: MpiTransport) -> Iterator[Any]:
+def centers(transport: LookingTransport) -> Iterator[Any]:
     """Rank 0 compares the work of all with the definition."""
     for name, config in test_center.CONFIGS.items():
         work = center_harness.Work(config, test_definitions.gradient, test_center.NUM_STEPS)
         done = center_harness.work(work, transport, lambda _seconds: None, harness.in_time)
-        everybody = MPI.COMM_WORLD.gather(replace(done, strategy=None))
-        if everybody is not None:
+        everybody = of_all(transport, replace(done, strategy=None))
+        if transport.group.rank == 0:
             test_center.assert_is_reference(everybody, config, center_harness.in_order(everybody))
         yield name
 
 
-def verbs(transport: MpiTransport) -> Iterator[Any]:
+def verbs(transport: LookingTransport) -> Iterator[Any]:
     rank, world_size = transport.group.rank, transport.group.world_size
     changes = range(-1, world_size - 1)
     window = transport.open_window("words", 8 * world_size + 64, world_size)
@@ -74,13 +93,13 @@ def verbs(transport: MpiTransport) -> Iterator[Any]:
     found = np.zeros(world_size, np.uint64)
     window.get(0, 0, found)
     assert found[1:].tolist() == [*range(2, world_size + 1)]
-    olds = tuple(MPI.COMM_WORLD.allgather(old))
+    olds = tuple(of_all(transport, old))
     assert olds in {olds_of(tuple(changes), order) for order in permutations(range(world_size))}
     add(transport)
     yield old
 
 
-def add(transport: MpiTransport) -> None:
+def add(transport: LookingTransport) -> None:
     """Every rank adds to the memory of rank 0, as rank 0 itself."""
     rank, world_size = transport.group.rank, transport.group.world_size
     window = transport.open_window("sums", 4000, world_size)
@@ -94,7 +113,7 @@ def add(transport: MpiTransport) -> None:
         assert (window.local.view(np.float32) == 100 * world_size * (world_size + 1) // 2).all()
 
 
-def mistakes(transport: MpiTransport) -> Iterator[Any]:
+def mistakes(transport: LookingTransport) -> Iterator[Any]:
     """On the window of two ranks; the last is about a rank that is gone."""
     rank = transport.group.rank
     window = transport.open_window("data", 64, 2)
@@ -117,7 +136,7 @@ def mistakes(transport: MpiTransport) -> Iterator[Any]:
     yield "done"
 
 
-def stopped(transport: MpiTransport) -> Iterator[Any]:
+def stopped(transport: LookingTransport) -> Iterator[Any]:
     """Rank 1 is stopped, and rank 0 asks it for a word that only rank 1 can give."""
     window = transport.open_window("data", 64, 1)
     if transport.group.rank == 1:
@@ -126,21 +145,49 @@ def stopped(transport: MpiTransport) -> Iterator[Any]:
         yield window.fetch_add(1, 0, 1)
 
 
+def killed(transport: LookingTransport) -> Iterator[Any]:
+    """Rank 2 is killed; rank 0 waits for its notification, and rank 1 puts data into it."""
+    rank = transport.group.rank
+    window = transport.open_window("data", 1 << 20, 1)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def use() -> None:
+        while True:
+            window.put(2, 0, window.local)
+
+    with pytest.raises(RankFailed, match=rf"rank {rank}: rank 2.*its connection broke"):
+        window.wait(0, 1, 2, harness.in_time()) if rank == 0 else use()
+    assert transport.lost(1 - rank) is None
+    yield "seen"
+
+
+def opened(library: str, timeout_s: float) -> LookingTransport:
+    if library == "gaspi":
+        group = join_group(TIMEOUT_S, transport="gaspi").group
+        return GaspiTransport(group, gaspi_library(), timeout_s)
+    world = import_module("mpi4py.MPI").COMM_WORLD
+    transport: LookingTransport = import_module("samovar.transports.mpi").MpiTransport(
+        Group(world.rank, world.size), timeout_s
+    )
+    return transport
+
+
 def main() -> None:
-    part, folder = sys.argv[1:]
-    world = MPI.COMM_WORLD
-    transport = MpiTransport(Group(world.rank, world.size), 1.0 if part == "stopped" else TIMEOUT_S)
-    parts: dict[str, Callable[[MpiTransport], Iterator[Any]]] = {
+    part = sys.argv[2]
+    transport = opened(sys.argv[1], 1.0 if part == "stopped" else TIMEOUT_S)
+    parts: dict[str, Callable[[LookingTransport], Iterator[Any]]] = {
         "plans": plans,
         "strategies": strategies,
         "centers": centers,
         "verbs": verbs,
         "mistakes": mistakes,
         "stopped": stopped,
+        "killed": killed,
     }
     lines = [json.dumps(found) for found in parts[part](transport)]
     transport.close()
-    Path(folder, f"{world.rank}.json").write_text("\n".join(lines))
+    (FOLDER / f"{transport.group.rank}.json").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":
