@@ -169,7 +169,7 @@ def own_arithmetic() -> Arithmetic:
 
 
 def factoring_of(
-    collectives: Collectives | NearCollectives,
+    collectives: Collectives,
     config: StrategyConfig,
     deadline: Callable[[], Deadline],
     tell: Callable[[str], None],
