@@ -79,6 +79,9 @@ SYNC, EASGD = ("--strategy", "sync"), ("--strategy", "sync-easgd", "--sync-perio
 CONTESTS = (
     Contest(Task("alexnet", 16, 227, 8, 3, SYNC), "1gbit", 3, 3, 4.0),
     Contest(Task("alexnet", 16, 227, 4 * PERIOD, 2 * PERIOD, EASGD, PERIOD), "100mbit", 1, 1, 8.0),
+    Contest(
+        Task("alexnet", 16, 227, 4 * PERIOD, 2 * PERIOD, (*EASGD, "--compress", "int8"), PERIOD), "100mbit", 1, 1, 8.0
+    ),
 )
 SHORT = Contest(Task("alexnet", 1, 227, 2, 1, SYNC), "1gbit", 1, 2, 0.0)
 SCALING = Task("cifar10_full", 100, 32, 60, 20)
@@ -96,6 +99,10 @@ def run_easgd(short: bool = False) -> list[Figure]:
     return [against_ddp(SHORT if short else CONTESTS[1], short)]
 
 
+def run_easgd_int8(short: bool = False) -> list[Figure]:
+    return [against_ddp(SHORT if short else CONTESTS[2], short)]
+
+
 def against_ddp(contest: Contest, short: bool) -> Figure:
     task = contest.task
     job = {"net": "alexnet", "batch": task.batch, "rate": 1e-4, "sides": {THEIRS: {"kind": "ddp"}}, "data": None}
@@ -111,7 +118,7 @@ def against_ddp(contest: Contest, short: bool) -> Figure:
                 slowest_s = max(wall_s for wall_s, _ in ranks.ask(f"{THEIRS} {contest.ddp_steps}"))
                 theirs.append(WORLD_SIZE * task.batch * contest.ddp_steps / slowest_s)
         verify(THEIRS, ranks.ask(f"verify {THEIRS}"))
-    title = f"AlexNet b{task.batch}, 2 hosts, {contest.rate}: train --strategy {task.flags[1]} / DDP"
+    title = f"AlexNet b{task.batch}, 2 hosts, {contest.rate}: train {' '.join(map(str, task.flags))} / DDP"
     return compare(title, ours, theirs, "samples/s", None if short else contest.bar)
 
 

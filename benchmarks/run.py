@@ -74,6 +74,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "two-hosts-scaling": host_train.run_scaling,
     "two-hosts-train": host_train.run_ddp,
     "two-hosts-train-easgd": host_train.run_easgd,
+    "two-hosts-train-easgd-int8": host_train.run_easgd_int8,
     "two-hosts-train-sync": host_train.run_sync,
 }
 ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {

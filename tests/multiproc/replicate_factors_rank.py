@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from samovar.api import exchanges as choosing
 from samovar.api.process_group import ProcessGroup
 from samovar.api.replica import Replica
+from samovar.frontends.torch import factors as choosing
 from samovar.frontends.torch.factors import own_arithmetic
 from samovar.strategies.factors import Arithmetic, FactoredSum
 from tests.multiproc import replicate_features_rank as features

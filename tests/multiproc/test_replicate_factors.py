@@ -93,7 +93,7 @@ def test_what_is_no_matrix_is_compressed_beside_factors() -> None:
 
 def test_what_never_travels_as_factors_is_refused_where_it_was_asked_for() -> None:
     for result in results()["accumulated_with_more"]:
-        assert "factors='always': no matrix of the model has a gradient that is a product" in result["error"]
+        assert "factors 'always': no matrix of the model has a gradient that is a product" in result["error"]
 
 
 def test_the_reason_is_told() -> None:

@@ -346,3 +346,26 @@ def test_a_host_that_does_not_come_is_named(solver: Path, tmp_path: Path) -> Non
     assert ended.return_code == 3
     assert re.search(r"host 1 .*: host 0 at 127.0.0.1:29871 cannot be reached within 1.0 s", ended.error)
     assert not (tmp_path / "runs").exists()
+
+
+def test_each_host_times_the_layers_and_host_0_shows_all(solver: Path, tmp_path: Path) -> None:
+    with reserved_port() as port:
+        place = ("--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", port, "--threads-per-worker", 1)
+        words = ("time", "--solver", solver, "--iterations", 2, *place)
+        with Command(*words, "--node-rank", 1, folder=tmp_path) as other:
+            times = json.loads(succeed(*words, "--node-rank", 0, "--json", folder=tmp_path).output)
+            assert (ended := other.wait()).return_code == 0, ended
+    assert [each["rank"] for each in times] == [0, 1]
+    assert len({each["host"] for each in times}) == 2
+    assert all(each["iterations"] == 2 and each["forward_ms"] > 0 for each in times)
+
+
+@pytest.mark.slow
+def test_each_host_chooses_its_own_workers(solver: Path, tmp_path: Path) -> None:
+    """By --workers auto, of which the last one counts; with slices they train as one worker does."""
+    with started(tmp_path, (1, 1), "--solver", solver, "--exact", 4, own=[("--workers", "auto")] * 2) as run_:
+        result = run_.succeed()
+        assert all("--workers auto: some steps with each of" in command.output for command in run_.commands)
+    assert 2 <= result["workers"] <= 4
+    assert len(result["sweep"]) > 1
+    assert result["weights_sha256"] == one_host(solver, tmp_path, 1, "--exact", 4)

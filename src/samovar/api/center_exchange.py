@@ -151,7 +151,7 @@ class HybridExchange(GradientExchange):
         return self._weights.named(center)
 
     def state_dict(self) -> State:
-        return self._hybrid.state_dict() | self._factoring.state_dict()
+        return self._hybrid.state_dict() | self._strategy.state_dict()
 
     def meet(self, what: str, step: int, run: float) -> None:
         self._duties.meet(what, step, run)
@@ -159,7 +159,7 @@ class HybridExchange(GradientExchange):
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._weights.require_in_place()
         self._weights.gather()
-        self._factoring.load_state_dict(state)
+        self._strategy.load_state_dict(state)
         self._hybrid.load_state_dict({name: value for name, value in state.items() if not name.startswith("factors/")})
         self._duties.filled()
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from samovar.api.process_group import Announcer
 from samovar.api.uneven_inputs import Event
-from samovar.collectives.engine import Collectives, PlannedCollectives, float32_region
+from samovar.collectives.engine import Collectives, float32_region
 from samovar.collectives.execute import PlanRunner
-from samovar.collectives.hierarchical import HierarchicalCollectives
 from samovar.core.buffer import pinned
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError, SamovarError
@@ -21,7 +20,7 @@ from samovar.core.layout import Bucket
 from samovar.core.near import NearRegion
 from samovar.core.stateful import State, StateValue
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.frontends.torch.factors import Factors, matrices, own_arithmetic, scaled_product
+from samovar.frontends.torch.factors import Factors, factoring_of, matrices, scaled_product
 from samovar.frontends.torch.gradients import FlatGradients, gradient_buckets, gradient_layout
 from samovar.frontends.torch.optimizers import Optimizers
 from samovar.frontends.torch.parameters import device_of, layout_of
@@ -30,11 +29,10 @@ from samovar.strategies.base import Buffers
 from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.factors import LEAST_BYTES, Factoring, Links
+from samovar.strategies.factors import LEAST_BYTES
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.strategies.trial import TrialCallback
 from samovar.transports.base import Region
-from samovar.transports.torch_dist import NearCollectives
 
 # If nothing travels. For smaller matrices the copy costs less than a search of the loss's graph.
 LEAST_IN_PLACE_BYTES = 12 << 20
@@ -55,23 +53,6 @@ def matrix_names(parameters: Mapping[str, nn.Parameter], config: StrategyConfig)
             f"replicate: factors='always': the model has no float32 matrix on the CPU; choose 'auto' or '{NONE}'"
         )
     return names
-
-
-def factoring_of(
-    collectives: Collectives, config: StrategyConfig, deadline: Callable[[], Deadline], tell: Callable[[str], None]
-) -> Factoring:
-    return Factoring(collectives, config.factors or NONE, _links(collectives), own_arithmetic(), deadline, tell)
-
-
-def _links(collectives: Collectives | NearCollectives) -> Links:
-    world_size = collectives.group.world_size
-    if isinstance(collectives, HierarchicalCollectives):
-        num_ranks = max(len(host.ranks) for host in collectives.hosts)
-        return Links(len(collectives.hosts), (len(collectives.hosts) - 1) * num_ranks)
-    if isinstance(collectives, NearCollectives):
-        return Links(1, world_size - 1)
-    assert isinstance(collectives, PlannedCollectives), collectives
-    return Links(collectives.num_hosts, world_size - 1)
 
 
 Apply = Callable[[], Any]
@@ -174,8 +155,8 @@ class GradientExchange(NoExchange):
         self._flat = self._staged.host
         self._group, self._announcer = collectives.group, announcer
         tell, scale = partial(_tell, collectives.group.rank), 1.0 / self._group.world_size
-        self._factoring = factoring_of(collectives, config, announcer.deadline, tell)
-        sums = [self._factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
+        factoring = factoring_of(collectives, config, announcer.deadline, tell)
+        sums = [factoring.add(bucket, region, scaled_product, scale) for bucket in buckets[: len(apart)]]
         travelling = {factored.name: factored for factored in sums}
         factors = Factors({name: parameters[name] for name in names}, travelling) if names else None
         self._gradients = FlatGradients(parameters, self._staged.near, buckets, scale, factors)
@@ -185,7 +166,7 @@ class GradientExchange(NoExchange):
         num_counts = 0 if config.codec is None else buckets[-1].size
         buffers = Buffers(region.part(0, 0), region, num_exact=num_counts)
         made = (config, collectives, buckets, buffers, announcer.deadline)
-        self._strategy = build_strategy(*made, callback=TrialCallback(tell=tell), factored=self._factoring.sums)
+        self._strategy = build_strategy(*made, callback=TrialCallback(tell=tell), factoring=factoring)
         self._exact_sum: PlanRunner | None = None
         self._num_exchanges = 0
         self._num_shadowed = 0
@@ -225,11 +206,10 @@ class GradientExchange(NoExchange):
             self._copy_from(answered.index(0.0))
 
     def state_dict(self) -> State:
-        return self._strategy.state_dict() | self._factoring.state_dict()
+        return self._strategy.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue], _step: int) -> None:
         self._strategy.load_state_dict(state)
-        self._factoring.load_state_dict(state)
 
     def _gradient_final(self, bucket: Bucket) -> None:
         self._staged.store(bucket.start, bucket.stop)
@@ -237,7 +217,6 @@ class GradientExchange(NoExchange):
 
     def _complete(self, num_active: int) -> None:
         self._sum(self._num_exchanges)
-        self._factoring.stepped()
         self._staged.fetch()
         self._num_exchanges += 1
         self._gradients.publish(self._group.world_size / num_active)

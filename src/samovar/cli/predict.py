@@ -183,6 +183,8 @@ def _checked(names: Sequence[str], collective: str, settings: Mapping[str, objec
         kind = KINDS.get(name)
         own = {key: value for key, value in given.items() if kind is None or kind.traits.setting(key) is not None}
         config = asked_for(name, collective, own)
+        if config.takes_factors:
+            raise InputError(f"--factors {config.factors}: predictions are of whole gradients; leave it out")
         found |= {key: config[key] for key in own if config[key] is not None}
     if unused := [key for key in given if not any(KINDS[name].traits.setting(key) for name in names)]:
         raise InputError(f"--{unused[0].replace('_', '-')}: none of {', '.join(names)} has this setting; leave it out")

@@ -1,6 +1,7 @@
 """`samovar time`: how long each layer of a net takes."""
 
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +9,17 @@ from typing import Annotated
 
 from samovar.cli import flags
 from samovar.cli.output_flags import OUTPUT
-from samovar.config import RunConfig
+from samovar.config import DEFAULT_TIMEOUT_S, RunConfig
 from samovar.core.device import CPU, FP32
 from samovar.core.errors import InputError
 from samovar.launch.processes import SignalEffect
+from samovar.launch.script import Hosts
 from samovar.launch.wishes import state_folder
-from samovar.launcher.job import Display, run_without_folder
+from samovar.launcher.hosts import place_of, run_anywhere
+from samovar.launcher.job import Display
 from samovar.launcher.placing import on_device, placed
 from samovar.predict.kept import Kept, Subject
+from samovar.report.console import Console
 from samovar.report.document import AnswerDisplay, print_json
 from samovar.report.profile import profile_of, save_profile
 from samovar.report.records import READING, LayerTime, Record, Timed
@@ -39,6 +43,12 @@ def time_net(
     threads_per_worker: flags.Threads = None,
     precision: flags.Precision = FP32,
     device: flags.Device = CPU,
+    timeout: flags.Timeout = DEFAULT_TIMEOUT_S,
+    nodes: flags.Nodes = 1,
+    node_rank: flags.NodeRank = None,
+    master_addr: flags.MasterAddress = None,
+    master_port: flags.MasterPort = None,
+    key_file: flags.KeyFile = None,
     profile: Annotated[Path | None, OUTPUT("FILE", _PROFILE)] = None,
     as_json: Annotated[bool, OUTPUT("", "Print the milliseconds as JSON.", "--json")] = False,
 ) -> None:
@@ -47,11 +57,20 @@ def time_net(
     if path is None or (model and solver):
         raise InputError("give either --model with a net's prototxt, or --solver with a solver's")
     config = RunConfig("time", path, is_solver=solver is not None, iterations=iterations, phase=phase)
-    config = on_device(replace(config, precision=precision), device)
-    answer = print_json if as_json else _print
+    config = on_device(replace(config, precision=precision, timeout_s=timeout), device)
     keeps = phase == "TRAIN" and config.device == CPU
-    display = _KeptAsProfile(AnswerDisplay(Timed, answer), profile, Kept(state_folder() if keeps else None))
-    run_without_folder(placed(config, 1, threads_per_worker), display, _EFFECTS)
+    times: list[Timed] = []
+    answers = AnswerDisplay(Timed, times.append, is_document=as_json)
+    display = _KeptAsProfile(answers, profile, Kept(state_folder() if keeps else None))
+    place = place_of(Hosts.of(nodes, node_rank, master_addr, master_port), key_file)
+    own = placed(config, 1, threads_per_worker)
+    run_anywhere(own, place, display, Console(sys.stderr, sys.stderr), _EFFECTS)
+    times.sort(key=lambda timed: timed.rank)
+    if as_json and times:
+        print_json(times[0] if place is None else times)
+    else:
+        for timed in times:
+            _print(timed)
 
 
 class _KeptAsProfile:
@@ -61,7 +80,7 @@ class _KeptAsProfile:
         self._display, self._path, self._kept = display, path, kept
 
     def show(self, record: Record) -> None:
-        if isinstance(record, Timed):
+        if isinstance(record, Timed) and record.rank == 0:  # the times of other hosts are not this machine's
             profile = profile_of(record)
             subject = Subject(profile.net, profile.num_parameters, record.threads, record.precision)
             self._kept.keep_profile(subject, profile)
@@ -84,8 +103,10 @@ def _row(layer: LayerTime, total_ms: float) -> Row:
 
 
 def _print(timed: Timed) -> None:
+    whose = f"{timed.host}: " if timed.host else ""
     head = (
-        f"{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, {timed.precision}, "
-        f"mean of {timed.iterations} passes; {timed.forward_ms + timed.backward_ms:.3f} ms a pass without reading"
+        f"{whose}{timed.net_name}, {timed.phase}, batches of {timed.batch_size}, threads: {timed.threads}, "
+        f"{timed.precision}, mean of {timed.iterations} passes; {timed.forward_ms + timed.backward_ms:.3f} ms a pass "
+        "without reading"
     )
     show_table(printer(), head, _HEAD, rows(timed), (False, False, True, True, True), total=1)

@@ -10,7 +10,7 @@ from samovar.report.result import RunResult
 
 def with_foresight(config: RunConfig, result: RunResult) -> RunResult:
     """The result with its prediction, if there can be one; see `samovar.predict.foresight.close_loop`."""
-    is_plain = config.box is None and config.device == CPU and result.stopped_by is None
+    is_plain = config.box is None and config.device == CPU and result.stopped_by is None and not result.factors
     if not is_plain:
         return result
     rates = [one.samples_per_second for one in result.by_worker if not one.is_gone]

@@ -128,7 +128,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 def _digest(config: RunConfig) -> str:
     """Of the solver and its nets, without the places of files."""
     nets, texts = [NetSource(config.model, "")], []
-    if config.job == "train":
+    if config.job == "train" or (config.job == "time" and config.is_solver):
         solver = load_solver(config.model)
         nets = [solver.net, *(test.source for test in solver.test_nets)]
         texts = [solver.path.read_text(errors="replace")]

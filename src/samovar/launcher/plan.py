@@ -7,6 +7,7 @@ from typing import Final
 
 from samovar.checkpoint.store import SnapshotStore
 from samovar.config import RunConfig
+from samovar.core.device import CPU
 from samovar.core.errors import InputError
 from samovar.frontends.caffe.solver import load_solver, solver_config
 from samovar.frontends.caffe.spec import is_there
@@ -14,7 +15,9 @@ from samovar.launcher.momentum import with_momentum
 from samovar.report.console import local_now
 from samovar.report.run_folder import DEFAULT_PARENT, RunFolder, create_run_folder, run_folders_of
 from samovar.strategies.box_terms import MEAN
+from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import by_recipe, resolved
+from samovar.strategies.traits import ALWAYS, AUTO, NONE
 
 LATEST: Final = "latest"
 IF_ANY: Final = "auto"
@@ -51,6 +54,7 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     sharing, _, _ = with_momentum(config.strategy, solver_config(solver), config.workers)
     if config.used_recipe is not None:
         sharing = by_recipe(sharing, config.workers)
+    sharing = _with_factors(replace(config, strategy=sharing), solver.iter_size)
     config = replace(config, strategy=resolved(sharing, config.workers))
     if config.is_async:
         config = replace(config, stop_rule=config.stop_rule or MEAN)
@@ -71,6 +75,29 @@ def plan_training(config: RunConfig, snapshot: str | None, out: Path | None) -> 
     # Ranks know how often a solver for larger steps is to be shown.
     display_steps = solver.display if config.large_batch is None else 1
     return TrainingPlan(replace(config, out=folder.path), folder, is_new, display_steps, notices)
+
+
+def _with_factors(config: RunConfig, iter_size: int) -> StrategyConfig:
+    """The strategy, with factors where gradients travel between hosts, except by a plan that was asked for.
+
+    Raises InputError if `--factors always` cannot be.
+    """
+    sharing, asked = config.strategy, config.strategy.factors
+    if sharing.traits.setting("factors") is None or asked == NONE:
+        return sharing
+    between = config.hosts is not None and len(config.hosts.hosts) > 1
+    by_itself = between and sharing.collective == AUTO and not sharing.divides_updates
+    reasons = {
+        f"workers with {sharing.name} send gradients whole": sharing.exchanges_weights,
+        f"--exact {config.exact} sums slices in a tree of its own": config.exact is not None,
+        f"iter_size {iter_size} adds up gradients before they travel": iter_size > 1,
+        f"with --device {config.device} there is no product of factors": config.device != CPU,
+    }
+    reason = next((text for text, holds in reasons.items() if holds), "")
+    if asked == ALWAYS and reason:
+        raise InputError(f"--factors {ALWAYS}: {reason}; leave one of them out")
+    takes = asked == ALWAYS or (not reason and (between if asked == AUTO else by_itself))
+    return replace(sharing, factors=(asked or AUTO) if takes else None)
 
 
 def _require_not_ended(out: Path | None, snapshot: Path | None) -> None:

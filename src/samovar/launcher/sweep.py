@@ -62,10 +62,11 @@ _FLAG = "--workers auto"
 
 
 def with_fastest_workers(
-    config: RunConfig, threads_per_worker: int | None, snapshot: Path | None, display: Display
+    config: RunConfig, threads_per_worker: int | None, snapshot: Path | None, display: Display, num_hosts: int = 1
 ) -> RunConfig:
     """`config` with the workers and threads of the run that saved `snapshot`, else with the fastest of a sweep.
 
+    The sweep is of this host alone, with the whole batch. With --exact K it has at most K / `num_hosts` workers.
     Raises InputError if settings would train differently: the batch of a step and the strategy's rule must not depend
     on the number of workers.
     """
@@ -74,7 +75,8 @@ def with_fastest_workers(
         display.show(Notice(level="info", text=text))
         return earlier
     nodes = numa_nodes()
-    settings = sweep_settings([len(node) for node in nodes], threads_per_worker, config.exact)
+    most_workers = None if config.exact is None else max(1, config.exact // num_hosts)
+    settings = sweep_settings([len(node) for node in nodes], threads_per_worker, most_workers)
     if len(settings) > 1:
         _require_same_training(config, settings)
         figures = _sweep(config, settings, display)

@@ -159,13 +159,13 @@ def _on_this_host(
             num_threads = 1  # a number that follows from that of workers would change the bits with it
         if num_workers is not None:
             config = placed(config, num_workers, num_threads, oversubscribe)
-            if place is not None:
-                return _on_hosts(config, place, snapshot, out, output, errors)
-        elif place is not None:
-            raise InputError("--workers auto: times the workers of one host; give a number with --nodes")
-        else:
-            found, _ = find_snapshot(load_solver(config.model).net.name(), snapshot, out)
-            config = with_fastest_workers(config, num_threads, found, Console(output, errors))
+        else:  # on several hosts each chooses its own, and a snapshot is host 0's
+            name, is_alone = load_solver(config.model).net.name(), place is None
+            found = find_snapshot(name, snapshot, out)[0] if is_alone else None
+            num_hosts = place.num_hosts or 1 if place is not None else 1
+            config = with_fastest_workers(config, num_threads, found, Console(output, errors), num_hosts)
+        if place is not None:
+            return _on_hosts(config, place, snapshot, out, output, errors)
         return _run(plan_training(config, snapshot, out), output=output, errors=errors)
 
 

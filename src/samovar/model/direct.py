@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
@@ -12,17 +14,26 @@ from samovar.model.half import half_of
 from samovar.model.products import product, put, put_product
 
 
+class FactorPlaces(Protocol):
+    """The places of a gradient's two factors, if ranks exchange these; see `samovar.strategies.factors.FactoredSum`."""
+
+    def expect_whole(self) -> None: ...
+    def expect(self, rows: int) -> bool: ...
+    def places(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]: ...
+
+
 @dataclass(slots=True)
 class GradientSink:
     """The place of a parameter's gradient: the parameter's attribute `gradient_sink`.
 
     `view` has the parameter's shape. With `accumulate`, layers add to `view`; else they overwrite it. The thread
-    that runs backward calls `written` when the gradient is in `view`.
+    that runs backward calls `written` when the gradient is in `view`, or both its factors are in `factors`.
     """
 
     view: torch.Tensor
     accumulate: bool
     written: Callable[[], None]
+    factors: FactorPlaces | None = None
 
 
 Sinks = tuple[GradientSink | None, ...]
@@ -90,10 +101,14 @@ def values_of(weight: torch.Tensor, bias: torch.Tensor | None) -> Values:
 
 
 def weight_gradient_of(dy_MN: torch.Tensor, x_MK: torch.Tensor, sink: GradientSink | None) -> torch.Tensor | None:
-    """Write dy^T x (N, K) into the sink; without one, return it."""
+    """Write dy^T x (N, K), or if they travel dy and x, into the sink; without one, return the product."""
     if sink is None:
         return product(dy_MN.t(), x_MK.t())
-    put_product(sink.view.view(dy_MN.shape[1], -1), dy_MN.t(), x_MK.t(), sink.accumulate)
+    if sink.factors is not None and sink.factors.expect(len(dy_MN)):
+        for place, factor in zip(sink.factors.places(0, len(dy_MN)), (dy_MN, x_MK), strict=True):
+            torch.from_numpy(place).copy_(factor)
+    else:
+        put_product(sink.view.view(dy_MN.shape[1], -1), dy_MN.t(), x_MK.t(), sink.accumulate)
     sink.written()
     return None
 

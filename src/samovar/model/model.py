@@ -12,7 +12,7 @@ from samovar.core.buffer import FlatBuffer, StagedBuffer
 from samovar.core.device import BF16, FP32
 from samovar.core.layout import Bucket, Layout, ParameterSpec
 from samovar.core.stateful import State, StateValue
-from samovar.model.direct import GradientSink
+from samovar.model.direct import FactorPlaces, GradientSink
 from samovar.model.half import HalfWeights, NetOutput
 
 BucketHook = Callable[[Bucket], None]
@@ -69,6 +69,7 @@ class Model:
         self.net = net
         self.weights = weights
         self.watch: GradientWatch | None = None
+        self.factors: Mapping[str, FactorPlaces] = {}  # of gradients that a step has in one part
         self._weights = StagedBuffer(weights, device)
         self._gradients = StagedBuffer(gradients, device)
         self._buckets = buckets
@@ -111,6 +112,10 @@ class Model:
         self._unwritten = {b.index: {e.spec.name for e in b.entries} for b in self._buckets}
         for parameter in self._parameters.values():
             parameter.gradient_sink.accumulate = not first_part  # type: ignore[attr-defined]
+        for name, factors in self.factors.items():
+            factors.expect_whole()
+            # A watch sees gradients before their exchange.
+            self._parameters[name].gradient_sink.factors = None if self.watch else factors  # type: ignore[attr-defined]
         output = self._forward(batch)
         forward_done()
         assert output.loss is not None, "the net has no loss to train on"

@@ -17,9 +17,9 @@ def print_json(value: object) -> None:
 class AnswerDisplay:
     """Shows the record of type `kind` by `answer`, and all others as text: on stderr, if it is a document."""
 
-    def __init__(self, kind: type[Record], answer: Callable[[Any], None]) -> None:
+    def __init__(self, kind: type[Record], answer: Callable[[Any], None], *, is_document: bool = False) -> None:
         self._kind, self._answer = kind, answer
-        self._console = Console(sys.stderr if answer is print_json else sys.stdout, sys.stderr)
+        self._console = Console(sys.stderr if is_document or answer is print_json else sys.stdout, sys.stderr)
 
     def show(self, record: Record) -> None:
         """Show one record."""

@@ -154,9 +154,11 @@ class Timed:
     """Mean milliseconds of a net's layers over `iterations` passes on batches of `batch_size`, and of a whole pass.
 
     `initial_loss` is that of the pass before, None for a net without a loss; `iteration_ms` are the whole passes.
-    After 0 iterations layers were only counted.
+    After 0 iterations layers were only counted. Of several hosts, `host` is the name of that of `rank`.
     """
 
+    rank: int = 0
+    host: str = ""
     net_name: str
     phase: str
     batch_size: int

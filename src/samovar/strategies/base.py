@@ -11,7 +11,7 @@ from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.factors import FactoredSum
+from samovar.strategies.factors import Factoring
 from samovar.strategies.traits import KINDS, Setting, Traits, place_of
 from samovar.strategies.trial import TrialCallback
 from samovar.transports.base import Array, Region
@@ -60,8 +60,8 @@ class Place:
     """The place of one of `num_workers`: its settings, all given, collectives with all others, buckets and buffers.
 
     Every wait ends by `deadline()`. It has a `seat` if workers share a center. `others` may be None there, if workers
-    have no collectives. `callback` gets the decisions of a trial. `factored` are the buckets that may travel as
-    factors, by their indices.
+    have no collectives. `callback` gets the decisions of a trial. `factoring` has the buckets that may travel as
+    factors.
     """
 
     chosen: StrategyConfig
@@ -72,7 +72,7 @@ class Place:
     deadline: Callable[[], Deadline]
     seat: CenterSeat | None = None
     callback: TrialCallback = field(default_factory=TrialCallback)
-    factored: Mapping[int, FactoredSum] = field(default_factory=dict)
+    factoring: Factoring | None = None
 
     @property
     def collectives(self) -> Collectives:

@@ -1,6 +1,6 @@
 """Strategies by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from samovar.collectives.engine import Collectives
@@ -10,7 +10,7 @@ from samovar.core.layout import Bucket
 from samovar.strategies.base import Buffers, CenterSeat, Place, Strategy, kind_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
-from samovar.strategies.factors import FactoredSum
+from samovar.strategies.factors import Factoring
 from samovar.strategies.hybrid_easgd import GroupMembers, HybridEasgd
 from samovar.strategies.trial import TrialCallback
 
@@ -23,7 +23,7 @@ def build_strategy(
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None = None,
     callback: TrialCallback | None = None,
-    factored: Mapping[int, FactoredSum] | None = None,
+    factoring: Factoring | None = None,
 ) -> Strategy:
     """The strategy `config.name` on this rank's buffers; every wait of it ends by `deadline()`.
 
@@ -35,7 +35,7 @@ def build_strategy(
     num_workers = (seat.num_workers if seat else None) or collectives.group.world_size
     chosen = resolved(config, num_workers)
     told = callback or TrialCallback()
-    place = Place(chosen, num_workers, collectives, tuple(buckets), buffers, deadline, seat, told, factored or {})
+    place = Place(chosen, num_workers, collectives, tuple(buckets), buffers, deadline, seat, told, factoring)
     return kind_of(config.name).of(place)
 
 

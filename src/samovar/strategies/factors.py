@@ -14,7 +14,7 @@ from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
 from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
-from samovar.strategies.traits import ALWAYS, NONE
+from samovar.strategies.traits import ALWAYS, AUTO, NONE
 from samovar.transports.base import Region
 
 # product(left (K, m), right (K, n), scale, gradient (m, n)): gradient = scale * left^T right.
@@ -27,7 +27,8 @@ _MOST_MISSES = 3
 LEAST_BYTES = 1 << 20
 # What "auto" takes a byte that leaves a host and each of a rank's threads for; fixed, so that runs decide the same.
 # A link of 10 Gbit/s takes 0.8 ns for the byte, and TCP 1 ns of a core: 8 ns where packets are Ethernet's.
-_BYTE_S = 1.8e-9
+BYTE_S = 1.8e-9
+TCP_BYTE_S = 1e-9
 _THREAD_OPERATIONS_PER_S = 5e10
 
 
@@ -35,11 +36,13 @@ _THREAD_OPERATIONS_PER_S = 5e10
 class Links:
     """Between hosts: what decides whether factors are less than the gradient.
 
-    `messages_per_host` is how many messages leave a host in an all-gather of one from every rank.
+    `messages_per_host` is how many messages leave a host in an all-gather of one from every rank. A byte takes `byte_s`
+    of a host.
     """
 
     num_hosts: int
     messages_per_host: int
+    byte_s: float = BYTE_S
 
     def whole_bytes(self, shape: tuple[int, int]) -> float:
         """The bytes that leave a host in an all-reduce of the gradient: 2 (H-1)/H of it."""
@@ -50,8 +53,8 @@ class Links:
         return 4.0 * self.messages_per_host * num_rows * sum(shape)
 
     def saved_s(self, shape: tuple[int, int], num_rows: int) -> float:
-        """The time of a host that factors save, by the nominal figures; negative if they cost more."""
-        return _BYTE_S * (self.whole_bytes(shape) - self.factors_bytes(shape, num_rows))
+        """The time of a host that factors save; negative if they cost more."""
+        return self.byte_s * (self.whole_bytes(shape) - self.factors_bytes(shape, num_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,10 @@ class FactoredSum:
         """Before a run: this rank has factors of `rows` rows, or WHOLE. Whether it must write them to `places`."""
         self.rows = rows
         return 0 <= rows <= self.capacity and not self.is_whole
+
+    def expect_whole(self) -> None:
+        """Before a run: this rank has no factors, unless it says so yet."""
+        self.rows = WHOLE
 
     def places(self, start: int, stop: int) -> tuple[Floats, Floats]:
         """The places for rows [start, stop) of the left and the right factor."""
@@ -248,9 +255,9 @@ class Factoring:
         return self.sums[bucket.index]
 
     @property
-    def is_over(self) -> bool:
-        """Whether no gradient can travel as factors any more."""
-        return self._is_decided and all(factored.is_whole for factored in self.sums.values())
+    def chosen(self) -> tuple[str, ...]:
+        """The matrices whose gradients travel as factors now."""
+        return tuple(factored.name for factored in self.sums.values() if not factored.is_whole)
 
     def stepped(self) -> None:
         """A step's exchanges have ended on this rank."""
@@ -307,7 +314,7 @@ class Factoring:
             reason = "no matrix of the model has a gradient that is a product of two factors in every rank's first step"
             if differing:
                 reason = f"ranks {differing} make products in other ways than rank 0 (processor, threads, PyTorch)"
-            raise InputError(f"factors='always': {reason}; choose 'auto' or '{NONE}'")
+            raise InputError(f"factors {ALWAYS!r}: {reason}; choose {AUTO!r} or {NONE!r}")
         if differing:
             self._tell(
                 f"gradients travel whole: ranks {differing} make products in other ways than rank 0 (processor, "

@@ -57,7 +57,7 @@ FACTORS = Setting(
     "factors",
     str,
     "Whether gradients of large matrices travel as two factors, if these are smaller.",
-    flag="factors",
+    flag="--factors",
     choices=(NONE, AUTO, ALWAYS),
     default_words="`auto` between hosts",
     words=lambda factors, _: {AUTO: "gradients as factors where these are less", NONE: ""}.get(

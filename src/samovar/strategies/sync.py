@@ -15,7 +15,7 @@ from samovar.core.layout import Bucket
 from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import Buffers, Place, Reduced, Strategy, strategy
 from samovar.strategies.config import StrategyConfig
-from samovar.strategies.factors import FactoredOrEncoded, FactoredSum
+from samovar.strategies.factors import FactoredOrEncoded, Factoring
 from samovar.strategies.owned import OwnedSync, spread_owners
 from samovar.strategies.parts import SyncInParts
 from samovar.strategies.recipe import Recipe
@@ -72,10 +72,10 @@ def sum_channels(
     collectives: Collectives,
     buckets: Sequence[Bucket],
     gradients: Region,
-    factored: Mapping[int, PlanRunner] | None = None,
+    factoring: Factoring | None = None,
 ) -> Channels:
-    """An all-reduce for each bucket, except those in `factored`, by their indices."""
-    made = factored or {}
+    """An all-reduce for each bucket, except those that may travel as factors."""
+    made: Mapping[int, PlanRunner] = factoring.sums if factoring else {}
     return [
         (
             bucket,
@@ -112,9 +112,15 @@ class Sync(Strategy):
     """
 
     def __init__(
-        self, channels: Channels, world_size: int, overlaps_backward: bool, deadline: Callable[[], Deadline]
+        self,
+        channels: Channels,
+        world_size: int,
+        overlaps_backward: bool,
+        deadline: Callable[[], Deadline],
+        factoring: Factoring | None = None,
     ) -> None:
         self._channels = channels
+        self._factoring = factoring
         # One bucket is final when backward ends: nothing is left to hide its exchange behind.
         self._in_background = overlaps_backward and len(channels) > 1
         self._gradient_scale = 1.0 / world_size
@@ -128,13 +134,13 @@ class Sync(Strategy):
         chosen, collectives, world_size = place.chosen, place.collectives, place.num_workers
         if chosen.divides_updates:
             return _divided(place)
-        when = (world_size, chosen.overlap == "backward", place.deadline)
+        when = (world_size, chosen.overlap == "backward", place.deadline, place.factoring)
         compresses, is_always = chosen.codec is not None and world_size > 1, chosen.always_compresses
-        summed = (collectives, place.buckets, place.buffers.gradients, place.factored)
+        summed = (collectives, place.buckets, place.buffers.gradients, place.factoring)
         plain = [] if compresses and is_always else sum_channels(*summed)
         if chosen.codec is None or not compresses:
             return Sync(plain, *when)
-        encoded = encoded_buckets(collectives, place.buckets, place.buffers, Codec(chosen.codec), place.factored)
+        encoded = encoded_buckets(collectives, place.buckets, place.buffers, Codec(chosen.codec), place.factoring)
         trial = Trial(collectives, f"--compress {chosen.codec}", is_always, place.deadline, place.callback)
         return CompressedSync(plain, encoded, chosen.codec, trial, *when)
 
@@ -155,7 +161,7 @@ class Sync(Strategy):
             )
         if chosen.takes_factors and chosen.divides_updates:
             raise InputError(
-                f"factors {chosen.factors}: with --overlap full or --owner parts a gradient goes to one rank alone, "
+                f"--factors {chosen.factors}: with --overlap full or --owner parts a gradient goes to one rank alone, "
                 "and factors to all; choose --overlap backward or --owner all, or leave factors out"
             )
 
@@ -181,6 +187,16 @@ class Sync(Strategy):
             else:
                 channel.run(deadline)
             yield bucket, self._gradient_scale
+        if self._factoring is not None:
+            self._factoring.stepped()
+
+    def state_dict(self) -> State:
+        """Equal on all ranks."""
+        return {} if self._factoring is None else self._factoring.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
+        if self._factoring is not None:
+            self._factoring.load_state_dict(state)
 
 
 def _check_owner(chosen: StrategyConfig, owner: str) -> None:
@@ -235,7 +251,7 @@ def encoded_buckets(
     buckets: Sequence[Bucket],
     buffers: Buffers,
     codec: Codec,
-    factored: Mapping[int, FactoredSum] | None = None,
+    factoring: Factoring | None = None,
 ) -> list[EncodedBucket]:
     """An all-reduce for each bucket: plain for counts, factors where these are less, else encoded."""
     gradients = buffers.gradients
@@ -247,8 +263,8 @@ def encoded_buckets(
             runner: EncodedRunner = _Exact(collectives.all_reduce(f"{name} as it is", part))
         else:
             runner = collectives.encoded_all_reduce(name, part, codec)
-            if factored and bucket.index in factored:
-                runner = FactoredOrEncoded(factored[bucket.index], runner)
+            if factoring and bucket.index in factoring.sums:
+                runner = FactoredOrEncoded(factoring.sums[bucket.index], runner)
         encoded.append(EncodedBucket(bucket, runner, _gaps(bucket, gradients.array)))
     return encoded
 
@@ -282,9 +298,10 @@ class CompressedSync(Sync):
         world_size: int,
         overlaps_backward: bool,
         deadline: Callable[[], Deadline],
+        factoring: Factoring | None = None,
     ) -> None:
         self._plain, self._compressed = plain, [(one.bucket, one.runner) for one in encoded]
-        super().__init__(self._compressed, world_size, overlaps_backward, deadline)
+        super().__init__(self._compressed, world_size, overlaps_backward, deadline, factoring)
         self._runners = [one.runner for one in encoded]
         self._gaps = [one.gaps for one in encoded]
         self._codec = codec
@@ -314,13 +331,14 @@ class CompressedSync(Sync):
         """This rank's own: every rank must save its state and load it again."""
         residuals: State = {f"residual/{index}": runner.residual.copy() for index, runner in enumerate(self._runners)}
         kept: State = {"codec": self._codec, "gives_back": int(self._gives_back)}
-        return residuals | kept | self._trial.state_dict()
+        return super().state_dict() | residuals | kept | self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
         """With another codec the trial begins again, on all ranks. Residuals of another codec or cut are dropped.
 
         A rank whose messages now another one of its host sends has none of its own.
         """
+        super().load_state_dict(state)
         found = [np.asarray(state.get(f"residual/{index}", ())) for index in range(len(self._runners))]
         is_same = state.get("codec") == self._codec
         fits = is_same and all(

@@ -20,18 +20,27 @@ _REDUCE_AND_BROADCAST = "tree"
 
 
 def cut_buckets(
-    config: RunConfig, sharing: StrategyConfig, layout: Layout, net: CaffeNet, iter_size: int, mapped: bool
+    config: RunConfig,
+    sharing: StrategyConfig,
+    layout: Layout,
+    net: CaffeNet,
+    iter_size: int,
+    mapped: bool,
+    num_apart: int = 0,
 ) -> tuple[Bucket, ...]:
-    """The buckets, in the order in which backward finishes them.
+    """The buckets, in the order in which backward finishes them; each of the first `num_apart` parameters is one.
 
     Gradients are exchanged in the last of `iter_size` passes. `mapped` says whether ranks map each other's memory.
     A pure function of the configuration and the net, so that every rank and every resumed run makes the same cut.
     """
-    sizes = [entry.spec.size * ELEMENT_BYTES for entry in layout.learned]
+    others = Layout(layout.learned[num_apart:], layout.num_elements)
+    sizes = [entry.spec.size * ELEMENT_BYTES for entry in others.entries]
     if not sizes or not sharing.automatic_buckets or config.exact is not None or config.workers == 1:
-        return layout.buckets(sharing.bucket_size_bytes)
-    model = exchange_model(config, sharing, sum(sizes), mapped)
-    return layout.cut(least_exposed(sizes, _backward_s(config, layout, net, iter_size), model))
+        lengths = [len(bucket.entries) for bucket in others.buckets(sharing.bucket_size_bytes)]
+    else:
+        model = exchange_model(config, sharing, sum(sizes), mapped)
+        lengths = [*least_exposed(sizes, _backward_s(config, others, net, iter_size), model)]
+    return layout.cut([*[1] * num_apart, *lengths])
 
 
 def exchange_model(config: RunConfig, sharing: StrategyConfig, num_bytes: int, mapped: bool) -> ExchangeModel:

@@ -30,10 +30,12 @@ from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
 from samovar.strategies.center_steps import CenterSteps
 from samovar.strategies.config import StrategyConfig
+from samovar.strategies.factors import Factoring
 from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
 from samovar.training.evaluation import Evaluation
+from samovar.training.factors import factoring_in, matrices_apart
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
     RankMemory,
@@ -67,6 +69,7 @@ class Learner:
     parts: Parts
     slices: Slices | None
     notices: tuple[str, ...]
+    factoring: Factoring
 
     @contextlib.contextmanager
     def with_evaluated_weights(self) -> Iterator[None]:
@@ -114,9 +117,10 @@ def build_learner(
     sharing, fallback = possible(config.strategy, caffe)
     slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
-    layout = layout_of(parameters)
+    apart = matrices_apart(parameters, sharing)
+    layout = layout_of(dict(sorted(parameters.items(), key=lambda named: named[0] in apart)))  # which reverses it
     memory = open_memory(transport, layout, slices)
-    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped)
+    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, len(apart))
     collective = chosen_collective(config, memory, buckets)
     sharing = divided(config, sharing, caffe, collective)
     memory = with_histories(memory, transport, sharing, caffe)
@@ -126,13 +130,17 @@ def build_learner(
     _load_start(start, model, solver, config)
     collectives = _collectives(transport, collective, trace, None if config.hosts is None else config.hosts.sizes)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
-    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, callback)
+    told = callback or TrialCallback()
+    factoring = factoring_in(config, sharing, collectives, buckets[: len(apart)], memory, deadline, told.tell)
+    model.factors = {factored.name: factored for factored in factoring.sums.values()}
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, told, factoring)
     _begin(strategy, start, center)
     evaluated = _evaluated(net, weights, strategy, collectives, deadline, center if config.strategy.is_async else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
     finite = FiniteCheck(weights, strategy, solver, transport.group.rank)
-    return Learner(net, model, solver, strategy, evaluated, finite, collective, buckets, parts, slices, notices)
+    made = (net, model, solver, strategy, evaluated, finite, collective, buckets, parts, slices, notices)
+    return Learner(*made, factoring)
 
 
 def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:

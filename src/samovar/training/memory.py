@@ -23,6 +23,7 @@ from samovar.strategies.build import build_strategy
 from samovar.strategies.center_steps import CenterSeat
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.exact import ExactSync, SliceSums
+from samovar.strategies.factors import Factoring
 from samovar.strategies.traits import AUTO
 from samovar.strategies.trial import TrialCallback
 from samovar.training.step import Parts
@@ -118,7 +119,8 @@ def divided(config: RunConfig, sharing: StrategyConfig, caffe: CaffeSolver, coll
     is_open = sharing.owner is None and not sharing.exchanges_weights and sharing.overlap in (None, "none")
     if not is_open or sharing.codec is not None or caffe.clip_gradients is not None:
         return sharing
-    return replace(sharing, overlap="none", owner="parts" if collective == _DIVIDED and config.workers > 1 else "all")
+    by_parts = collective == _DIVIDED and config.workers > 1 and not sharing.takes_factors
+    return replace(sharing, overlap="none", owner="parts" if by_parts else "all")
 
 
 def open_memory(transport: Transport, layout: Layout, slices: Slices | None) -> RankMemory:
@@ -155,11 +157,12 @@ def make_strategy(
     deadline: Callable[[], Deadline],
     seat: CenterSeat | None,
     callback: TrialCallback | None = None,
+    factoring: Factoring | None = None,
 ) -> Strategy:
     if slices is not None:
         return ExactSync(collectives, buckets, memory.sums, slices.leaves, deadline)
     buffers = Buffers(memory.weights, memory.gradients, memory.histories)
-    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, callback)
+    return build_strategy(strategy, collectives, buckets, buffers, deadline, seat, callback, factoring)
 
 
 def step_parts(config: RunConfig, caffe: CaffeSolver, memory: RankMemory, slices: Slices | None, rank: int) -> Parts:

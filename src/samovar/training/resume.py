@@ -21,7 +21,7 @@ from samovar.solver.flat import history_key
 from samovar.strategies.traits import KINDS, NONE
 
 RANK_PART = "rank_{}"
-_COMMON_PARTS = ("weights", "momentum", "strategy")
+_COMMON_PARTS = ("weights", "momentum", "strategy", "factors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ def _from_folder(path: Path, config: RunConfig, rank: int) -> ResumePoint:
     if "strategy" not in parts:
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum"
         notices = (notice,) if had != has and config.strategy.exchanges_weights else ()
-        return ResumePoint(step, parts["weights"], parts["momentum"], {}, notices)
+        kept = parts.get("factors", {}) if had == has else {}
+        return ResumePoint(step, parts["weights"], parts["momentum"], kept, notices)
     if had != has and _codec(snapshot.config) is not None and _exchanged_gradients(snapshot.config):
         notice = f"{path}: saved by {had}; {has} all start from its weights and momentum, but lose the unsent gradients"
         return ResumePoint(step, parts["weights"], parts["momentum"], {}, (notice,))

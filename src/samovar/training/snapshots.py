@@ -83,9 +83,9 @@ def _write(path: Path, content: bytes) -> None:
 class FolderSaver:
     """Saves a run's state after a step into its snapshot folder; all ranks save at the same steps.
 
-    Its parts are `weights` (the evaluated ones), `momentum` (all that rank 0's solver keeps) and `strategy` (equal on
-    all ranks). If workers have their own weights, momentum or strategy state, each also writes its own part, and rank
-    0 puts them all into one snapshot.
+    Its parts are `weights` (the evaluated ones), `momentum` (all that rank 0's solver keeps), `factors` (the gradients
+    that travel so) and `strategy` (equal on all ranks). If workers have their own weights, momentum or strategy state,
+    each also writes its own part, and rank 0 puts them all into one snapshot.
     """
 
     def __init__(
@@ -134,6 +134,8 @@ class FolderSaver:
             parts["strategy"] = learner.evaluated.strategy_state()
         elif learner.has_private_state:
             parts["strategy"] = learner.strategy.state_dict()
+        elif state := learner.strategy.state_dict():
+            parts["factors"] = state
         files = caffe_files(f"{self._prefix}_iter_{steps_done}", self._format, learner, steps_done, weights)
         return self._store.save(steps_done, parts, files, self._config.to_json(), staged)
 

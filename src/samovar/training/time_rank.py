@@ -83,7 +83,10 @@ def _timed(
 
     layers = [reading, *seconds.layers] if reading.name else seconds.layers
     counts = layer_counts(net)
+    hosts, rank = config.hosts, context.transport.group.rank
     return Timed(
+        rank=rank,
+        host="" if hosts is None else hosts.of(rank).name,
         net_name=net.name or net.path.stem,
         phase=config.phase,
         batch_size=reader.batch_size,

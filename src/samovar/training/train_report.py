@@ -227,6 +227,7 @@ def result_of(
         recipe_changes=opened.changes,
         compress=config.strategy.codec,
         is_compressed=learner.is_compressed,
+        factors=learner.factoring.chosen,
     )
 
 

@@ -15,10 +15,10 @@ from samovar.strategies.ours import OURS
 pytestmark = pytest.mark.usefixtures("strategies_as_before")
 
 
-def test_every_setting_is_a_flag_but_for_that_of_replicate_alone() -> None:
+def test_every_setting_is_a_flag() -> None:
     declared = {setting.name for kind in OURS for setting in kind.traits.settings}
     flags = {flag.name: flag.annotation.__metadata__[0] for flag in settings_of_strategies()}
-    assert set(flags) == declared - {"factors"}
+    assert set(flags) == declared
     assert flags["sync_period_steps"].default == "--sync-period"
     assert "For all but sync. Default: by strategy." in flags["sync_period_steps"].help
     assert flags["center_momentum"].help.startswith("Momentum of the center. For async-msgd. Default: max(0, ")

@@ -16,11 +16,16 @@ import torch
 from torch import nn
 
 from samovar.collectives.encoded import Floats
-from samovar.collectives.engine import digest_record
+from samovar.collectives.engine import Collectives, PlannedCollectives, digest_record
+from samovar.collectives.hierarchical import HierarchicalCollectives
+from samovar.core.clock import Deadline
 from samovar.core.errors import SamovarError
 from samovar.core.host import models
 from samovar.frontends.torch.backward_pass import BackwardPass
-from samovar.strategies.factors import WHOLE, Arithmetic, FactoredSum
+from samovar.strategies.config import StrategyConfig
+from samovar.strategies.factors import BYTE_S, WHOLE, Arithmetic, FactoredSum, Factoring, Links
+from samovar.strategies.traits import NONE
+from samovar.transports.torch_dist import NearCollectives
 
 Node: TypeAlias = torch.autograd.graph.Node
 
@@ -161,6 +166,29 @@ def own_arithmetic() -> Arithmetic:
     described = repr((platform.machine(), sorted(set(models())), libraries, num_threads))
     digest = hashlib.sha256(described.encode()).digest()
     return Arithmetic(tuple(digest_record(digest)), num_threads)
+
+
+def factoring_of(
+    collectives: Collectives,
+    config: StrategyConfig,
+    deadline: Callable[[], Deadline],
+    tell: Callable[[str], None],
+    byte_s: float = BYTE_S,
+) -> Factoring:
+    """The choice of factors for ranks with these collectives; a byte between hosts takes `byte_s` of a host."""
+    links = _links(collectives, byte_s)
+    return Factoring(collectives, config.factors or NONE, links, own_arithmetic(), deadline, tell)
+
+
+def _links(collectives: Collectives | NearCollectives, byte_s: float) -> Links:
+    world_size = collectives.group.world_size
+    if isinstance(collectives, HierarchicalCollectives):
+        num_ranks = max(len(host.ranks) for host in collectives.hosts)
+        return Links(len(collectives.hosts), (len(collectives.hosts) - 1) * num_ranks, byte_s)
+    if isinstance(collectives, NearCollectives):
+        return Links(1, world_size - 1, byte_s)
+    assert isinstance(collectives, PlannedCollectives), collectives
+    return Links(collectives.num_hosts, world_size - 1, byte_s)
 
 
 class Gradients(Protocol):
