@@ -81,8 +81,14 @@ def _timed(
     def mean_ms(total_s: float) -> float:
         return 1e3 * total_s / num_iterations
 
-    layers = [reading, *seconds.layers] if reading.name else seconds.layers
     counts = layer_counts(net)
+
+    def layer_time(layer: LayerSeconds) -> LayerTime:
+        counted = asdict(counts.get(layer.name, LayerCounts()))
+        forward_ms, backward_ms = mean_ms(layer.forward_s), mean_ms(layer.backward_s)
+        return LayerTime(name=layer.name, type=layer.type, forward_ms=forward_ms, backward_ms=backward_ms, **counted)
+
+    layers = [reading, *seconds.layers] if reading.name else seconds.layers
     hosts, rank = config.hosts, context.transport.group.rank
     return Timed(
         rank=rank,
@@ -93,16 +99,7 @@ def _timed(
         threads=config.threads_per_worker,
         precision=config.precision,
         iterations=num_iterations,
-        layers=tuple(
-            LayerTime(
-                name=layer.name,
-                type=layer.type,
-                forward_ms=mean_ms(layer.forward_s),
-                backward_ms=mean_ms(layer.backward_s),
-                **asdict(counts.get(layer.name, LayerCounts())),
-            )
-            for layer in layers
-        ),
+        layers=tuple(map(layer_time, layers)),
         forward_ms=mean_ms(seconds.forward_s),
         backward_ms=mean_ms(seconds.backward_s),
         iteration_ms=tuple(1e3 * passed_s for passed_s in seconds.passes_s),
