@@ -63,12 +63,14 @@ class GaspiTransport(LookingTransport):
         self._library = library
         self._segments: list[GaspiSegment] = []
         self._copies: list[GaspiSegment] = []
+        self._is_met = False
         tells = "This rank ends, so that the others notice"
         ending = Ending(_WATCH_S, lambda: None, self._is_broken, _end_at_once, tells)
         self._watcher = Watcher(self.names, group.rank, ending)
         num_bytes, num_slots = self.meeting_sizes
         # Behind the slots of meetings: for each rank, that it has ended, and one that says nothing.
         self._meeting = self._placed("meeting", num_bytes, 2 * num_slots + 1)
+        self._is_met = True
         if not _transports:
             atexit.register(_end_all, os.getpid())
         _transports.append(self)
@@ -228,7 +230,7 @@ class GaspiTransport(LookingTransport):
 
     def _is_broken(self, peer: int) -> bool:
         """Whether operations on the peer fail. One that changes nothing shows it, now or at the next call."""
-        if peer == self.group.rank or not self._num_met:
+        if peer == self.group.rank or not self._is_met:
             return False
         if not self._library.is_corrupt(peer):
             segment, number = self._meeting.slot(2 * self.group.world_size)
