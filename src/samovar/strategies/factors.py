@@ -255,6 +255,11 @@ class Factoring:
         return self.sums[bucket.index]
 
     @property
+    def by_name(self) -> dict[str, FactoredSum]:
+        """By the name of the matrix."""
+        return {factored.name: factored for factored in self.sums.values()}
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """The matrices whose gradients travel as factors now."""
         return tuple(factored.name for factored in self.sums.values() if not factored.is_whole)

@@ -24,7 +24,7 @@ from samovar.frontends.caffe.spec import Phase
 from samovar.launcher.momentum import with_momentum
 from samovar.model.device import device_notices
 from samovar.model.half import precision_warnings
-from samovar.model.model import Model, layout_of
+from samovar.model.model import Model
 from samovar.report.steps import Laps
 from samovar.solver.flat import Multipliers, Solver, build_solver
 from samovar.strategies.base import Strategy
@@ -35,7 +35,7 @@ from samovar.strategies.trial import TrialCallback
 from samovar.training.bucket_cut import cut_buckets, cut_notices
 from samovar.training.evaluated import CenterWeights, EvaluatedWeights
 from samovar.training.evaluation import Evaluation
-from samovar.training.factors import factoring_in, matrices_apart
+from samovar.training.factors import factoring_in, layout_with_factors
 from samovar.training.finite import FiniteCheck
 from samovar.training.memory import (
     RankMemory,
@@ -117,10 +117,9 @@ def build_learner(
     sharing, fallback = possible(config.strategy, caffe)
     slices = Slices.of(config, caffe, net)
     parameters = {info.name: info.parameter for info in net.parameter_infos}
-    apart = matrices_apart(parameters, sharing)
-    layout = layout_of(dict(sorted(parameters.items(), key=lambda named: named[0] in apart)))  # which reverses it
+    layout, num_apart = layout_with_factors(parameters, sharing)
     memory = open_memory(transport, layout, slices)
-    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, len(apart))
+    buckets = cut_buckets(config, sharing, layout, net, caffe.iter_size, memory.is_mapped, num_apart)
     collective = chosen_collective(config, memory, buckets)
     sharing = divided(config, sharing, caffe, collective)
     memory = with_histories(memory, transport, sharing, caffe)
@@ -130,17 +129,15 @@ def build_learner(
     _load_start(start, model, solver, config)
     collectives = _collectives(transport, collective, trace, None if config.hosts is None else config.hosts.sizes)
     deadline, seat = partial(Deadline.after, config.timeout_s), center.seat() if center else None
-    told = callback or TrialCallback()
-    factoring = factoring_in(config, sharing, collectives, buckets[: len(apart)], memory, deadline, told.tell)
-    model.factors = {factored.name: factored for factored in factoring.sums.values()}
-    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, told, factoring)
+    factoring = factoring_in(config, sharing, collectives, buckets[:num_apart], memory, deadline, callback)
+    model.factors = factoring.by_name
+    strategy = make_strategy(sharing, collectives, buckets, memory, slices, deadline, seat, callback, factoring)
     _begin(strategy, start, center)
     evaluated = _evaluated(net, weights, strategy, collectives, deadline, center if config.strategy.is_async else None)
     notices = (*notices, *fallback, *momentum_notices, *cut_notices(config, sharing, buckets))
     parts = step_parts(config, caffe, memory, slices, transport.group.rank)
-    finite = FiniteCheck(weights, strategy, solver, transport.group.rank)
-    made = (net, model, solver, strategy, evaluated, finite, collective, buckets, parts, slices, notices)
-    return Learner(*made, factoring)
+    made = (net, model, solver, strategy, evaluated, FiniteCheck(weights, strategy, solver, transport.group.rank))
+    return Learner(*made, collective, buckets, parts, slices, notices, factoring)
 
 
 def _with_weights(net: CaffeNet, config: RunConfig, caffe: CaffeSolver) -> tuple[str, ...]:

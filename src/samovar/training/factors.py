@@ -8,18 +8,27 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.config import RunConfig
 from samovar.core.clock import Deadline
 from samovar.core.errors import InputError
-from samovar.core.layout import Bucket
+from samovar.core.layout import Bucket, Layout
 from samovar.core.machine import NOMINAL
 from samovar.frontends.torch.factors import factoring_of, matrices, scaled_product
+from samovar.model.model import layout_of
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.factors import BYTE_S, LEAST_BYTES, TCP_BYTE_S, Factoring
 from samovar.strategies.traits import ALWAYS, AUTO, NONE
+from samovar.strategies.trial import TrialCallback
 from samovar.training.memory import RankMemory
 
 _LARGE_BYTES = 1 << 20
 
 
-def matrices_apart(parameters: Mapping[str, nn.Parameter], sharing: StrategyConfig) -> tuple[str, ...]:
+def layout_with_factors(parameters: Mapping[str, nn.Parameter], sharing: StrategyConfig) -> tuple[Layout, int]:
+    """The layout of parameters, and how many matrices, which come first, may travel as factors."""
+    apart = _matrices_apart(parameters, sharing)
+    in_order = sorted(parameters.items(), key=lambda named: named[0] in apart)  # the layout reverses it
+    return layout_of(dict(in_order)), len(apart)
+
+
+def _matrices_apart(parameters: Mapping[str, nn.Parameter], sharing: StrategyConfig) -> tuple[str, ...]:
     """The learned matrices that may travel as factors. Raises InputError if there are none, but they were asked for."""
     if not sharing.takes_factors:
         return ()
@@ -37,12 +46,12 @@ def factoring_in(
     buckets: Sequence[Bucket],
     memory: RankMemory,
     deadline: Callable[[], Deadline],
-    tell: Callable[[str], None],
+    callback: TrialCallback | None,
 ) -> Factoring:
     """The choice of factors for these buckets, which have a matrix each. It follows --calibration if there is one."""
     link = None if config.calibration == NOMINAL else config.calibration.transports.get("tcp")
     byte_s = BYTE_S if link is None else TCP_BYTE_S + 1.0 / link.bandwidth_at(_LARGE_BYTES)
-    factoring = factoring_of(collectives, sharing, deadline, tell, byte_s)
+    factoring = factoring_of(collectives, sharing, deadline, (callback or TrialCallback()).tell, byte_s)
     for bucket in buckets:
         factoring.add(bucket, memory.gradients, scaled_product, 1.0)
     return factoring
