@@ -1,0 +1,45 @@
+"""Which strategy fits: one table, for the page that asks it and for `samovar doctor`; measured in learning.md."""
+
+from dataclasses import dataclass
+
+from samovar.core.machine import TransportFigures
+
+FAST, SLOW = "shared memory, or a fast link", "a slow link"
+EVEN, UNEVEN = "even", "uneven"
+# A link is fast for a net whose exchange takes at most this share of a step.
+FAST_SHARE = 0.1
+_PROBE_BYTES = 4_000_000  # a million weights
+
+
+@dataclass(frozen=True, slots=True)
+class FittingStrategy:
+    """What to take over such a link with workers of such speeds; `words` say what it costs."""
+
+    link: str
+    speeds: str
+    strategy: str
+    exchanges: str
+    words: str
+
+    @property
+    def flags(self) -> str:
+        """`sync` has a recipe only if asked; other strategies have theirs by default."""
+        return f"--strategy {self.strategy}" + (" --recipe auto" if self.strategy == "sync" else "")
+
+
+ADVICE = (
+    FittingStrategy(FAST, EVEN, "sync", "every step", "one worker's result, up to rounding; all wait for the slowest"),
+    FittingStrategy(FAST, UNEVEN, "async-easgd", "every step of each worker", "waits for nobody; learns as one worker"),
+    FittingStrategy(
+        SLOW, EVEN, "diloco", "every 16 steps", "learns as one worker; all wait for the slowest, once a period"
+    ),
+    FittingStrategy(
+        SLOW, UNEVEN, "shm-easgd", "as often as the link allows", "waits for nobody; a long period costs accuracy"
+    ),
+)
+
+
+def shortest_step_s(link: TransportFigures, num_bytes: int = _PROBE_BYTES) -> float:
+    """A step that takes longer finds this link fast: a message there and one back, with a net of `num_bytes`."""
+    exchange_s = 2 * (link.sleeping_latency_s + num_bytes / link.bandwidth_at(num_bytes))
+    return exchange_s / FAST_SHARE
