@@ -119,9 +119,9 @@ def strategies() -> Table:
 
 
 def advised() -> Table:
-    """What to take, by the link and the workers' speeds."""
+    """One row for each kind of link and of workers' speeds."""
     rows: list[tuple[str, ...]] = [(one.link, one.speeds, f"`{one.flags}`", one.exchanges, one.words) for one in ADVICE]
-    return ("Link", "Workers' speeds", "Take", "A worker exchanges", "What you get, and pay"), rows
+    return ("Link", "Workers' speeds", "Take", "A worker exchanges", "Result and price"), rows
 
 
 def section(kind: Any) -> str:

@@ -13,7 +13,7 @@ _PROBE_BYTES = 4_000_000  # a million weights
 
 @dataclass(frozen=True, slots=True)
 class FittingStrategy:
-    """What to take over such a link with workers of such speeds; `words` say what it costs."""
+    """A strategy for such a link and workers of such speeds; `words` say what it gives and costs."""
 
     link: str
     speeds: str
@@ -29,12 +29,18 @@ class FittingStrategy:
 
 ADVICE = (
     FittingStrategy(FAST, EVEN, "sync", "every step", "one worker's result, up to rounding; all wait for the slowest"),
-    FittingStrategy(FAST, UNEVEN, "async-easgd", "every step of each worker", "waits for nobody; learns as one worker"),
+    FittingStrategy(
+        FAST, UNEVEN, "async-easgd", "every step of each worker", "does not wait for others; learns as one worker"
+    ),
     FittingStrategy(
         SLOW, EVEN, "diloco", "every 16 steps", "learns as one worker; all wait for the slowest, once a period"
     ),
     FittingStrategy(
-        SLOW, UNEVEN, "shm-easgd", "as often as the link allows", "waits for nobody; a long period costs accuracy"
+        SLOW,
+        UNEVEN,
+        "shm-easgd",
+        "as often as the link allows",
+        "does not wait for others; a long period costs accuracy",
     ),
 )
 

@@ -103,7 +103,7 @@ ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name
 
 
 def further(worker_rate: float | None, rate: float) -> np.float32:
-    """What to take off x after d, in parts of d: with it x goes beta (x - c), if beta is more than `rate`."""
+    """The multiple of d that x goes after d, so that it goes beta (x - c) in all, if beta is more than `rate`."""
     return np.float32(max((worker_rate or 0.0) / rate - 1.0, 0.0))
 
 

@@ -31,7 +31,9 @@ def test_its_settings_are_allowed_and_told_as_changes(name: str, num_workers: in
     recipe = KINDS[name].traits.recipe
     assert recipe is not None
     assert recipe.rate(chosen, num_workers) > 0
-    assert changes == {key: (default[key] or 0.0, chosen[key]) for key in recipe.settings if chosen[key] != default[key]}
+    assert changes == {
+        key: (default[key] or 0.0, chosen[key]) for key in recipe.settings if chosen[key] != default[key]
+    }
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
