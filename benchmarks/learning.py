@@ -35,15 +35,15 @@ IN_STEP, ASYNCHRONOUS = 0.005, 0.01  # how much lower a strategy may end
 BY_RECIPE = {
     "sync": IN_STEP,
     "async-sgd": ASYNCHRONOUS,
-    "sync-easgd": IN_STEP,
     "async-easgd": ASYNCHRONOUS,
     "diloco": IN_STEP,
+    "sync-easgd": IN_STEP,
     "shm-easgd": ASYNCHRONOUS,
     "hybrid-easgd": ASYNCHRONOUS,
     "local-sgd": IN_STEP,
     "async-msgd": ASYNCHRONOUS,
-    "hogwild-easgd": ASYNCHRONOUS,
     "hogwild-sgd": ASYNCHRONOUS,
+    "hogwild-easgd": ASYNCHRONOUS,
     "async-measgd": ASYNCHRONOUS,
     "round-robin-easgd": ASYNCHRONOUS,
 }
