@@ -1,6 +1,6 @@
-"""What runs learned, as tables and curves of the documents: mean and spread over seeds, beside one worker's.
+"""Tables and curves of finished runs, for the documents: mean and spread over seeds, next to one worker's.
 
-A table stands in docs/explanation/learning.md between `<!-- measured: NAME -->` and `<!-- end -->`, where `into_page`
+A table has its place in docs/explanation/learning.md between `<!-- measured: NAME -->` and `<!-- end -->`, where `into_page`
 puts it. Curves are kept in docs/pictures/learning.json, from which `tools/pictures.py learning` draws.
 """
 

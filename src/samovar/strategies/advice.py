@@ -30,7 +30,7 @@ class FittingStrategy:
 ADVICE = (
     FittingStrategy(FAST, EVEN, "sync", "every step", "one worker's result, up to rounding; all wait for the slowest"),
     FittingStrategy(
-        FAST, UNEVEN, "async-easgd", "every step of each worker", "does not wait for others; learns as one worker"
+        FAST, UNEVEN, "async-sgd", "every step of each worker", "does not wait for others; learns as one worker"
     ),
     FittingStrategy(
         SLOW, EVEN, "diloco", "every 16 steps", "learns as one worker; all wait for the slowest, once a period"
