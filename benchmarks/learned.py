@@ -1,7 +1,7 @@
 """Tables and curves of finished runs, for the documents: mean and spread over seeds, next to one worker's.
 
-A table has its place in docs/explanation/learning.md between `<!-- measured: NAME -->` and `<!-- end -->`, where `into_page`
-puts it. Curves are kept in docs/pictures/learning.json, from which `tools/pictures.py learning` draws.
+A table has its place in docs/explanation/learning.md between `<!-- measured: NAME -->` and `<!-- end -->`, where
+`into_page` puts it. Curves are kept in docs/pictures/learning.json, from which `tools/pictures.py learning` draws.
 """
 
 import json

@@ -4,7 +4,8 @@
 
 JOB is JSON. `side` is "plain", "ddp", or a strategy, which has its recipe. `batch` is that of all ranks together, and
 `out` the file for the tests. The others are `net`, `seed`, `num_samples`, `num_tests`, `test_images`, `threads` and
-`folder`. RANK and WORLD_SIZE are in the environment. All sides begin with the same weights. Seconds are those of training alone.
+`folder`. RANK and WORLD_SIZE are in the environment. All sides begin with the same weights.
+Seconds are those of training alone.
 """
 
 import itertools

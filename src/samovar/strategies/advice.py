@@ -17,25 +17,16 @@ class FittingStrategy:
 
     link: str
     speeds: str
-    strategy: str
+    flags: str
     exchanges: str
     words: str
 
-    @property
-    def flags(self) -> str:
-        """`sync` has a recipe only if asked; other strategies have theirs by default."""
-        return f"--strategy {self.strategy}" + (" --recipe auto" if self.strategy == "sync" else "")
 
-
-ADVICE = (
-    FittingStrategy(FAST, EVEN, "sync", "every step", "one worker's result, up to rounding; all wait for the slowest"),
-    FittingStrategy(
-        FAST, UNEVEN, "async-sgd", "every step of each worker", "does not wait for others; learns as one worker"
-    ),
-    FittingStrategy(
-        SLOW, EVEN, "diloco", "every 16 steps", "learns as one worker; all wait for the slowest, once a period"
-    ),
-    FittingStrategy(
+_ROWS = (
+    (FAST, EVEN, "sync --recipe auto", "every step", "one worker's result, up to rounding; all wait for the slowest"),
+    (FAST, UNEVEN, "async-sgd", "every step of each worker", "does not wait for others; learns as one worker"),
+    (SLOW, EVEN, "diloco", "every 16 steps", "learns as one worker; all wait for the slowest, once a period"),
+    (
         SLOW,
         UNEVEN,
         "shm-easgd",
@@ -43,6 +34,7 @@ ADVICE = (
         "does not wait for others; a long period costs accuracy",
     ),
 )
+ADVICE = tuple(FittingStrategy(link, speeds, f"--strategy {take}", *words) for link, speeds, take, *words in _ROWS)
 
 
 def shortest_step_s(link: TransportFigures, num_bytes: int = _PROBE_BYTES) -> float:
