@@ -38,11 +38,13 @@ CONFIGS = {
     "async-easgd behind": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3, overlap="period"),
     "async-measgd behind": StrategyConfig("async-measgd", sync_period_steps=1, overlap="period"),
     **{
-        f"{name}, workers go further": StrategyConfig(name, sync_period_steps=1, worker_rate=0.5, **more)
+        f"{name}, workers go further": StrategyConfig(
+            name, sync_period_steps=1, moving_rate=0.1, worker_rate=0.5, **more
+        )
         for name, more in {"async-easgd": {}, "shm-easgd": {}, "hybrid-easgd": {"group_size": 2}}.items()
     },
     "async-easgd behind, further": StrategyConfig("async-easgd", overlap="period", worker_rate=0.5),
-    "shm-easgd bounded, further": StrategyConfig("shm-easgd", max_staleness_steps=0, worker_rate=0.5),
+    "shm-easgd bounded, further": StrategyConfig("shm-easgd", moving_rate=0.1, max_staleness_steps=0, worker_rate=0.5),
     "shm-easgd": StrategyConfig("shm-easgd", sync_period_steps=2, moving_rate=0.1),
     "shm-easgd read first": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, read_first=True),
     "shm-easgd bounded": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, max_staleness_steps=0),
