@@ -82,8 +82,8 @@ class Cell:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        shared = (*("--workers", f"{self.num_workers}"), "--threads-per-worker", "1", "--oversubscribe")
-        shared += ("--seed", f"{self.seed}")
+        workers = ("--workers", f"{self.num_workers}", "--threads-per-worker", "1", "--oversubscribe")
+        shared = (*workers, "--seed", f"{self.seed}")
         if self.strategy == ALONE:
             return (*shared, "--exact", f"{WORKERS}")
         return (*shared, "--strategy", self.strategy, "--recipe", self.recipe)
@@ -168,8 +168,8 @@ def run(source: Path | None, short: bool = False, finished: bool = False, *, nam
             found = measured(task, SEEDS[:1], Study("", SHORT_SAMPLES, ("sync", "sync-easgd")))
             print(compared(found, ALONE))
             return figures(found)
-    folder = prepared(source, name, net=study.net)
-    found = measured(Task(folder, "solver.prototxt", BATCH, study.num_samples, study.drops, finished), SEEDS, study)
+    own = prepared(source, name, net=study.net)
+    found = measured(Task(own, "solver.prototxt", BATCH, study.num_samples, study.drops, finished), SEEDS, study)
     by_recipe = {title: runs for title, runs in found.items() if title == ALONE or title in BY_RECIPE}
     into_page(name, compared(found, ALONE), on_the_way(by_recipe))
     keep_curves(name, by_recipe)

@@ -39,6 +39,7 @@ from samovar.data.order import batch_portions
 from samovar.data.stream import BatchStream, evaluation_batches
 from samovar.frontends.caffe.definition import load_source
 from samovar.frontends.caffe.solver import load_solver, solver_config
+from samovar.strategies.ours import StrategyName
 from samovar.training import build
 
 TIMEOUT_S = 600.0
@@ -52,7 +53,7 @@ class Learner:
 
     net: nn.Module
     optimizer: torch.optim.Optimizer
-    batches: Iterable[Any]
+    batches: Any
     loss: Callable[[nn.Module, Any], torch.Tensor]
     test: Callable[[], float]
     is_divided: bool = False
@@ -159,7 +160,7 @@ class Plain:
 class Ours:
     """The same loop with `samovar.replicate`."""
 
-    def __init__(self, learner: Learner, strategy: str) -> None:
+    def __init__(self, learner: Learner, strategy: StrategyName) -> None:
         self._learner = learner
         self._replica = samovar.replicate(
             learner.net, learner.optimizer, strategy=strategy, recipe="auto", timeout_s=TIMEOUT_S

@@ -38,10 +38,8 @@ CONFIGS = {
     "async-easgd behind": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3, overlap="period"),
     "async-measgd behind": StrategyConfig("async-measgd", sync_period_steps=1, overlap="period"),
     **{
-        f"{name}, workers go further": StrategyConfig(
-            name, sync_period_steps=1, moving_rate=0.1, worker_rate=0.5, **more
-        )
-        for name, more in {"async-easgd": {}, "shm-easgd": {}, "hybrid-easgd": {"group_size": 2}}.items()
+        f"{name}, workers go further": StrategyConfig(name, sync_period_steps=1, moving_rate=0.1, worker_rate=0.5)
+        for name in ("async-easgd", "shm-easgd", "hybrid-easgd")
     },
     "async-easgd behind, further": StrategyConfig("async-easgd", overlap="period", worker_rate=0.5),
     "shm-easgd bounded, further": StrategyConfig("shm-easgd", moving_rate=0.1, max_staleness_steps=0, worker_rate=0.5),
@@ -124,11 +122,11 @@ def assert_is_reference(workers: list[Worked], config: StrategyConfig, events: l
 def rule_of(config: StrategyConfig) -> Callable[[list[Event], references.Workers, references.Center], None]:
     if config.name in ("async-sgd", "async-msgd", "hogwild-sgd"):
         return partial(references.async_sgd, momentum=config.center_momentum or 0.0)
-    rates = {"rate": config.moving_rate, "own": config.worker_rate or config.moving_rate}
+    own = config.worker_rate or config.moving_rate
     if config.overlap == "period":
-        return partial(references.behind, **rates)
+        return partial(references.behind, rate=config.moving_rate, own=own)
     pushes = config.name in ("shm-easgd", "hybrid-easgd")
-    return partial(references.pushed if pushes else references.one_by_one, **rates)
+    return partial(references.pushed if pushes else references.one_by_one, rate=config.moving_rate, own=own)
 
 
 def assert_is_in_order_of_versions(workers: list[Worked], config: StrategyConfig) -> None:
