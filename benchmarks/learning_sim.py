@@ -7,12 +7,13 @@ all. The same seed gives the same bits.
 
 `learning-simulated` compares 8 and 16 workers with one (`make bench-learning`), each with 400,000 samples.
 `learning-slow` has four workers, of which one is slow, and compares the virtual seconds to an accuracy with those of
-`sync`. Each run leaves a file in benchmarks/out/NAME/, and is not repeated while that exists.
+`sync`. Each run leaves a file in benchmarks/out/NAME/, and is not repeated while that exists. Workers in step learn the
+same at every pace, so they are run at one.
 """
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from figures import Figure
+from learned import Found, Test, against, as_table, compared, end, into_page, keep_curves, last
 from learning import BATCH, NUM_TESTS, SEEDS, kept, prepared
 
 from samovar.box.window_center import WindowCenter
@@ -60,6 +62,8 @@ ASYNCHRONOUS_ONES = ("async-easgd", "shm-easgd", "async-sgd")
 # How much lower than one worker's each may end.
 LOWER = {"sync": 0.01, "sync-easgd": 0.01, "diloco": 0.01, **dict.fromkeys(ASYNCHRONOUS_ONES, 0.02)}
 SHORT_SAMPLES, SHORT_TESTS = 1_600, 1
+MANY, SLOW_TESTS = (16, 8), 16
+ONE = "one worker"
 TIMEOUT_S = 80_000.0
 
 
@@ -73,10 +77,14 @@ class Simulated:
     seed: int
     num_samples: int = NUM_SAMPLES
     num_test_batches: int = 100
+    num_tests: int = NUM_TESTS
 
     @property
     def title(self) -> str:
-        return f"{self.strategy}, {self.num_workers} workers, {self.pace}"
+        if self.num_workers == 1:
+            return ONE
+        pace = f", {self.pace}" if self.strategy in ASYNCHRONOUS_ONES or self.pace == ONE_SLOW else ""
+        return f"{self.strategy}, {self.num_workers} workers{pace}"
 
     def step_s(self, rank: int, random: Random) -> float:
         if self.pace == JITTERED:
@@ -108,7 +116,7 @@ class Rank:
         )
         stack.callback(self._test_reader.close)
         caffe, _ = by_recipe(config, published, reader.batch_size)
-        self._num_test_batches = cell.num_test_batches
+        self._num_test_batches, self.num_tests = cell.num_test_batches, cell.num_tests
         self._net = build.net_for(definition, reader, cell.seed, config)
         self._test_net = build.net_for(definition, self._test_reader, 0, config)
         self._test_net.share_parameters(self._net)
@@ -174,7 +182,7 @@ def work(cell: Simulated, folder: Path, progress: Progress, transport: SimTransp
                     progress.tests.append(told(rank, progress, transport.now_s))
         rank.strategy.drain()
         rank.meet()
-        if number == 0 and len(progress.tests) < NUM_TESTS:
+        if number == 0 and len(progress.tests) < rank.num_tests:
             progress.tests.append(told(rank, progress, transport.now_s))
 
 
@@ -187,8 +195,8 @@ def is_over(rank: Rank, progress: Progress, number: int) -> bool:
 def is_test_due(rank: Rank, progress: Progress, number: int) -> bool:
     """In step all ranks say the same; else the first worker looks at what all have done."""
     if not rank.is_async:
-        return progress.steps[number] % (rank.num_steps // NUM_TESTS) == 0
-    part = rank.num_steps * len(progress.steps) // NUM_TESTS
+        return progress.steps[number] % (rank.num_steps // rank.num_tests) == 0
+    part = rank.num_steps * len(progress.steps) // rank.num_tests
     return number == 0 and sum(progress.steps) // part > len(progress.tests)
 
 
@@ -206,54 +214,79 @@ def simulated(cell: Simulated, folder: Path) -> dict[str, Any]:
     return {"tests": progress.tests, "seconds": run.seconds}
 
 
-def cells_of(strategy: str, num_workers: int, pace: str, short: bool) -> list[Simulated]:
-    """One for each seed."""
-    if short:
-        return [Simulated(strategy, num_workers, pace, SEEDS[0], SHORT_SAMPLES, SHORT_TESTS)]
-    return [Simulated(strategy, num_workers, pace, seed) for seed in SEEDS]
+def measured(cells: Iterable[Simulated], folder: Path, finished: bool = False) -> Found:
+    """Each in its turn, or those that are finished."""
+    found: dict[str, dict[int, list[Test]]] = {}
+    for cell in cells:
+        record = kept(folder, cell.title, cell.seed, partial(simulated, cell, folder), finished)
+        if record is not None:
+            tests = [Test(test["samples"], test["accuracy"], test["seconds"]) for test in record["tests"]]
+            found.setdefault(cell.title, {})[cell.seed] = tests
+    return found
 
 
-def results(folder: Path, cells: Sequence[Simulated]) -> list[dict[str, Any]]:
-    return [kept(folder, cell.title, cell.seed, partial(simulated, cell, folder)) for cell in cells]
+def many_cells() -> Iterator[Simulated]:
+    """Seeds take turns; those in step have one pace."""
+    for num_workers, seed in product(MANY, SEEDS):
+        yield Simulated("sync", 1, EVEN, seed)
+        for strategy, pace in product(LOWER, (JITTERED, EVEN)):
+            if strategy in ASYNCHRONOUS_ONES or pace == EVEN:
+                yield Simulated(strategy, num_workers, pace, seed)
 
 
-def run_many(source: Path | None, short: bool = False) -> list[Figure]:
+def shortened(cells: Iterable[Simulated]) -> list[Simulated]:
+    short = [replace(cell, num_samples=SHORT_SAMPLES, num_test_batches=SHORT_TESTS) for cell in cells]
+    return [cell for cell in short if cell.seed == SEEDS[0]]
+
+
+def run_many(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
     """8 and 16 workers against one: the mean accuracy over the seeds."""
-    folder = prepared(source, "learning-simulated", short)
-
-    def ends(strategy: str, num_workers: int, pace: str) -> list[float]:
-        cells = cells_of(strategy, num_workers, pace, short)
-        return [float(result["tests"][-1]["accuracy"]) for result in results(folder, cells)]
-
-    alone = fmean(ends("sync", 1, EVEN))
-    figures = []
-    for num_workers, pace, (strategy, lower) in product((16, 8), (EVEN, JITTERED), LOWER.items()):
-        ours = ends(strategy, num_workers, pace)
-        ratios = [one / alone for one in ours]
-        title, bar = f"{strategy}, {num_workers} workers, {pace}", 1 - lower / alone
-        spread = min(ratios), max(ratios)
-        figures.append(Figure(title, fmean(ours), alone, "accuracy", fmean(ratios), *spread, len(ratios), bar))
-    return figures
+    folder, cells = prepared(source, "learning-simulated", short), many_cells()
+    found = measured(shortened(cells) if short else cells, folder, finished)
+    if not short:
+        into_page("learning-simulated", compared(found, ONE))
+    return [against(found, title, ONE, LOWER[title.partition(",")[0]]) for title in found if title != ONE]
 
 
-def run_slow(source: Path | None, short: bool = False) -> list[Figure]:
+def run_slow(source: Path | None, short: bool = False, finished: bool = False) -> list[Figure]:
     """Four workers, one of them slow: virtual seconds to the goal, against `sync`."""
     folder, goal = prepared(source, "learning-slow", short), 0.0 if short else GOAL
+    cells = [
+        Simulated(name, 4, ONE_SLOW, seed, num_tests=SLOW_TESTS)
+        for seed in SEEDS
+        for name in ("sync", *ASYNCHRONOUS_ONES)
+    ]
+    found = measured(shortened(cells) if short else cells, folder, finished)
+    if not short:
+        into_page("learning-slow", slow_table(found, goal))
+        keep_curves("learning-slow", found, by_time=True)
+    theirs = fmean(seconds_to(goal, tests) for tests in found[cells[0].title].values())
+    return [
+        _sooner(title, [seconds_to(goal, tests) for tests in runs.values()], theirs)
+        for title, runs in found.items()
+        if title != cells[0].title
+    ]
 
-    def seconds(strategy: str) -> list[float]:
-        cells = cells_of(strategy, 4, ONE_SLOW, short)
-        return [seconds_to(goal, result["tests"]) for result in results(folder, cells)]
 
-    theirs = seconds("sync")
-    figures = []
-    for strategy in ASYNCHRONOUS_ONES:
-        ours = seconds(strategy)
-        ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
-        name, spread = f"{strategy} / sync, one of four slow", (min(ratios), max(ratios))
-        figures.append(Figure(name, fmean(ours), fmean(theirs), "s", fmean(ratios), *spread, len(ratios), BAR))
-    return figures
+def _sooner(title: str, ours: Sequence[float], theirs: float) -> Figure:
+    ratios = [theirs / our for our in ours]
+    spread = min(ratios), max(ratios)
+    return Figure(f"{title} / sync", fmean(ours), theirs, "s", fmean(ratios), *spread, len(ratios), BAR)
 
 
-def seconds_to(goal: float, tests: Sequence[dict[str, float]]) -> float:
+def slow_table(found: Found, goal: float) -> str:
+    rows = []
+    for title, runs in found.items():
+        seconds = fmean(seconds_to(goal, tests) for tests in runs.values())
+        ends = [", ".join(f"{end(tests):.3f}" for tests in runs.values()), f"{fmean(map(last, runs.values())):.3f}"]
+        rows.append(
+            [title.partition(",")[0], f"{seconds:.0f}", f"{fmean(t[-1].seconds for t in runs.values()):.0f}", *ends]
+        )
+    return as_table(
+        ["Strategy", f"Seconds to {goal:g}", "Seconds in all", "At the end, by seed", "Last three tests"], rows
+    )
+
+
+def seconds_to(goal: float, tests: Sequence[Test]) -> float:
     """Of the first test that reaches it; infinity if none does."""
-    return next((test["seconds"] for test in tests if test["accuracy"] >= goal), math.inf)
+    return next((test.seconds for test in tests if test.value >= goal), math.inf)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torch_twin import Twin
 from turns import Stepping, answer, serve
 
@@ -34,6 +35,7 @@ from samovar.frontends.caffe.layers.random_layer import Dropout
 from samovar.frontends.caffe.net import build_net
 from samovar.frontends.caffe.parameters import ParameterInfo
 from samovar.frontends.caffe.solver import load_solver
+from samovar.solver.policy import SolverConfig
 from samovar.strategies.base import Strategy, Update
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.defaults import resolved
@@ -155,28 +157,37 @@ class Ours:
                 layer.is_random = is_on
 
 
+def begin_alike(net: nn.Module, infos: Sequence[ParameterInfo]) -> None:
+    """Give a net of stock modules the weights of ours."""
+    with torch.no_grad():
+        for parameter, info in zip(net.parameters(), infos, strict=True):
+            parameter.copy_(info.parameter.reshape(parameter.shape))
+
+
+def sgd_of(net: nn.Module, infos: Sequence[ParameterInfo], config: SolverConfig) -> torch.optim.SGD:
+    """Torch's SGD with a solver's rate, momentum and weight decay, and with each parameter's factors of them."""
+    groups: dict[tuple[float, float], list[torch.Tensor]] = {}
+    for parameter, info in zip(net.parameters(), infos, strict=True):
+        groups.setdefault((info.lr_mult, info.decay_mult), []).append(parameter)
+    rate = config.policy.base_lr
+    return torch.optim.SGD(
+        [
+            {"params": group, "lr": rate * lr_mult, "weight_decay": config.weight_decay * decay_mult}
+            for (lr_mult, decay_mult), group in groups.items()
+        ],
+        lr=rate,
+        momentum=config.momentum,
+    )
+
+
 class Theirs:
     """The plain loop with stock modules and torch's SGD, from the same weights."""
 
     def __init__(self, task: Task, ours: Ours) -> None:
         self._batch: Mapping[str, torch.Tensor] = task.batch
         self._net = Twin(task.definition.in_phase("TRAIN"), task.shapes)
-        parameters = list(self._net.parameters())
-        config = ours.learner.solver.config
-        groups: dict[tuple[float, float], list[torch.Tensor]] = {}
-        with torch.no_grad():
-            for parameter, start, info in zip(parameters, ours.weights(), ours.infos, strict=True):
-                parameter.copy_(start.reshape(parameter.shape))
-                groups.setdefault((info.lr_mult, info.decay_mult), []).append(parameter)
-        rate = config.policy.base_lr
-        self._optimizer = torch.optim.SGD(
-            [
-                {"params": group, "lr": rate * lr_mult, "weight_decay": config.weight_decay * decay_mult}
-                for (lr_mult, decay_mult), group in groups.items()
-            ],
-            lr=rate,
-            momentum=config.momentum,
-        )
+        begin_alike(self._net, ours.infos)
+        self._optimizer = sgd_of(self._net, ours.infos, ours.learner.solver.config)
 
     def begin(self) -> None:
         """Nobody to wait for."""

@@ -27,6 +27,7 @@ import host_overlap
 import host_train
 import learning
 import learning_sim
+import learning_torch
 import lenet
 import nets
 import predicted
@@ -85,10 +86,13 @@ ON_MNIST: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
     "foreseen": foreseen.run,
     "two-hosts-accuracy": two_hosts.run_accuracy,
 }
-ON_CIFAR10: dict[str, Callable[[Path | None, bool], list[Figure]]] = {
-    **{name: partial(learning.run, name=name) for name in learning.SIZES},
+# Each takes `finished`: only the tables of what is finished.
+ON_CIFAR10: dict[str, Callable[[Path | None, bool, bool], list[Figure]]] = {
+    **{name: partial(learning.run, name=name) for name in learning.STUDIES},
     "learning-simulated": learning_sim.run_many,
     "learning-slow": learning_sim.run_slow,
+    "learning-time": learning_torch.run_time,
+    "learning-torch": learning_torch.run_nets,
 }
 OUT = Path(__file__).parent / "out"
 
@@ -99,9 +103,10 @@ def main() -> int:
     parser.add_argument("--mnist", type=Path, help=f"the folder of MNIST's four IDX files, for {', '.join(ON_MNIST)}")
     parser.add_argument("--cifar10", type=Path, help=f"the folder of CIFAR-10's files, for {', '.join(ON_CIFAR10)}")
     parser.add_argument("--short", action="store_true", help="a few steps, to see that it runs; no bar, no file")
+    parser.add_argument("--finished", action="store_true", help="of learning-...: no run, the tables of finished ones")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what it has made goes with it
-    figures = figures_of(given.name, given.short, given.mnist, given.cifar10)
+    figures = figures_of(given.name, given)
     show(given.name, figures)
     if given.short:
         return 0
@@ -110,10 +115,10 @@ def main() -> int:
     return 0 if all(figure.holds for figure in figures) else 1
 
 
-def figures_of(name: str, short: bool, mnist: Path | None, cifar10: Path | None) -> list[Figure]:
+def figures_of(name: str, given: argparse.Namespace) -> list[Figure]:
     if name in ON_CIFAR10:
-        return ON_CIFAR10[name](cifar10, short)
-    return ON_MNIST[name](mnist, short) if name in ON_MNIST else BENCHMARKS[name](short)
+        return ON_CIFAR10[name](given.cifar10, given.short, given.finished)
+    return ON_MNIST[name](given.mnist, given.short) if name in ON_MNIST else BENCHMARKS[name](given.short)
 
 
 def show(name: str, figures: list[Figure]) -> None:

@@ -34,6 +34,10 @@ class Texts:
             starts = torch.randint(len(self._train) - LENGTH, (batch,), generator=generator)
             yield _windows(self._train, starts)
 
+    def windows(self) -> torch.Tensor:
+        """The text in pieces of LENGTH bytes and the one after them: (pieces, LENGTH + 1), one byte each."""
+        return self._train.unfold(0, LENGTH + 1, LENGTH)
+
     @cached_property
     def _tests(self) -> tuple[torch.Tensor, ...]:
         return torch.linspace(0, len(self._held_out) - LENGTH - 1, _TEST_WINDOWS).long().split(_TEST_BATCH)

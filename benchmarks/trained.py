@@ -11,13 +11,17 @@ SAMOVAR = Path(sys.executable).with_name("samovar")
 
 
 def trained(folder: Path, *arguments: object) -> dict[str, Any]:
-    """The result of a run in `folder`, of which nothing is left there; with its tests on the way as "tests"."""
+    """The result of a run in `folder`, of which nothing is left there. Its "tests" have the seconds of training before
+    them."""
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     command = [SAMOVAR, "train", *arguments, "--out", out]
     subprocess.run([str(word) for word in command], cwd=folder, check=True, stdout=subprocess.DEVNULL)
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    result["tests"] = [line for line in lines if line["kind"] == "test"]
+    result["tests"], seconds = [], 0.0
+    for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()):
+        seconds += line["seconds"] if line["kind"] == "train" else 0.0
+        if line["kind"] == "test":
+            result["tests"].append({**line, "seconds": seconds})
     shutil.rmtree(out)
     return result

@@ -2,8 +2,8 @@
 
     python tools/pictures.py [NAME ...]      all of them, or those of these names
 
-Writes docs/pictures/NAME.svg: for each strategy a timeline, and `speed-up`, `rooms`, `measured`. The same code gives
-the same bytes.
+Writes docs/pictures/NAME.svg: for each strategy a timeline, and `speed-up`, `rooms`, `measured`, `learning`.
+The same code gives the same bytes.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drawing import measured, rooms, speedup, timelines  # noqa: E402
+from drawing import learned, measured, rooms, speedup, timelines  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
 MOST_BYTES = 60_000
@@ -24,6 +24,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "speed-up": speedup.drawn,
     "rooms": partial(rooms.drawn, ROOT),
     "measured": partial(measured.drawn, ROOT),
+    "learning": partial(learned.drawn, ROOT),
 }
 
 

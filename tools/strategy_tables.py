@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from samovar.strategies.advice import ADVICE
 from samovar.strategies.config import StrategyConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,7 +99,8 @@ def with_tables(text: str) -> str:
 def table(name: str) -> str:
     if name == SECTIONS:
         return "".join(section(kind) for kind in classes())
-    head, rows = {"strategies": strategies, "settings": settings, "spellings": spellings}[name]()
+    made = {"strategies": strategies, "settings": settings, "spellings": spellings, "advice": advised}
+    head, rows = made[name]()
     return _written(head, rows)
 
 
@@ -114,6 +116,12 @@ def strategies() -> Table:
         for kind in classes()
     ]
     return ("Strategy", "A worker exchanges", "It waits for"), rows
+
+
+def advised() -> Table:
+    """One row for each kind of link and of workers' speeds."""
+    rows: list[tuple[str, ...]] = [(one.link, one.speeds, f"`{one.flags}`", one.exchanges, one.words) for one in ADVICE]
+    return ("Link", "Workers' speeds", "Take", "A worker exchanges", "Result and price"), rows
 
 
 def section(kind: Any) -> str:

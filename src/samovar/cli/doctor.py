@@ -25,6 +25,7 @@ from samovar.report.plain import to_plain
 from samovar.report.run_folder import write_json_atomic
 from samovar.report.tables import printer, show_facts, show_lines
 from samovar.report.wording import cpu_ranges
+from samovar.strategies.advice import ADVICE, shortest_step_s
 
 Row = tuple[str, str]
 
@@ -118,7 +119,7 @@ def _as_json(
         "devices": devices,
         "calibration": record.to_json() if record is not None else None,
         "findings": [dataclasses.asdict(finding) for finding in findings],
-        "advice": dict(advice(host)),
+        "advice": dict(advice(host, links)),
     }
     if links:
         parts["links"] = to_plain(list(links))
@@ -137,20 +138,22 @@ def _show(host: HostFigures, devices: str, record: CalibrationRecord | None, fin
     else:
         told = [(finding.level, f"{finding.text}; {finding.next_step}") for finding in findings]
         show_facts(console, "What is wrong", told)
-    show_lines(console, "")
-    show_facts(console, "What to train with", advice(host))
 
 
-def advice(host: HostFigures) -> list[Row]:
-    """The strategies that learn as well as one worker, for this host; docs/explanation/learning.md has the figures."""
+def advice(host: HostFigures, links: Sequence[HostLinkFigures]) -> list[Row]:
+    """The strategies that fit here, by the same table as docs/how-to/choose-a-strategy.md."""
     cores = len(host.cpus_allowed)
-    if cores == 1:
+    if cores == 1 and not links:
         return [("on this host", "one worker: there is one core")]
     return [
-        ("on this host", f"up to {cores} workers with --recipe auto (sync); find their number by --workers auto"),
-        ("workers of uneven speed", "--strategy async-easgd"),
-        ("a slow link to other hosts", "diloco with recipe='auto', in a loop with samovar.replicate"),
+        ("on this host", f"up to {cores} workers; find their number by --workers auto"),
+        *((f"{one.link}, {one.speeds} speed", f"{one.flags}: {one.words}") for one in ADVICE),
+        *((f"to {link.host}", _told(link)) for link in links),
     ]
+
+
+def _told(link: HostLinkFigures) -> str:
+    return f"a fast link, for a net of 1 M weights whose step takes {shortest_step_s(link.figures):.2g} s or longer"
 
 
 def host_rows(host: HostFigures) -> list[Row]:

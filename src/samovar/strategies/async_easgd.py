@@ -8,12 +8,21 @@ import numpy as np
 from samovar.core.stateful import StateValue
 from samovar.strategies.base import Place, strategy
 from samovar.strategies.center_steps import ElasticSteps, planned
-from samovar.strategies.settings import ELASTIC_RECIPE, MAX_REFUSED, MOVING_RATE, OVERLAP, SYNC_PERIOD
+from samovar.strategies.settings import (
+    ELASTIC_RECIPE,
+    MAX_REFUSED,
+    MOVING_RATE,
+    OVERLAP,
+    SYNC_PERIOD,
+    WORKER_RATE,
+    further,
+)
 from samovar.transports.base import Array, Notification
 
 _SETTINGS = (
     SYNC_PERIOD.by_default(8),
     MOVING_RATE.by_default(lambda _, world_size: min(0.9 / world_size, 0.5), "min(0.9 / workers, 0.5)"),
+    WORKER_RATE,
     MAX_REFUSED,
 )
 
@@ -33,8 +42,9 @@ class AsyncEasgd(ElasticSteps):
         x_i = x_i - d
         c   = c + d             (chunk by chunk, first come, first served)
 
-    So sum_i x_i + c changes by gradient steps alone. A worker waits for the chunks' locks, for no other worker.
-    Staleness counts the others' exchanges since its own last one.
+    So sum_i x_i + c changes by gradient steps alone, unless `worker_rate` beta is above alpha: then x_i goes
+    beta (x_i - c), and c goes d. A worker waits for the chunks' locks, for no other worker. Staleness counts the
+    others' exchanges since its own last one.
 
     With `overlap` "period" the exchange runs behind the next `sync_period_steps` steps. x_i is sent as it is. d comes
     back, and is subtracted where the next exchange begins. c has d earlier than x_i has.
@@ -56,6 +66,7 @@ class AsyncEasgd(ElasticSteps):
         """Wait for the exchange under way, and take its d off these weights."""
         if self._has_come():
             self._sent -= self._pulled
+            self._sent *= 1 + further(self._worker_rate, self._rate)
             self._weights -= self._sent
 
     def load_state_dict(self, state: Mapping[str, StateValue]) -> None:
@@ -69,8 +80,7 @@ class AsyncEasgd(ElasticSteps):
 
     def _exchange(self) -> None:
         if not self._overlaps:
-            versions = self._center.exchange(self._next_sequence(), self._weights, self._rate, self._deadline())
-            self._note_update(versions)
+            self._note_update(self._exchanged(self._rate))
             return
         self.drain()
         self._sent[:] = self._pulled[:] = self._weights

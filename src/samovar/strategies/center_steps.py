@@ -14,7 +14,7 @@ from samovar.core.stateful import State, StateValue
 from samovar.strategies.base import CenterSeat, Place, Reduced, Strategy
 from samovar.strategies.config import StrategyConfig
 from samovar.strategies.local_sgd import take_center
-from samovar.strategies.settings import pulls_too_far
+from samovar.strategies.settings import further, pulls_too_far
 from samovar.strategies.traits import MAX_REFUSED_PUSHES, Chosen, Traits
 from samovar.transports.base import Array
 
@@ -219,6 +219,7 @@ class ElasticSteps(CenterSteps):
         chosen = place.chosen
         assert chosen.moving_rate is not None, chosen
         self._rate = chosen.moving_rate
+        self._worker_rate = chosen.worker_rate
         self._default_rate_for = partial(self.default_rate, chosen)
         self._is_default = self._rate == self._default_rate_for(place.num_workers)
         self._under_way: Push | None = None
@@ -246,6 +247,16 @@ class ElasticSteps(CenterSteps):
     def resize(self, num_workers: int) -> None:
         if self._is_default:
             self._rate = self._default_rate_for(num_workers)
+
+    def _exchanged(self, rate: float) -> Versions:
+        """Exchange at once; the chunks' versions with it."""
+        if more := further(self._worker_rate, rate):
+            self._copy[:] = self._weights
+        versions = self._center.exchange(self._next_sequence(), self._weights, rate, self._deadline())
+        if more:
+            self._copy -= self._weights
+            self._weights -= more * self._copy
+        return versions
 
     def _has_come(self) -> bool:
         """Wait for the update under way; whether there was one, and the center took it."""

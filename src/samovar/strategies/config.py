@@ -29,6 +29,7 @@ class StrategyConfig:
     bucket_size_bytes: int | None = None
     sync_period_steps: int | None = None
     moving_rate: float | None = None
+    worker_rate: float | None = None
     overlap: str | None = None
     variant: str | None = None
     outer_rate: float | None = None

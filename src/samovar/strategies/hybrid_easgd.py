@@ -23,6 +23,7 @@ from samovar.strategies.settings import (
     MOVING_RATE,
     READ_FIRST,
     SYNC_PERIOD,
+    WORKER_RATE,
 )
 from samovar.strategies.shm_easgd import ShmEasgd
 from samovar.strategies.sync import Sync, sum_channels
@@ -139,6 +140,7 @@ GROUP_SIZE = Setting(
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(_rate, "0.5 / groups"),
+        WORKER_RATE,
         GROUP_SIZE,
         MAX_STALENESS,
         READ_FIRST,

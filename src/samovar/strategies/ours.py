@@ -68,6 +68,7 @@ class Settings(TypedDict, total=False):
     delay: int | None
     mixing: float | None
     moving_rate: float | None
+    worker_rate: float | None
     variant: str | None
     keep_momentum: bool | None
     max_staleness_steps: int | None

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from samovar.collectives.encoded import CODECS
 from samovar.strategies.recipe import Recipe, always
 from samovar.strategies.traits import ALWAYS, AUTO, MAX_REFUSED_PUSHES, NONE, SYNC_PERIOD_STEPS, Setting
@@ -22,6 +24,17 @@ MOVING_RATE = Setting(
     below=1,
     words="{label} {value:.4g}",
     source="Zhang, Choromanska and LeCun 2015",
+)
+WORKER_RATE = Setting(
+    "worker_rate",
+    float,
+    "How far a worker goes to the center at an exchange, if that is more than the moving rate.",
+    above=0,
+    below=1,
+    default_words="the moving rate",
+    words="a worker goes {value:g} of the way",
+    source="Zhang, Choromanska and LeCun 2015, whose analysis has both rates",
+    is_advanced=True,
 )
 OVERLAP = Setting("overlap", str, "The computation that an exchange runs behind.", is_advanced=True)
 MAX_STALENESS = Setting(
@@ -85,8 +98,13 @@ ALWAYS_COMPRESSES = Setting(
 )
 
 
-# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, all of them learn slowly.
-ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1)})
+# A worker with a P-th of the batch makes noisy steps. Pulled at only now and then, or weakly, it learns slowly.
+ELASTIC_RECIPE = Recipe(settings={SYNC_PERIOD_STEPS: always(1), WORKER_RATE.name: always(0.5)})
+
+
+def further(worker_rate: float | None, rate: float) -> np.float32:
+    """The multiple of d that x goes after d, so that it goes beta (x - c) in all, if beta is more than `rate`."""
+    return np.float32(max((worker_rate or 0.0) / rate - 1.0, 0.0))
 
 
 def pulls_too_far(rate: float, world_size: int, default: object, consequence: str) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from samovar.strategies.settings import (
     MOVING_RATE,
     READ_FIRST,
     SYNC_PERIOD,
+    WORKER_RATE,
+    further,
     pulls_too_far,
 )
 from samovar.strategies.traits import Chosen
@@ -31,6 +33,7 @@ def num_pushers(chosen: Chosen, world_size: int) -> int:
     settings=(
         SYNC_PERIOD.by_default(4),
         MOVING_RATE.by_default(lambda chosen, world_size: 0.5 / num_pushers(chosen, world_size), "0.5 / workers"),
+        WORKER_RATE,
         MAX_STALENESS,
         READ_FIRST,
         MAX_REFUSED,
@@ -47,7 +50,8 @@ class ShmEasgd(ElasticSteps):
         x_i = x_i - d
         c   = c + d             (pushed in the background, while the next steps compute)
 
-    So sum_i x_i + c changes by gradient steps alone, when all pushes have come. `read_first` reads c before it waits,
+    So sum_i x_i + c changes by gradient steps alone, when all pushes have come, unless `worker_rate` beta is above
+    alpha: then x_i goes beta (x_i - c), and c goes d. `read_first` reads c before it waits,
     as ShmCaffe does: c may then lack the worker's own last push. It waits for that push, for no other worker.
 
     Between a read and its push others change c. A default alpha is reduced to 1 / (1 + staleness), with the mean of the
@@ -92,7 +96,10 @@ class ShmEasgd(ElasticSteps):
             self._exchange_in_place()
             return
         self._seen = self._read() if seen is None else seen
-        _native.elastic_pull(self._weights, self._copy, self._difference, self._usable_rate())
+        rate = self._usable_rate()
+        _native.elastic_pull(self._weights, self._copy, self._difference, rate)
+        if more := further(self._worker_rate, rate):
+            self._weights -= more * self._difference
         self._under_way = self._center.accumulate_in_background(self._next_sequence(), self._difference)
 
     def _read(self) -> Versions:
@@ -103,8 +110,7 @@ class ShmEasgd(ElasticSteps):
 
     def _exchange_in_place(self) -> None:
         """Read and change c at once: nothing is stale."""
-        rate = self._usable_rate()
-        versions = self._center.exchange(self._next_sequence(), self._weights, rate, self._deadline())
+        versions = self._exchanged(self._usable_rate())
         self._seen = versions - 1
         self._note_update(versions)
 

@@ -21,6 +21,8 @@ from samovar.strategies.settings import (
     MOVING_RATE,
     OVERLAP,
     SYNC_PERIOD,
+    WORKER_RATE,
+    further,
     pulls_too_far,
 )
 from samovar.strategies.traits import NONE, Chosen, Setting
@@ -53,6 +55,7 @@ VARIANT = Setting(
     settings=(
         SYNC_PERIOD.by_default(8),
         MOVING_RATE.by_default(_rate, "0.9 / (workers + 1)"),
+        WORKER_RATE,
         OVERLAP.among("none", "step", "period").by_default(
             lambda chosen, _: "none" if chosen["variant"] == "broadcast" else "period", "`period`"
         ),
@@ -70,7 +73,8 @@ class SyncEasgd(LocalSteps):
         x_i = x_i - d_i
         c   = c + sum_i d_i        (added in the plan's fixed order)
 
-    so sum_i x_i + c changes by gradient steps alone. A worker needs the sum only when it computes its next d_i:
+    so sum_i x_i + c changes by gradient steps alone, unless `worker_rate` beta is above alpha: then x_i goes
+    beta (x_i - c), and c goes sum_i d_i. A worker needs the sum only when it computes its next d_i:
     until then it may travel behind the computation. `overlap` says by when it must have come, and with that how
     fresh `center` is between exchanges; the weights that training gives are the same bits for each.
     Evaluated and saved: c, after the exchange that is under way.
@@ -94,6 +98,7 @@ class SyncEasgd(LocalSteps):
         chosen = place.chosen
         assert chosen.moving_rate is not None, chosen
         self._moving_rate, self._overlap, self._codec = chosen.moving_rate, chosen.overlap, chosen.codec
+        self._further = further(chosen.worker_rate, chosen.moving_rate)
         self._residual: Floats = np.zeros(0, np.float32)
         super().__init__(place)
         self._center = self._weights.copy()
@@ -183,6 +188,8 @@ class SyncEasgd(LocalSteps):
             near.elastic_exchange(self._weights, self._center, differences, alpha)
         else:
             near.elastic_pull(self._weights, self._center, differences, alpha)
+        if self._further:
+            self._weights -= self._further * differences
         self._is_under_way = self._overlap != "none"
         if self._is_under_way:
             self._all_reduce.start()
@@ -247,6 +254,7 @@ class BroadcastEasgd(LocalSteps):
         self._center[:] = self._weights
         self._differences = np.empty_like(self._center)
         self._moving_rate = float(place.chosen["moving_rate"])
+        self._further = further(place.chosen.worker_rate, self._moving_rate)
 
     def _stepped(self) -> None:
         """Nothing: no exchange outlives its step."""
@@ -257,6 +265,7 @@ class BroadcastEasgd(LocalSteps):
         self._broadcast.run(deadline)
         self._all_reduce.run(deadline)
         near.elastic_pull(self._weights, self._center, self._differences, self._moving_rate)
+        self._weights -= self._further * self._differences
         pull = self._shared - np.float32(self._world_size) * self._center
         self._center += np.float32(self._moving_rate) * pull
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from samovar.cli.doctor import advice, host_rows, record_rows
-from samovar.core.machine import NOMINAL, CalibrationRecord
+from samovar.core.machine import NOMINAL, CalibrationRecord, TransportFigures
+from samovar.launcher.doctor_hosts import HostLinkFigures
 from samovar.report.host import HostFigures, diagnose, read_host
+from samovar.strategies.advice import ADVICE, shortest_step_s
 
 SAMOVAR = str(Path(sys.executable).with_name("samovar"))
 TIMEOUT_S = 100.0
@@ -95,10 +97,18 @@ def test_a_disk_that_refuses_the_file_is_told() -> None:
 
 def test_it_ends_with_the_strategies_that_fit() -> None:
     small = dataclasses.replace(HEALTHY, cpus_allowed=(3,))
-    assert advice(small) == [("on this host", "one worker: there is one core")]
-    rows = dict(advice(HEALTHY))
-    assert rows["on this host"].startswith("up to 8 workers with --recipe auto (sync)")
-    assert {"workers of uneven speed", "a slow link to other hosts"} <= rows.keys()
+    assert advice(small, ()) == [("on this host", "one worker: there is one core")]
+    rows = dict(advice(HEALTHY, ()))
+    assert rows["on this host"].startswith("up to 8 workers")
+    assert [words.partition(":")[0] for words in list(rows.values())[1:]] == [one.flags for one in ADVICE]
+    assert "--strategy sync --recipe auto" in [one.flags for one in ADVICE]
+
+
+def test_a_measured_link_is_fast_for_steps_ten_times_as_long_as_an_exchange() -> None:
+    """A message of 4 MB takes 0.04 s at 100 MB/s, and its answer as long."""
+    link = HostLinkFigures("host1", TransportFigures(1e-5, 1e-3, 1e-3, ((1 << 20, 100e6),)), 0.0)
+    assert shortest_step_s(link.figures) == pytest.approx(0.82)
+    assert dict(advice(HEALTHY, (link,)))["to host1"].endswith("whose step takes 0.82 s or longer")
 
 
 def test_a_healthy_machine_has_no_findings() -> None:

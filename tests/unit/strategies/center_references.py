@@ -65,32 +65,32 @@ def async_sgd(events: Sequence[Event], workers: Workers, center: Center, momentu
             center.take(event, center.seen(event) + velocity[event.chunk])
 
 
-def one_by_one(events: Sequence[Event], workers: Workers, center: Center, rate: float) -> None:
+def one_by_one(events: Sequence[Event], workers: Workers, center: Center, rate: float, own: float) -> None:
     for event in events:
         if event.kind == "exchange":
             x, c = workers.at(event.rank, event.chunk, event.num_steps), center.seen(event)
-            workers.move(event, x - rate * (x - c))
+            workers.move(event, x - own * (x - c))
             center.take(event, c + rate * (x - c))
 
 
-def behind(events: Sequence[Event], workers: Workers, center: Center, rate: float) -> None:
+def behind(events: Sequence[Event], workers: Workers, center: Center, rate: float, own: float) -> None:
     on_its_way: dict[tuple[int, int], Array] = defaultdict(lambda: np.zeros(1))
     for event in events:
         place = event.rank, event.chunk
         x, c = workers.at(*place, event.num_steps) - on_its_way[place], center.seen(event)
         workers.move(event, x)
-        on_its_way[place] = rate * (x - c)
+        on_its_way[place] = own * (x - c)
         center.take(event, c + rate * (x - c))
 
 
-def pushed(events: Sequence[Event], workers: Workers, center: Center, rate: float) -> None:
+def pushed(events: Sequence[Event], workers: Workers, center: Center, rate: float, own: float) -> None:
     under_way: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
     for event in events:
         if event.kind == "update":
             center.take(event, center.seen(event) + under_way[event.rank, event.chunk].popleft())
         else:
             x, c = workers.at(event.rank, event.chunk, event.num_steps), center.seen(event)
-            workers.move(event, x - rate * (x - c))
+            workers.move(event, x - own * (x - c))
             if event.kind == "exchange":
                 center.take(event, c + rate * (x - c))
             else:

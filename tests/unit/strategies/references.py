@@ -71,14 +71,16 @@ def diloco(
     return weights, centers
 
 
-def sync_easgd(x: Array, gradients: Gradients, num_steps: int, rate: float, period: int, moving_rate: float) -> Traces:
+def sync_easgd(
+    x: Array, gradients: Gradients, num_steps: int, rate: float, period: int, moving_rate: float, own: float
+) -> Traces:
     weights, centers = [], []
     center = x[0]
     for step in range(num_steps):
         x = x - rate * gradients(step, x)
         if (step + 1) % period == 0:
             differences = moving_rate * (x - center)
-            x, center = x - differences, center + differences.sum(axis=0)
+            x, center = x - own * (x - center), center + differences.sum(axis=0)
         weights.append(x)
         centers.append(center)
     return weights, centers

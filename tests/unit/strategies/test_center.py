@@ -37,6 +37,12 @@ CONFIGS = {
     "async-measgd": StrategyConfig("async-measgd", sync_period_steps=3),
     "async-easgd behind": StrategyConfig("async-easgd", sync_period_steps=2, moving_rate=0.3, overlap="period"),
     "async-measgd behind": StrategyConfig("async-measgd", sync_period_steps=1, overlap="period"),
+    **{
+        f"{name}, workers go further": StrategyConfig(name, sync_period_steps=1, moving_rate=0.1, worker_rate=0.5)
+        for name in ("async-easgd", "shm-easgd", "hybrid-easgd")
+    },
+    "async-easgd behind, further": StrategyConfig("async-easgd", overlap="period", worker_rate=0.5),
+    "shm-easgd bounded, further": StrategyConfig("shm-easgd", moving_rate=0.1, max_staleness_steps=0, worker_rate=0.5),
     "shm-easgd": StrategyConfig("shm-easgd", sync_period_steps=2, moving_rate=0.1),
     "shm-easgd read first": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, read_first=True),
     "shm-easgd bounded": StrategyConfig("shm-easgd", sync_period_steps=1, moving_rate=0.1, max_staleness_steps=0),
@@ -116,10 +122,11 @@ def assert_is_reference(workers: list[Worked], config: StrategyConfig, events: l
 def rule_of(config: StrategyConfig) -> Callable[[list[Event], references.Workers, references.Center], None]:
     if config.name in ("async-sgd", "async-msgd", "hogwild-sgd"):
         return partial(references.async_sgd, momentum=config.center_momentum or 0.0)
+    own = config.worker_rate or config.moving_rate
     if config.overlap == "period":
-        return partial(references.behind, rate=config.moving_rate)
+        return partial(references.behind, rate=config.moving_rate, own=own)
     pushes = config.name in ("shm-easgd", "hybrid-easgd")
-    return partial(references.pushed if pushes else references.one_by_one, rate=config.moving_rate)
+    return partial(references.pushed if pushes else references.one_by_one, rate=config.moving_rate, own=own)
 
 
 def assert_is_in_order_of_versions(workers: list[Worked], config: StrategyConfig) -> None:

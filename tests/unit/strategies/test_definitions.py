@@ -55,6 +55,8 @@ CONFIGS = {
     "sync-easgd period": replace(ELASTIC, overlap="period"),
     "sync-easgd step of one": replace(ELASTIC, overlap="step", sync_period_steps=1),
     "sync-easgd broadcast": replace(ELASTIC, variant="broadcast"),
+    "further, sync-easgd period": replace(ELASTIC, overlap="period", worker_rate=0.5),
+    "further, sync-easgd broadcast": replace(ELASTIC, variant="broadcast", worker_rate=0.5),
 }
 STREAMING = [name for name in CONFIGS if name.startswith("diloco ")]
 SPREADS = [name for name in CONFIGS if name.startswith("sync-easgd ") and "broadcast" not in name]
@@ -99,7 +101,12 @@ def reference(config: StrategyConfig, world_size: int) -> references.Traces:
         "sync": references.sync,
         "local-sgd": partial(references.local_sgd, period=config.sync_period_steps),
         "diloco": _diloco(config),
-        "sync-easgd": partial(references.sync_easgd, period=config.sync_period_steps, moving_rate=config.moving_rate),
+        "sync-easgd": partial(
+            references.sync_easgd,
+            period=config.sync_period_steps,
+            moving_rate=config.moving_rate,
+            own=config.worker_rate or config.moving_rate,
+        ),
     }
     return loops[config.name](x, gradients, NUM_STEPS, RATE)
 
