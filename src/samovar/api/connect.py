@@ -207,8 +207,8 @@ def _together(
     collectives: Collectives
     emulated, emulation = None, gathering.identity.emulation
     if emulation is not None:
-        assert local is not None
-        collectives, hosts, emulated = connected_emulated(emulation, local, choice.collective, closing)
+        assert inside is not None
+        collectives, hosts, emulated = connected_emulated(emulation, inside.transport, choice.collective, closing)
     else:
         collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
     gathering.close()

@@ -22,6 +22,7 @@ from samovar.core.machine import NOMINAL, MachineModel
 from samovar.frontends.torch.backward_pass import BackwardPass
 from samovar.report.plain import from_plain
 from samovar.strategies.traits import AUTO
+from samovar.transports.base import Transport
 from samovar.transports.emulated import EmulatedTransport, sleep_until
 from samovar.transports.shm import ShmTransport
 
@@ -112,9 +113,10 @@ class ComputePace:
 
 
 def connected_emulated(
-    text: str, local: ShmTransport, collective: str, closing: ExitStack
+    text: str, local: Transport, collective: str, closing: ExitStack
 ) -> tuple[PlannedCollectives, tuple[Host, ...], Emulated]:
     """Our own plans over windows of this host with the delays of the cluster in `text`, and the cluster's hosts."""
+    assert isinstance(local, ShmTransport), local
     emulation = from_plain(Emulation, json.loads(text))
     sys.setswitchinterval(_SWITCH_S)
     transport = EmulatedTransport(local, emulation.machine, emulation.server_hosts, emulation.wake_up_s)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from samovar.api.emulated import ComputePace
-from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
+from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn, workers_values
 from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.profile import LoopProfile
@@ -65,8 +65,7 @@ class ReplicaFigures:
         self._places = group.world_size, ranks_per_host
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
-        self._emulated = processes.emulated
-        self._pacing: ComputePace | None = None
+        self._emulated, self._pacing = processes.emulated, cast(ComputePace | None, None)
         self._file: RunFile | None = None
         self._sinks: list[Sink] = []
         self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
@@ -254,7 +253,7 @@ class ReplicaFigures:
             return
         self._workers, self._workers_s = dict(rows()), now_s
         if self._sinks:
-            self._run.write(step, "workers", _workers_values(self._workers.values()))
+            self._run.write(step, "workers", workers_values(self._workers.values()))
 
     def figures(self) -> Figures:
         """The figures so far; at a center, on rank 0, speeds are those of all ranks."""
@@ -399,16 +398,3 @@ def _await_device(loss: torch.Tensor) -> None:
     """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
     if loss.is_cuda:
         torch.cuda.synchronize(loss.device)
-
-
-def _workers_values(rows: Iterable[Row]) -> dict[str, object]:
-    found = list(rows)
-    return {
-        "steps": [row.progress.steps for row in found],
-        "loss": [row.progress.loss for row in found],
-        "samples_per_second": [row.progress.samples_per_s for row in found],
-        "updates": [row.progress.updates for row in found],
-        "staleness": [row.progress.staleness_mean for row in found],
-        "lock_wait_s": [row.progress.lock_wait_s for row in found],
-        "is_gone": [not row.is_alive for row in found],
-    }
