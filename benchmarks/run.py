@@ -20,6 +20,7 @@ import convergence
 import crowded
 import data
 import elastic
+import emulated
 import faults
 import foreseen
 import host_faults
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "collectives-sweep": collectives.run_sweep,
     "crowded": crowded.run,
     "data": data.run,
+    "emulated": emulated.run,
     "faults": faults.run,
     "faults-hosts": host_faults.run,
     "nets": nets.run,

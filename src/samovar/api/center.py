@@ -82,7 +82,7 @@ class SharedCenter:
         deadline: Callable[[], Deadline],
         figures: ReplicaFigures,
     ) -> None:
-        self._figures = figures
+        self._figures, self._emulated = figures, processes.emulated
         self._name = f"rank {processes.group.rank}"
         self.deadline = _Patience(deadline)
         self._kept = None if processes.home is None else processes.home.kept
@@ -102,7 +102,8 @@ class SharedCenter:
         return self._pushers(self._headcount.count)
 
     def strategy_seat(self) -> CenterSeat:
-        return self._session.center_seat(self._session.seat.center, self.num_pushers)
+        center, emulated = self._session.seat.center, self._emulated
+        return self._session.center_seat(center if emulated is None else emulated.center(center), self.num_pushers)
 
     def filled(self) -> None:
         """Say that the first rank has given the center its weights. Waits for all ranks of the job."""

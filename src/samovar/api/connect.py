@@ -18,6 +18,7 @@ from samovar.api.connect_hosts import (
     connected_near,
     host_addresses,
 )
+from samovar.api.emulated import Emulated, connected_emulated
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
@@ -48,7 +49,7 @@ class Joined:
 
     They exchange between `hosts`. If `is_one_host`, they may do so as if each had a host of its own. `home` is the
     place for a center of theirs. `heartbeats` says which waits continue. `connect_near` connects the devices of all
-    ranks; None if they cannot be.
+    ranks; None if they cannot be. `emulated` is set if `hosts` are those of a described cluster.
     """
 
     group: Group
@@ -58,6 +59,7 @@ class Joined:
     home: Home
     heartbeats: Heartbeats
     connect_near: ConnectNear | None = None
+    emulated: Emulated | None = None
     _closing: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @property
@@ -115,7 +117,7 @@ def join_group(
     """
     require_choice("collective", collective, COLLECTIVES)
     identity, store = (identity, None) if identity is not None else _found()
-    choice = Choice(collective, _chosen_transport(transport, identity.transport), key_file or identity.key_file, device)
+    choice = Choice(collective, _chosen_transport(transport, identity), key_file or identity.key_file, device)
     deadline = Deadline.after(timeout_s)
     with ExitStack() as closing:
         if identity.world_size == 1 or identity.life:
@@ -137,18 +139,26 @@ def _found() -> tuple[Identity, JobStore | None]:
     there = default_group()
     if there is None:
         return own_identity(), None
+    if own_identity().emulation is not None:
+        raise InputError(
+            "samovar run --emulate: the script has opened a process group of torch.distributed, whose messages are not "
+            "shaped; leave init_process_group out, or start it without --emulate"
+        )
     rank, world_size, store = there
     return identity_in_group(rank, world_size, store.address), store
 
 
-def _chosen_transport(given: str, of_environment: str) -> str:
+def _chosen_transport(given: str, identity: Identity) -> str:
     checked_transport("transport", given)
+    of_environment = identity.transport
     if AUTO not in (given, of_environment) and given != of_environment:
         raise InputError(
             f"transport: the script says {given!r}, and SAMOVAR_TRANSPORT or `samovar run --transport` "
             f"{of_environment!r}; leave one of them out"
         )
     chosen = of_environment if given == AUTO else given
+    if identity.emulation is not None and chosen != AUTO:
+        raise InputError(f"transport {chosen!r}: under samovar run --emulate ranks exchange in memory; leave it out")
     if chosen == "mpi":
         require_optional("mpi4py")
     elif chosen == "gaspi":
@@ -194,14 +204,20 @@ def _together(
     addresses = host_addresses(gathering) if len(hosts) > 1 or choice.transport == "gaspi" else []
     heartbeats = Heartbeats(gathering.rendezvous)
     closing.callback(heartbeats.close)
-    collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
+    collectives: Collectives
+    emulated, emulation = None, gathering.identity.emulation
+    if emulation is not None:
+        assert inside is not None
+        collectives, hosts, emulated = connected_emulated(emulation, inside.transport, choice.collective, closing)
+    else:
+        collectives = _of_all(gathering, addresses, inside, choice, timeout_s, heartbeats, closing)
     gathering.close()
     home = Home(tuple(range(group.world_size)), kept=_kept(gathering.identity))
     if not gathering.is_one_host:
         over = getattr(collectives, "transport", None)
         windows = over if isinstance(over, LookingTransport) else None
         home = Home(hosts[0].ranks, addresses[0], choice.key_file, windows=windows)
-    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats)
+    return Joined(group, hosts, gathering.is_one_host, collectives, home, heartbeats, emulated=emulated)
 
 
 def _of_all(
@@ -243,7 +259,7 @@ def _inside(
     """Shared memory among the ranks of a host, and the name of the all-reduce there for a number of bytes."""
     closing.callback(os.close, descriptor)
     cores = {core for local in host.ranks for core in hellos[local].cores}
-    oversubscribed = len(host.ranks) > len(cores)
+    oversubscribed = len(host.ranks) > len(cores) or hellos[rank].is_emulated
     local = Group(host.ranks.index(rank), len(host.ranks))
     names = [f"rank {number} on {host.name}" for number in host.ranks]
     maps = hellos[rank].transport not in LIBRARIES

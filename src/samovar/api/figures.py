@@ -6,14 +6,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn
+from samovar.api.emulated import ComputePace
+from samovar.api.figures_wanted import FiguresWanted, RunFile, open_wanted, say, warn, workers_values
 from samovar.api.foreseen import compare
 from samovar.api.process_group import Announcer, ProcessGroup
 from samovar.api.profile import LoopProfile
@@ -64,6 +65,7 @@ class ReplicaFigures:
         self._places = group.world_size, ranks_per_host
         self._reduces_gradients = not config.exchanges_weights or config.traits.in_groups
         self._config, self._wanted, self._lr = config, wanted, lr
+        self._emulated, self._pacing = processes.emulated, cast(ComputePace | None, None)
         self._file: RunFile | None = None
         self._sinks: list[Sink] = []
         self._end = weakref.finalize(self, close_all, self._sinks)  # which the interpreter's exit calls too
@@ -105,6 +107,8 @@ class ReplicaFigures:
     def begin(self, announcer: Announcer, model: nn.Module) -> None:
         """Open the sinks, on rank 0, and start the clock. Raises InputError."""
         self._announcer, self._net = announcer, model
+        if self._emulated is not None:
+            self._pacing = self._emulated.pace(sum(p.numel() for p in model.parameters() if p.requires_grad))
         announcer.listen(self.hear)
         if self._rank == 0:
             self._file, sinks = open_wanted(self._wanted, self._settings(model))
@@ -122,7 +126,7 @@ class ReplicaFigures:
         self._times, self._losses = StepTimes(), Losses()
         if self._tracing is not None and self._layers is not None and not self._tracing.has_part:
             self._laps = self._tracing.laps(self._layers, step)
-        self._laps.start()
+        self._step_begins()
 
     def batches(self, loader: Iterable[_Batch], batch_size: int) -> Iterator[_Batch]:
         """The loader's batches. If the loop learns from them, the wait for each counts as data."""
@@ -142,8 +146,14 @@ class ReplicaFigures:
     def skip(self) -> None:
         """Leave out the time since the last call, in which the loop did not train."""
         self._laps.skip()
+        if self._pacing is not None:
+            self._pacing.begin()
         if self._profile is not None:
             self._profile.skip()
+
+    def paced(self, backward: BackwardPass) -> BackwardPass:
+        """The last pass of a step, at the pace of the worker that is emulated, if one is."""
+        return backward if self._pacing is None else self._pacing.paced(backward)
 
     def run_backward(self, rest: BackwardPass) -> None:
         """Run the pass, and note its time."""
@@ -174,7 +184,7 @@ class ReplicaFigures:
         def timed() -> Any:
             laps.lap("exchange_s")
             start_s = time.monotonic()
-            result = apply()
+            result = apply() if self._pacing is None else self._pacing.updating(apply)
             if self._waits and self._has_met and self._last_loss is not None:
                 _await_device(self._last_loss)
             laps.lap("update_s")
@@ -195,7 +205,7 @@ class ReplicaFigures:
         self._is_open = self._has_passed = False
         if self._posted is None and (self._has_met or self._is_due_alone()):
             self._post(steps_done)
-        self._laps.start()
+        self._step_begins()
 
     def hear(self, rows: Rows) -> None:
         """Take what all ranks have told with a call; zeros of those that told nothing."""
@@ -243,7 +253,7 @@ class ReplicaFigures:
             return
         self._workers, self._workers_s = dict(rows()), now_s
         if self._sinks:
-            self._run.write(step, "workers", _workers_values(self._workers.values()))
+            self._run.write(step, "workers", workers_values(self._workers.values()))
 
     def figures(self) -> Figures:
         """The figures so far; at a center, on rank 0, speeds are those of all ranks."""
@@ -264,10 +274,12 @@ class ReplicaFigures:
         """All ranks have ended: make the timeline, and say where the time went."""
         if self._tracing is not None:
             self._tracing.merge(steps_done)
+        if self._pacing is not None:
+            self._pacing.tell()
         verdict = self._run.verdict()
         if self._rank == 0 and verdict and (self._num_ranks > 1 or self._sinks):
             say(verdict)
-        if self._rank == 0:
+        if self._rank == 0 and self._emulated is None:
             rates = [row.progress.samples_per_s for row in self._workers.values() if row.is_alive]
             compare(self._net, self._config, self._places, self._run.mean_step, self.num_samples / steps_done, rates)
 
@@ -282,6 +294,11 @@ class ReplicaFigures:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.close()
+
+    def _step_begins(self) -> None:
+        self._laps.start()
+        if self._pacing is not None:
+            self._pacing.begin()
 
     def _data_begins(self) -> None:
         if self._is_open:
@@ -381,16 +398,3 @@ def _await_device(loss: torch.Tensor) -> None:
     """Wait for a GPU before an exchange, which would wait for it anyway, so that its work does not count as that."""
     if loss.is_cuda:
         torch.cuda.synchronize(loss.device)
-
-
-def _workers_values(rows: Iterable[Row]) -> dict[str, object]:
-    found = list(rows)
-    return {
-        "steps": [row.progress.steps for row in found],
-        "loss": [row.progress.loss for row in found],
-        "samples_per_second": [row.progress.samples_per_s for row in found],
-        "updates": [row.progress.updates for row in found],
-        "staleness": [row.progress.staleness_mean for row in found],
-        "lock_wait_s": [row.progress.lock_wait_s for row in found],
-        "is_gone": [not row.is_alive for row in found],
-    }

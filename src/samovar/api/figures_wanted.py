@@ -3,11 +3,12 @@
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from samovar.box.board import Row
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.wishes import METRICS, TRACE, figure_wishes
@@ -117,3 +118,17 @@ def say(sentence: str) -> None:
 
 def warn(sentence: str) -> None:
     say(f"warning: {sentence}")
+
+
+def workers_values(rows: Iterable[Row]) -> dict[str, object]:
+    """The figures of the workers at a center, for sinks."""
+    found = list(rows)
+    return {
+        "steps": [row.progress.steps for row in found],
+        "loss": [row.progress.loss for row in found],
+        "samples_per_second": [row.progress.samples_per_s for row in found],
+        "updates": [row.progress.updates for row in found],
+        "staleness": [row.progress.staleness_mean for row in found],
+        "lock_wait_s": [row.progress.lock_wait_s for row in found],
+        "is_gone": [not row.is_alive for row in found],
+    }

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias, cast
 
 import torch
 
+from samovar.api.emulated import Emulated
 from samovar.api.heartbeats import Heartbeats
 from samovar.api.uneven_inputs import Call, Event, Leaving, Rows, UnevenInputs
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -43,7 +44,7 @@ class ProcessGroup:
 
     `home` is the place for centers of the job's own; None if all ranks share a host. `local_rank` is this rank's number
     on its host. `heartbeats` says which waits continue after `timeout_s`. `connect_near` connects
-    the devices of all ranks, if each has one that can be reached.
+    the devices of all ranks, if each has one that can be reached. `emulated` is set where a described cluster is.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class ProcessGroup:
         local_rank: int | None = None,
         heartbeats: Heartbeats | None = None,
         connect_near: ConnectNear | None = None,
+        emulated: Emulated | None = None,
     ) -> None:
         self.collectives = collectives
         self.timeout_s = timeout_s
@@ -62,6 +64,7 @@ class ProcessGroup:
         self.home = home
         self.local_rank = collectives.group.rank if local_rank is None else local_rank
         self.heartbeats = heartbeats or Heartbeats()
+        self.emulated = emulated
         self.uneven = UnevenInputs(collectives, first_rank)
         self.broadcast = Broadcast(collectives)
         self._connect_near = connect_near
@@ -213,7 +216,8 @@ def _group(processes: ProcessGroup, size: int, collective: str) -> ProcessGroup:
     reached = by_windows(processes.collectives)
     group = GroupCollectives.among(reached, size, collective, reached.region("probe", 0).window)
     first_rank = processes.group.rank - group.group.rank
-    return ProcessGroup(group, processes.timeout_s, first_rank, heartbeats=processes.heartbeats)
+    heartbeats, emulated = processes.heartbeats, processes.emulated
+    return ProcessGroup(group, processes.timeout_s, first_rank, heartbeats=heartbeats, emulated=emulated)
 
 
 def _require_whole_groups(collectives: Collectives, size: int) -> None:

@@ -50,6 +50,7 @@ class RankHello:
     card: str
     no_card: str
     process: str = ""
+    is_emulated: bool = False
 
     @classmethod
     def own(cls, identity: Identity, collective: str, transport: str, device: torch.device | None) -> "RankHello":
@@ -58,7 +59,8 @@ class RankHello:
         cores = tuple(sorted(os.sched_getaffinity(0)))
         name, size = socket.gethostname(), identity.world_size
         host = f"{boot_id()}/{namespace}"
-        return cls(size, collective, transport, host, name, cores, *nccl_card(device), process=own_mark())
+        shown = (size, collective, transport, host, name, cores, *nccl_card(device))
+        return cls(*shown, own_mark(), identity.emulation is not None)
 
     def to_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__slots__})

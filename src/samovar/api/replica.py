@@ -134,7 +134,8 @@ class Replica(Checkpoints, FigureCalls):
     def _backward(self, more: bool, backward: BackwardPass) -> None:
         self._require_training("backward()")
         self._optimizers.require_same_parameters()
-        self._exchange.backward(backward.inside(self._figures.run_backward), self._step, more)
+        backward = backward.inside(self._figures.run_backward)
+        self._exchange.backward(backward if more else self._figures.paced(backward), self._step, more)
         self._order.backward(more=more)
         self._figures.passed(backward.loss)
 

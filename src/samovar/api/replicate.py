@@ -67,8 +67,8 @@ class _Process:
             self._joined = join_group(timeout_s, collective, None, transport, path, device)
             joined = self._joined
             local_rank = joined.host.ranks.index(joined.group.rank)
-            made = (joined.collectives, timeout_s, 0, joined.home, local_rank, joined.heartbeats, joined.connect_near)
-            self._team = ProcessGroup(*made)
+            made = (joined.collectives, timeout_s, 0, joined.home, local_rank, joined.heartbeats)
+            self._team = ProcessGroup(*made, joined.connect_near, joined.emulated)
             self._chosen = chosen
         for what, value in chosen.items():
             if value not in (AUTO, self._chosen[what]):

@@ -1,5 +1,6 @@
 """`samovar run`: a user's own script on several ranks."""
 
+import json
 import os
 import signal
 import socket
@@ -15,13 +16,19 @@ from samovar.cli import flags
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
 from samovar.core.errors import InputError
+from samovar.core.machine import NOMINAL
 from samovar.core.trace import TraceWindow
-from samovar.launch.identity import AUTO, TRANSPORTS, checked_transport
+from samovar.launch.identity import AUTO, EMULATION, TRANSPORTS, checked_transport
 from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
-from samovar.launch.wishes import METRICS, TRACE
+from samovar.launch.wishes import METRICS, TRACE, state_folder
 from samovar.membership.kept_memory import KeptMemory
+from samovar.predict.cluster import load_cluster
+from samovar.predict.emulated import emulated
+from samovar.predict.kept import Kept
+from samovar.report.plain import to_plain
+from samovar.report.profile import load_profile
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
 from samovar.transports.gaspi_library import gaspi_library
@@ -31,7 +38,7 @@ _COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
 _WORKERS = "Ranks on this host. auto: one for each core."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
-_TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl, tcp (encrypted) or gaspi."
+_TRANSPORT = "auto, shm, gloo, nccl, tcp (encrypted), gaspi."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
 _KEEP_GOING = "If a rank fails, start it alone again (N: 3). For strategies at a center."
 _METRICS = "Where figures of `samovar.replicate` go: a folder, tensorboard:FOLDER, wandb, mlflow."
@@ -39,6 +46,8 @@ _TRACE = "Record these steps as a timeline, into the folder of --metrics."
 _ALL_LINES = "Show equal lines of several ranks, too."
 _ELASTIC = "A job that ranks may join and leave."
 _JOIN = "Join the elastic job NAME."
+_EMULATE = "Behave like a described cluster."
+_PROFILE = "The times of the net's layers, for --emulate."
 _MIN = "Least number of ranks that train together."
 _MAX = "Most ranks that train together; others wait."
 
@@ -54,6 +63,8 @@ def run_script(
     metrics: Annotated[str | None, OPTIONS("PLACE", _METRICS)] = None,
     trace: Annotated[str | None, OPTIONS("steps=A-B", _TRACE)] = None,
     all_lines: Annotated[bool, OPTIONS("", _ALL_LINES, "--all-lines")] = False,
+    emulate: Annotated[str | None, OPTIONS("CLUSTER", _EMULATE)] = None,
+    profile: Annotated[Path | None, OPTIONS("FILE", _PROFILE, hidden=True)] = None,
     nodes: flags.Nodes = 1,
     node_rank: flags.NodeRank = None,
     master_addr: flags.MasterAddress = None,
@@ -70,17 +81,15 @@ def run_script(
 
     A rank finds the others by torchrun's variables. Each line of output has its rank in front.
     """
-    _require_script(command[0], module)
     num_ranks = _num_ranks(workers, oversubscribe)
     chosen = ElasticFlags(elastic, join, min_workers, max_workers, num_ranks, master_addr, master_port, key_file)
     is_elastic = chosen.require_fitting(nodes=nodes, keep_going=keep_going)
     hosts = None if is_elastic else Hosts.of(nodes, node_rank, master_addr, master_port)
-    most = _most_restarts(max_restarts, keep_going, hosts)
-    settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
     output = ScriptOutput(with_doubles=all_lines)
+    settings = _settings(transport, key_file) | _figure_settings(metrics, trace)
+    settings |= _emulation(emulate, profile, num_ranks, (transport, hosts, chosen.name, keep_going), output.say)
     with ElasticRun(chosen, output.say) if is_elastic else _center(num_ranks, keep_going) as kept:
-        launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, most, kept)
-        _introduce(output, launch, num_ranks, hosts)
+        launch = _launch(_rank_command(command, module), num_ranks, hosts, output, grace, settings, max_restarts, kept)
         ends = launch.run()
     raise typer.Exit(_finish(output, launch, ends, is_elastic=is_elastic))
 
@@ -96,9 +105,11 @@ def _launch(
     output: ScriptOutput,
     grace_s: float,
     settings: dict[str, str],
-    max_restarts: int,
+    restarts: int | None,
     kept: Keeper | None,
 ) -> ScriptLaunch:
+    max_restarts = _most_restarts(restarts, isinstance(kept, KeptMemory), hosts)
+
     def await_others_s(end: ScriptEnd) -> float:
         return output.await_others_s(end.rank, end.ended_s)
 
@@ -111,10 +122,12 @@ def _launch(
         output.say(f"samovar: warning: {sentence}; {which} started again (restart {number} of {max_restarts})")
         output.forget_errors()
 
-    return ScriptLaunch(
+    launch = ScriptLaunch(
         *(command, num_ranks, hosts, output.take, output, await_others_s, grace_s, settings, max_restarts, on_restart),
         kept=kept,
     )
+    _introduce(output, launch, num_ranks, hosts)
+    return launch
 
 
 def _first_failed(output: ScriptOutput, ends: Sequence[ScriptEnd]) -> ScriptEnd:
@@ -175,8 +188,41 @@ def _figure_settings(metrics: str | None, trace: str | None) -> dict[str, str]:
     return settings
 
 
+def _require_alone(emulated: str, transport: str, hosts: Hosts | None, elastic: str | None, keeps_going: bool) -> None:
+    """Raises InputError if other flags do not go with --emulate."""
+    named = ("--nodes", "--elastic or --join", "--keep-going", "--transport")
+    values = (hosts, elastic, keeps_going, transport != AUTO)
+    if flag := next((flag for flag, value in zip(named, values, strict=True) if value), None):
+        raise InputError(
+            f"--emulate {emulated}: a fixed number of ranks exchange in this host's memory, as if by tcp; leave {flag} "
+            "out"
+        )
+
+
+def _emulation(
+    named: str | None,
+    profile: Path | None,
+    num_ranks: int,
+    beside: tuple[str, Hosts | None, str | None, bool],
+    say: Callable[[str], None],
+) -> dict[str, str]:
+    """The variable that describes the cluster to ranks. Says what is emulated. Raises InputError."""
+    if named is None:
+        if profile is not None:
+            raise InputError(f"--profile {profile}: is for --emulate; give the cluster, too")
+        return {}
+    _require_alone(named, *beside)
+    here = Kept(state_folder()).machine() or NOMINAL
+    layers = None if profile is None else load_profile(profile)
+    emulation, sentences = emulated(load_cluster(named, here), num_ranks, layers, here)
+    for sentence in sentences:
+        say(f"samovar: {sentence}")
+    return {EMULATION: json.dumps(to_plain(emulation))}
+
+
 def _rank_command(command: Sequence[str], module: bool) -> Callable[[int, tuple[int, ...]], list[str]]:
-    """The shim, and what it becomes."""
+    """The shim, and what it becomes. Raises InputError if there is no such script."""
+    _require_script(command[0], module)
     python = [sys.executable, *(["-m"] if module else []), *command]
     shim = [sys.executable, "-P", "-m", "samovar.launch.script_rank", str(os.getpid())]
 

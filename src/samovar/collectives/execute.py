@@ -91,7 +91,7 @@ class ChannelMemory:
 class StepByStep:
     """Runs what a plan was compiled to, one operation after the other, and counts notifications.
 
-    `operations` are to be set before the first run.
+    `operations` are to be set before the first run, unless a class performs a plan itself.
     """
 
     def __init__(self, plan_name: str, transport: Transport, window: Window) -> None:
@@ -121,6 +121,9 @@ class StepByStep:
         self._runs += 1
         self._deadline = deadline
         self.last_steps = 0
+        self._perform()
+
+    def _perform(self) -> None:
         for operation in self._operations:
             operation()
 
@@ -137,28 +140,31 @@ class StepByStep:
 
 
 class Channel(StepByStep):
-    """Runs a plan operation by operation through the window's verbs: the reference for every other executor."""
+    """Runs a plan operation by operation through the window's verbs: the reference for every other executor.
+
+    Nothing is prepared before: a simulation runs most of its channels once.
+    """
 
     def __init__(self, name: str, plan: Plan, transport: Transport, buffer: Region) -> None:
         self._memory = ChannelMemory(name, plan, transport, buffer)
         super().__init__(plan.name, transport, self._memory.window)
-        self._operations = [self._compiled(operation) for operation in plan.operations]
 
-    def _compiled(self, operation: Operation) -> Callable[[], None]:
+    def _perform(self) -> None:
         memory = self._memory
-        match operation:
-            case Put():
-                return partial(self._put, operation.peer, *self._destination(operation), operation.slot)
-            case Reduce(chunk=chunk):
-                return partial(self._transport.reduce, memory.chunk(chunk), memory.sources(operation))
-            case Notify(peer=peer, slot=slot):
-                return partial(self._notify, peer, slot)
-            case Wait(peer=peer, slot=slot):
-                return partial(self._wait, peer, slot)
-            case Combine():
-                return partial(self._combine, operation, memory.chunk(operation.chunk))
-            case _:
-                assert_never(operation)
+        for operation in memory.plan.operations:
+            match operation:
+                case Put():
+                    self._put(operation.peer, *self._destination(operation), operation.slot)
+                case Wait():
+                    self._wait(operation.peer, operation.slot)
+                case Reduce():
+                    self._transport.reduce(memory.chunk(operation.chunk), memory.sources(operation))
+                case Notify():
+                    self._notify(operation.peer, operation.slot)
+                case Combine():
+                    self._combine(operation, memory.chunk(operation.chunk))
+                case _:
+                    assert_never(operation)
 
     def _combine(self, combine: Combine, own: Array) -> None:
         """Reads a copy of every other rank's chunk first, which the native executor reads in place."""

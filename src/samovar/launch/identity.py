@@ -12,6 +12,7 @@ from samovar.core.errors import InputError
 
 _MIN_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux gives to whoever asks for any
 AUTO = "auto"
+EMULATION = "SAMOVAR_EMULATION"
 TRANSPORTS = (AUTO, "shm", "gloo", "nccl", "tcp", "mpi", "gaspi")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
@@ -24,7 +25,8 @@ class Identity:
     listening socket that rank 0 inherited. Without an address all ranks run on this node and rank 0 chooses a port.
     Then `job` is what they have in common; None is only the launcher as ancestor. `local_*` are None if the launcher
     does not say. `transport` is one of TRANSPORTS, `key_file` its job's key. `kept_files` are descriptors of the board
-    and the center that the launcher keeps, and `life` counts how often it started this rank again, alone.
+    and the center that the launcher keeps, and `life` counts how often it started this rank again, alone. `emulation`
+    describes the cluster that this host emulates, as JSON.
     """
 
     rank: int = 0
@@ -43,6 +45,7 @@ class Identity:
     key_file: Path | None = None
     kept_files: tuple[int, int] | None = None
     life: int = 0
+    emulation: str | None = None
 
 
 def own_identity() -> Identity:
@@ -268,6 +271,7 @@ def _with_choices(found: Identity, given: Mapping[str, str]) -> Identity:
         key_file=Path(given["SAMOVAR_KEY_FILE"]) if given.get("SAMOVAR_KEY_FILE") else None,
         kept_files=_kept_files(given),
         life=_number(given, "SAMOVAR_LIFE", 0),
+        emulation=given.get(EMULATION) or None,
     )
 
 

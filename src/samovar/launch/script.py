@@ -336,7 +336,7 @@ def _unignored(numbers: Sequence[int]) -> list[int]:
 
 def _environment() -> dict[str, str]:
     """This process's own, without what another launcher has told it about itself."""
-    own = ("LISTEN_FD", "PORT", "BOARD_FD", "CENTER_FD", "LIFE", "ELASTIC")
+    own = ("LISTEN_FD", "PORT", "BOARD_FD", "CENTER_FD", "LIFE", "ELASTIC", "EMULATION")
     told = ("TORCHELASTIC_", *(f"SAMOVAR_{name}" for name in own))
     return {name: value for name, value in os.environ.items() if not name.startswith(told)}
 

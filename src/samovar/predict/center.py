@@ -1,6 +1,5 @@
 """A center on servers of a simulated cluster: the traffic and work of a box, and its data if anything is learned."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,17 +7,13 @@ import numpy as np
 
 from samovar import _native
 from samovar.box.base import PendingPush, Push, Versions
+from samovar.box.emulated import ADD_PASSES, EXCHANGE_PASSES, READ_PASSES, num_parts_of
 from samovar.core.clock import Deadline
 from samovar.core.errors import NotFinite
 from samovar.core.layout import all_finite
 from samovar.transports.base import Array
 from samovar.transports.sim.servers import ServerMemory, ServerRequest
 from samovar.transports.sim.world import SimTransport
-
-# As a box divides an operation (`samovar.box.remote`); more parts than this change the times by little.
-_PART_BYTES, _MOST_PARTS, _LEAST_PARTS_OF_AN_EXCHANGE = 4 << 20, 16, 4
-# Bytes that a server reads and writes for each byte of the center.
-_READ_PASSES, _ADD_PASSES, _EXCHANGE_PASSES = 1, 3, 4
 
 
 @dataclass(slots=True)
@@ -40,8 +35,7 @@ class CenterServers:
         """The parts of the center to or from every server, or both; the same ones each time."""
         if (to, back, passes) not in self._requests:
             share = self.num_bytes / len(self.memories)
-            least = _LEAST_PARTS_OF_AN_EXCHANGE if to and back else 1
-            num_parts = max(least, min(_MOST_PARTS, math.ceil(share / _PART_BYTES)))
+            num_parts = num_parts_of(share, is_exchange=bool(to and back))
             part = round(share / num_parts)
             one = [ServerRequest(m, to * part, passes * part / self.bytes_per_s, back * part) for m in self.memories]
             self._requests[to, back, passes] = one * num_parts
@@ -91,25 +85,25 @@ class SimulatedCenter:
     def write(self, values: Array, _deadline: Deadline) -> None:
         if self._servers.values is not None:
             self._servers.values[:] = values
-        self._run(1, 0, _ADD_PASSES)
+        self._run(1, 0, ADD_PASSES)
 
     def read(self, destination: Array, _deadline: Deadline) -> Versions:
         def copy() -> None:
             destination[:] = 0 if self._servers.values is None else self._servers.values
 
-        return self._served(0, 1, _READ_PASSES, copy)
+        return self._served(0, 1, READ_PASSES, copy)
 
     def accumulate(self, _sequence: int, difference: Array, _deadline: Deadline, momentum: float = 0.0) -> Versions:
-        return self._update(1, 0, _ADD_PASSES + 2 * bool(momentum), lambda: self._servers.add(difference, momentum))
+        return self._update(1, 0, ADD_PASSES + 2 * bool(momentum), lambda: self._servers.add(difference, momentum))
 
     def accumulate_in_background(self, _sequence: int, difference: Array) -> Push:
-        return self._in_background(1, 0, _ADD_PASSES, lambda: self._servers.add(difference, 0.0))
+        return self._in_background(1, 0, ADD_PASSES, lambda: self._servers.add(difference, 0.0))
 
     def exchange(self, _sequence: int, weights: Array, moving_rate: float, _deadline: Deadline) -> Versions:
-        return self._update(1, 1, _EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
+        return self._update(1, 1, EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
 
     def exchange_in_background(self, _sequence: int, weights: Array, moving_rate: float) -> Push:
-        return self._in_background(1, 1, _EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
+        return self._in_background(1, 1, EXCHANGE_PASSES, lambda: self._servers.pull(weights, moving_rate))
 
     def _in_background(self, to: int, back: int, passes: int, change: Callable[[], None]) -> Push:
         found: list[Versions | NotFinite] = []

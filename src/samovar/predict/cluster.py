@@ -162,6 +162,12 @@ class Cluster:
         """Nodes that this number of workers needs, without those of servers."""
         return -(-num_workers // self.node.workers)
 
+    def server_hosts(self, num_workers: int) -> tuple[int, ...]:
+        """The nodes of a center's servers. Those at the first node share the nodes of workers, in order."""
+        count, num_nodes = self.server.count, self.num_nodes(num_workers)
+        shared = self.server.place == FIRST_NODE
+        return tuple(index % num_nodes if shared else num_nodes + index for index in range(count))
+
     def price_per_hour(self, num_workers: int, has_center: bool) -> float | None:
         """Of all nodes, and of servers on nodes of their own; None if no price is given."""
         if self.node.price_per_hour is None:

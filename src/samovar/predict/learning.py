@@ -12,7 +12,7 @@ from samovar.predict.center import CenterServers
 from samovar.predict.cluster import Cluster
 from samovar.predict.plans import plans_for
 from samovar.predict.prediction import Question, fitting_settings
-from samovar.predict.runs import Scaled, SimulatedWorker, Workplace, server_hosts_of, servers_of
+from samovar.predict.runs import Scaled, SimulatedWorker, Workplace, servers_of
 from samovar.predict.simulated import simulated
 from samovar.predict.work import Work
 from samovar.report.comparison import Prediction
@@ -112,7 +112,7 @@ def learned(lesson: Lesson, subject: Subject, num_points: int = NUM_POINTS) -> L
     collective = plans_for(lesson.cluster, lesson.num_workers).fastest
     course = _Course(subject, servers, num_points, lesson.num_workers)
     program = partial(_learn, lesson, course, settled, solver, collective, scaled)
-    hosts = server_hosts_of(lesson.cluster, lesson.num_workers) if servers else ()
+    hosts = lesson.cluster.server_hosts(lesson.num_workers) if servers else ()
     made = simulated(
         program,
         lesson.num_workers,

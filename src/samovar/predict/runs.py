@@ -12,7 +12,7 @@ from samovar.collectives.engine import PlannedCollectives
 from samovar.collectives.plans import dissemination_barrier
 from samovar.core.layout import ALIGNMENT_ELEMENTS, Bucket, Layout, ParameterSpec, rounded_up
 from samovar.predict.center import CenterServers, SimulatedCenter
-from samovar.predict.cluster import FIRST_NODE, Cluster
+from samovar.predict.cluster import Cluster
 from samovar.predict.simulated import simulated
 from samovar.predict.work import Segment, Work
 from samovar.report.profile import BYTES_OF_A_FLOAT
@@ -127,7 +127,7 @@ def run(
     warm, measured = steps or num_steps(settled, cluster, num_workers)
     buckets = scaled.buckets(choice.lengths, settled.bucket_size_bytes)
     program = partial(_train, choice, settled, cluster, work, scaled, buckets, servers, (warm, measured))
-    server_hosts = server_hosts_of(cluster, num_workers) if servers else ()
+    server_hosts = cluster.server_hosts(num_workers) if servers else ()
     made = simulated(program, num_workers, cluster.machine, scaled.magnification, server_hosts)
     return _outcome(made, choice, settled, cluster, work, scaled, buckets)
 
@@ -150,13 +150,6 @@ def num_steps(settled: StrategyConfig, cluster: Cluster, num_workers: int) -> tu
 def servers_of(cluster: Cluster, num_workers: int, work: Work) -> CenterServers:
     memories = [ServerMemory(num_workers + index) for index in range(cluster.server.count)]
     return CenterServers(memories, BYTES_OF_A_FLOAT * work.num_parameters, cluster.server.memory)
-
-
-def server_hosts_of(cluster: Cluster, num_workers: int) -> tuple[int, ...]:
-    count, num_nodes = cluster.server.count, cluster.num_nodes(num_workers)
-    if cluster.server.place == FIRST_NODE:  # servers share the nodes of workers, in order
-        return tuple(index % num_nodes for index in range(count))
-    return tuple(num_nodes + index for index in range(count))
 
 
 def _train(
@@ -326,7 +319,7 @@ def _outcome(
     rates = [one.num_steps / taken_s for one, taken_s in zip(told, seconds, strict=True)]
     known = [one.staleness for one in told if one.staleness is not None]
     largest = max(bucket.size for bucket in buckets) * BYTES_OF_A_FLOAT
-    server_hosts = server_hosts_of(cluster, len(told)) if settled.needs_center else ()
+    server_hosts = cluster.server_hosts(len(told)) if settled.needs_center else ()
     return SimulatedSteps(
         step_s=step_s,
         samples_per_s=work.batch_size * sum(rates),

@@ -9,6 +9,7 @@ import math
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import PurePath
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -79,6 +80,8 @@ def _value(hint: Any, value: object, where: str) -> Any:
 
 
 def _scalar(hint: type, value: object, where: str) -> object:
+    if issubclass(hint, StrEnum) and isinstance(value, str) and value in list(hint):
+        return hint(value)
     if hint is float:
         value = as_number(value)
         if type(value) in (int, float):

@@ -19,6 +19,7 @@ SLOW = (
     "convergence-sync",
     "crowded",
     "data",
+    "emulated",
     "faults",
     "foreseen",
     "learning",

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from samovar.core.layout import Bucket
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
     """`loss.backward(gradient, retain_graph, inputs=inputs)`, when it is run.
 
     `inputs` are the leaves whose gradients are made; None for all. Each of `around` runs the rest inside its own pass.
+    `before_final` is called before a bucket counts as final.
     """
 
     loss: torch.Tensor
@@ -18,6 +21,7 @@ class BackwardPass:
     retain_graph: bool | None = None
     inputs: tuple[torch.Tensor, ...] | None = None
     around: "tuple[Callable[[BackwardPass], None], ...]" = ()
+    before_final: Callable[[Bucket], None] | None = None
 
     def run(self) -> None:
         if self.around:
@@ -29,6 +33,18 @@ class BackwardPass:
     def inside(self, run: "Callable[[BackwardPass], None]") -> "BackwardPass":
         """The same pass, with `run` as the innermost of what runs it."""
         return replace(self, around=(*self.around, run))
+
+    def announced(self, final: Callable[[Bucket], None]) -> Callable[[Bucket], None]:
+        """`final`, behind what comes before it."""
+        before = self.before_final
+        if before is None:
+            return final
+
+        def both(bucket: Bucket) -> None:
+            before(bucket)
+            final(bucket)
+
+        return both
 
     def only(self, leaves: Sequence[torch.Tensor] | None) -> "BackwardPass":
         """The same pass for those of its leaves that are in `leaves`."""

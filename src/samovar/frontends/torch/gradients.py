@@ -100,6 +100,7 @@ class FlatGradients:
 
     def backward(self, backward: BackwardPass, bucket_final: BucketHook) -> None:
         """The last backward pass before an exchange; `bucket_final` is called once for every bucket, in any order."""
+        bucket_final = backward.announced(bucket_final)
         self._begin(bucket_final)
         taken = nullcontext(backward) if self._factors is None else self._factors.taken(backward, self)
         try:

@@ -117,6 +117,10 @@ class Network:
         """SHA-256 over all arrivals so far: time, source, destination, content. Empty if they are not logged."""
         return "" if self._log is None else self._log.hexdigest()
 
+    def end(self) -> None:
+        """Forget the routes, which refer back here."""
+        self._routes.clear()
+
     def use(self) -> PortUse:
         """How long each port was occupied so far."""
         pairs = [(self._sent_s, self._sending_until_s)]

@@ -107,6 +107,7 @@ class Scheduler:
             self._run_events()
         finally:
             self._closing = True
+            self._heap.clear()
             for task in list(self._tasks):
                 task.end()
 
@@ -155,6 +156,7 @@ class Scheduler:
             error.add_note(f"raised by {task.name} at {self.now_s:.9f} s of virtual time")
             raise
         finally:
+            task.program = _nothing  # it refers back to the task: memory comes free without a search for such cycles
             self._num_live -= 1
             self._tasks.remove(task)
 

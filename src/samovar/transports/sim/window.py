@@ -54,7 +54,7 @@ class SimPort:
         self._waiting: list[Task] = []  # for a notification
         self.bytes_sent = 0
         self.last_put: PutMessage | None = None  # no time has passed since: a notification goes along with it
-        self._windows: list[SimWindow] = []  # by address
+        self.windows: list[SimWindow] = []  # by address
         self._addresses: list[int] = []
 
     def block(self, reason: object, deadline_s: float = math.inf) -> bool:
@@ -114,7 +114,7 @@ class SimPort:
         address = _address(window.local)
         index = bisect_right(self._addresses, address)
         self._addresses.insert(index, address)
-        self._windows.insert(index, window)
+        self.windows.insert(index, window)
 
     def note(self, array: Array, writes: bool, verb: str) -> None:
         """Tell the race finder that this rank itself touches `array`; memory outside of windows is its own affair."""
@@ -131,7 +131,7 @@ class SimPort:
         index = bisect_right(self._addresses, address) - 1
         if index < 0:
             return None, 0
-        window, offset = self._windows[index], address - self._addresses[index]
+        window, offset = self.windows[index], address - self._addresses[index]
         return (window, offset) if offset < len(window.local) else (None, 0)
 
 
