@@ -19,7 +19,6 @@ from samovar.api.connect_hosts import (
     host_addresses,
 )
 from samovar.api.heartbeats import Heartbeats
-from samovar.api.process_group import ConnectNear
 from samovar.api.rendezvous import Gathering, RankHello, hosts_of
 from samovar.collectives.cost import choose_all_reduce
 from samovar.collectives.engine import Collectives, PlannedCollectives
@@ -39,7 +38,7 @@ from samovar.transports.keys import make_key
 from samovar.transports.looking import LookingTransport
 from samovar.transports.processes import PeerProcess
 from samovar.transports.shm import ShmTransport, create_segment
-from samovar.transports.torch_dist import JobStore, default_group
+from samovar.transports.torch_dist import ConnectNear, JobStore, default_group
 
 
 @dataclass(slots=True)

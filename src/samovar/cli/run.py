@@ -14,6 +14,7 @@ import typer
 from samovar.cli import flags
 from samovar.cli.elastic_run import ElasticFlags, ElasticRun
 from samovar.cli.output_flags import OPTIONS, HelpAll
+from samovar.core.device import GPU
 from samovar.core.errors import InputError
 from samovar.core.trace import TraceWindow
 from samovar.launch.identity import AUTO, TRANSPORTS, checked_transport
@@ -21,6 +22,7 @@ from samovar.launch.limits import require_room
 from samovar.launch.numa import num_available_cpus
 from samovar.launch.script import Hosts, Keeper, ScriptEnd, ScriptLaunch, describe_route
 from samovar.launch.wishes import METRICS, TRACE
+from samovar.launcher.placing import count_gpus
 from samovar.membership.kept_memory import KeptMemory
 from samovar.report.script_output import ScriptOutput, end_sentence
 from samovar.report.sinks.choice import metrics_choice
@@ -29,7 +31,7 @@ from samovar.transports.gaspi_library import gaspi_library
 SETTINGS = {"allow_interspersed_args": False}
 _COMES_BACK = 3  # times, unless the user says how often
 _SCRIPT = "The script that each rank runs, and its arguments."
-_WORKERS = "Ranks on this host. auto: one for each core."
+_WORKERS = "Ranks on this host. auto: one for each core. gpu: one for each GPU."
 _TRANSPORTS = tuple(name for name in TRANSPORTS if name != "mpi")  # which needs MPI's launcher
 _TRANSPORT = "How ranks exchange data: auto, shm, gloo, nccl, tcp (encrypted) or gaspi."
 _RESTARTS = "If a rank fails, end all and start them again, at most N times."
@@ -45,7 +47,7 @@ _MAX = "Most ranks that train together; others wait."
 
 def run_script(
     command: Annotated[list[str], typer.Argument(metavar="SCRIPT", help=_SCRIPT)],
-    workers: Annotated[str, OPTIONS("N|auto", _WORKERS, "-n", "--workers")] = AUTO,
+    workers: Annotated[str, OPTIONS("N|auto|gpu", _WORKERS, "-n", "--workers")] = AUTO,
     module: Annotated[bool, OPTIONS("", "SCRIPT is a module, as in python -m.", "-m")] = False,
     transport: Annotated[str, OPTIONS("NAME", _TRANSPORT)] = AUTO,
     grace: Annotated[float, OPTIONS("SECONDS", "Time for ranks to end after a signal.")] = 30.0,
@@ -142,9 +144,13 @@ def _require_script(script: str, module: bool) -> None:
 
 def _num_ranks(workers: str, oversubscribe: bool) -> int:
     num_ranks = num_available_cpus()
-    if workers != AUTO:
+    if workers == GPU:
+        num_ranks = count_gpus()
+    elif workers != AUTO:
         if not (workers.isascii() and workers.isdigit() and int(workers) > 0):
-            raise InputError(f"--workers {workers}: give a number from 1, or {AUTO} for one rank a core")
+            raise InputError(
+                f"--workers {workers}: give a number from 1, or {AUTO} or {GPU} for a rank on each core or GPU"
+            )
         num_ranks = int(workers)
     require_room(f"--workers {workers}", num_ranks, None, oversubscribe)
     return num_ranks
